@@ -1,0 +1,108 @@
+"""Every error that leaves memwal, named after what the caller must do.
+
+Owns the exception tree below `MemWalError`. Invariants:
+
+1. Every error raised on purpose derives from `MemWalError` and carries `retryable`.
+2. No error text carries credentials or row data.
+3. Nobody matches on message text: what a caller may need is an attribute.
+
+Called by: every module.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "CollectedError",
+    "ConflictError",
+    "CorruptDataError",
+    "FencedError",
+    "InvalidInputError",
+    "MemWalError",
+    "ObjectExistsError",
+    "ObjectNotFoundError",
+    "UnavailableError",
+    "UnsupportedFormatError",
+    "WriterPoisonedError",
+]
+
+
+class MemWalError(Exception):
+    """Root of all errors of this package; `retryable` says whether the same call may succeed later."""
+
+    retryable: bool = False
+
+
+class InvalidInputError(MemWalError, ValueError):
+    """Fix the call: schema, configuration, key, filter or accessor does not fit."""
+
+
+class FencedError(MemWalError):
+    """A newer epoch owns the shard: stop writing with this writer, open a new one if the shard is yours."""
+
+    def __init__(self, our_epoch: int, current_epoch: int, detail: str = "") -> None:
+        self.our_epoch = our_epoch
+        self.current_epoch = current_epoch
+        text = f"Writer fenced: epoch {our_epoch} was superseded by epoch {current_epoch}"
+        text += "; stop this writer, reopen the shard only if it should own it"
+        super().__init__(f"{text} ({detail})" if detail else text)
+
+
+class WriterPoisonedError(MemWalError):
+    """The log could not be written: reopen the shard. `__cause__` is the first failure."""
+
+
+class ConflictError(MemWalError):
+    """Lost a race for good: reload and retry."""
+
+    retryable = True
+
+
+class UnavailableError(MemWalError, OSError):
+    """Storage cannot be reached: retry later. `ambiguous` says whether the effect may have happened."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, ambiguous: bool = True, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.ambiguous = ambiguous
+        self.retryable = retryable
+
+
+class CorruptDataError(MemWalError):
+    """Bytes on storage are wrong: run verify. `path` and `position` say where."""
+
+    def __init__(self, message: str, *, path: str | None = None, position: int | None = None) -> None:
+        self.path = path
+        self.position = position
+        where = [f"path={path}"] if path is not None else []
+        where += [f"position={position}"] if position is not None else []
+        super().__init__(f"{message} [{', '.join(where)}]" if where else message)
+
+
+class UnsupportedFormatError(MemWalError):
+    """Written by something newer: upgrade memwal to read it."""
+
+
+class CollectedError(MemWalError, LookupError):
+    """Garbage collection passed this position or snapshot: start from `first_position()`, or load again."""
+
+
+class ClosedError(MemWalError, RuntimeError):
+    """The writer is closed: open a new one."""
+
+
+class ObjectNotFoundError(MemWalError, LookupError):
+    """The object is not in the store (an answer of the store, not a failure)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"object not found: {path}")
+
+
+class ObjectExistsError(MemWalError):
+    """A create-only put met an object that holds other bytes (an answer of the store, not a failure)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"object exists already: {path}")

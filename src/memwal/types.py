@@ -1,0 +1,123 @@
+"""Values that cross module borders: positions, epochs, manifests, entries.
+
+Owns frozen dataclasses only. Invariant: nothing here does I/O or holds a lock, so a value may be shared
+between threads and processes freely.
+
+Called by: every module above `format`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NewType
+
+import pyarrow as pa
+
+__all__ = [
+    "Epoch",
+    "Generation",
+    "SeenMap",
+    "SeenTransaction",
+    "ShardManifest",
+    "ShardStatus",
+    "SsTable",
+    "Transaction",
+    "WalEntry",
+    "WalPosition",
+]
+
+Epoch = NewType("Epoch", int)
+WalPosition = NewType("WalPosition", int)
+Generation = NewType("Generation", int)
+
+
+class ShardStatus(IntEnum):
+    """Whether a shard takes claims. Unknown values on storage read as ACTIVE, as the peer does."""
+
+    ACTIVE = 0
+    SEALED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SsTable:
+    """One flushed generation as the shard manifest lists it; `path` is the directory name alone."""
+
+    generation: int
+    path: str
+    in_memory_bytes: int | None = None
+    physical_rows: int | None = None
+    primary_key_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardManifest:
+    """One immutable version of a shard's manifest."""
+
+    version: int
+    shard_id: str
+    shard_spec_id: int = 0
+    shard_field_entries: tuple[tuple[str, bytes], ...] = ()
+    writer_epoch: int = 0
+    replay_after_wal_entry_position: int = 0
+    wal_entry_position_last_seen: int = 0
+    current_generation: int = 1
+    sstables: tuple[SsTable, ...] = ()
+    status: ShardStatus = ShardStatus.ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An idempotent write: the same (app, version) is applied once. `query` names the run that owns the app id."""
+
+    app: str
+    version: int
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTransaction:
+    """The newest version of one app in a shard, and when (wall-clock milliseconds) it was written."""
+
+    version: int
+    written_ms: int
+    query: str | None = None
+
+
+SeenMap = Mapping[str, SeenTransaction]
+
+
+@dataclass(frozen=True, slots=True)
+class WalEntry:
+    """One decoded, fully validated entry of a shard's WAL.
+
+    `batches` are as stored, `_tombstone` last. `generation` is None where the writer stored none.
+    `seen` is None where the entry has no footer map (other implementations, or nothing seen yet).
+    """
+
+    position: int
+    writer_epoch: int
+    generation: int | None
+    batches: tuple[pa.RecordBatch, ...]
+    is_sentinel: bool = False
+    txn: Transaction | None = None
+    seen: SeenMap | None = None
+    schema: pa.Schema | None = None
+    size_bytes: int = 0
+    has_footer: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in all batches, tombstones included."""
+        return sum(batch.num_rows for batch in self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """What a flush published: the SSTable and the WAL position that it covers."""
+
+    sstable: SsTable
+    rows: int
+    covered_position: int
+    seconds: float = field(default=0.0, compare=False)
