@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from memwal.errors import InvalidInputError
-from memwal.store.paths import check_shard_id
+from memwal.types import check_shard_id
 
 __all__ = ["WriterConfig"]
 

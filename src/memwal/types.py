@@ -8,6 +8,7 @@ Called by: every module above `format`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,8 +16,11 @@ from typing import NewType
 
 import pyarrow as pa
 
+from memwal.errors import InvalidInputError
+
 __all__ = [
     "Epoch",
+    "FlushResult",
     "Generation",
     "SeenMap",
     "SeenTransaction",
@@ -26,11 +30,20 @@ __all__ = [
     "Transaction",
     "WalEntry",
     "WalPosition",
+    "check_shard_id",
 ]
 
 Epoch = NewType("Epoch", int)
 WalPosition = NewType("WalPosition", int)
 Generation = NewType("Generation", int)
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def check_shard_id(shard_id: str) -> str:
+    """Return `shard_id` if it is a lower-case dashed UUID, else raise."""
+    if not isinstance(shard_id, str) or _UUID.fullmatch(shard_id) is None:
+        raise InvalidInputError(f"shard id must be a lower-case dashed UUID, not {shard_id!r}")
+    return shard_id
 
 
 class ShardStatus(IntEnum):

@@ -15,13 +15,13 @@ from __future__ import annotations
 import re
 
 from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.types import check_shard_id
 
 __all__ = [
     "HINT_NAME",
     "MEM_WAL_DIR",
     "STAGE_DIR",
     "bloom_path",
-    "check_shard_id",
     "check_sstable_name",
     "manifest_dir",
     "manifest_hint_path",
@@ -45,16 +45,8 @@ MEM_WAL_DIR = "_mem_wal"
 STAGE_DIR = "memwal_stage"
 HINT_NAME = "version_hint.json"
 _MAX = (1 << 64) - 1
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[01]{64}")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([0-9]{1,20})")
-
-
-def check_shard_id(shard_id: str) -> str:
-    """Return `shard_id` if it is a lower-case dashed UUID, else raise."""
-    if not isinstance(shard_id, str) or _UUID.fullmatch(shard_id) is None:
-        raise InvalidInputError(f"shard id must be a lower-case dashed UUID, not {shard_id!r}")
-    return shard_id
 
 
 def number_name(number: int) -> str:

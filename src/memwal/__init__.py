@@ -1,0 +1,1 @@
+"""memwal: an LSM write path for Lance tables."""
