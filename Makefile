@@ -1,0 +1,60 @@
+# Everything runs in .venv, which `make setup` creates from pyproject.toml and constraints.txt.
+# Needs only make and Python 3.11 or newer. Choose the interpreter with `make PYTHON=/path/to/python`.
+
+VENV := .venv
+BIN := $(VENV)/bin
+CANDIDATES := python3.11 python3.12 python3.13 python3 python
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# The stamp carries a checksum of what it was made from, so an unchanged checkout never installs twice.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
+
+# Test processes. Two is the measured optimum on two cores; `make test JOBS=0` runs in one process.
+JOBS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test pytest lint format docs bench prove clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP) ## create .venv with the exact versions of constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "memwal needs Python 3.11 or newer: none found, set PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing memwal and its tools into $(VENV) (the first time takes a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.installed-* && touch $@
+
+demo: setup ## see memwal at work
+	@$(BIN)/python -m memwal.demo $(ARGS)
+
+test: lint docs pytest ## lint, then every test of the ci profile
+
+pytest: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+lint: setup ## ruff, mypy --strict, the import-layer check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tools/check_layers.py
+
+format: setup ## rewrite the code the way `make lint` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: setup ## check that every link and every page of the documentation holds
+	$(BIN)/python tools/check_docs.py
+
+bench: setup ## measure, side by side with the peer where there is one
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+prove: setup ## the full-scale proofs (long: see docs/development.md)
+	MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

@@ -1,0 +1,117 @@
+"""Check the documentation: every relative link leads somewhere, and every page can be reached from its index.
+
+Reads the Markdown files of the project. Rules:
+
+1. A relative link names a file of the project; an anchor names a heading of that file.
+2. Every page below docs/ is reachable by links from docs/index.md, every RFC from there too.
+3. A fenced block names its language, so that the tests know which ones to run.
+
+Called by: `make docs`, and by `tests/project`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "THREAT-MODEL.md")
+FOLDERS = ("docs", "rfcs")
+INDEX = "docs/index.md"
+
+_LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
+_FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
+
+
+def pages(root: Path) -> list[Path]:
+    """Every page that is checked, in a stable order."""
+    top = [root / name for name in TOP_PAGES if (root / name).exists()]
+    return top + [page for folder in FOLDERS for page in sorted((root / folder).rglob("*.md"))]
+
+
+def blocks(text: str) -> Iterator[tuple[int, str, str]]:
+    """Every fenced block: its first line number, its language, its content."""
+    fence, language, start, body = "", "", 0, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence, language, start, body = match.group(1), match.group(2).strip(), number, []
+        elif match and match.group(1).startswith(fence) and not match.group(2).strip():
+            yield start, language, "\n".join(body) + "\n"
+            fence = ""
+        elif fence:
+            body.append(line)
+
+
+def prose(text: str) -> str:
+    """The text with fenced blocks and code spans blanked out, line numbers kept."""
+    fence, kept = "", list[str]()
+    for line in text.splitlines():
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence = match.group(1)
+        elif fence:
+            fence = "" if match and match.group(1).startswith(fence) else fence
+        else:
+            kept.append(re.sub(r"`[^`]*`", "", line))
+            continue
+        kept.append("")
+    return "\n".join(kept)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that the headings of a page make."""
+    headings = _HEADING.findall("\n".join(line for line in text.splitlines()))
+    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[int, str, Path, str]]:
+    """Every relative link: line, as written, target file, anchor."""
+    for number, line in enumerate(prose(page.read_text(encoding="utf-8")).splitlines(), 1):
+        for target in _LINK.findall(line):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            file, _, anchor = target.partition("#")
+            yield number, target, (page.parent / file).resolve() if file else page.resolve(), anchor
+
+
+def check(root: Path) -> list[str]:
+    """All problems of the documentation below `root`."""
+    root = root.resolve()
+    found: list[str] = []
+    reached: dict[Path, set[Path]] = {}
+    for page in pages(root):
+        shown = page.relative_to(root).as_posix()
+        reached[page] = set()
+        for line, written, target, anchor in links(page):
+            reached[page].add(target)
+            if not target.exists():
+                found.append(f"{shown}:{line}: link to {written}: no such file")
+            elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
+                found.append(f"{shown}:{line}: link to {written}: no such heading")
+        for line, language, _ in blocks(page.read_text(encoding="utf-8")):
+            if not language:
+                found.append(f"{shown}:{line}: fenced block without a language (text, bash, python, mermaid)")
+    seen, todo = {root / INDEX}, [root / INDEX]
+    while todo:
+        for target in reached.get(todo.pop(), set()) - seen:
+            seen.add(target)
+            todo.append(target)
+    lost = [page for page in pages(root) if page.parent != root and page not in seen]
+    return found + [f"{page.relative_to(root).as_posix()}:1: not reachable from {INDEX}" for page in lost]
+
+
+def main() -> int:
+    """Check the project's own documentation."""
+    root = Path(__file__).resolve().parent.parent
+    found = check(root)
+    for problem in found:
+        print(problem)
+    print(f"docs: {len(pages(root))} pages, {len(found)} problem{'' if len(found) == 1 else 's'}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
