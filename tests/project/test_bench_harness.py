@@ -1,0 +1,99 @@
+"""The benchmark harness takes turns, takes medians, and judges goals in the right direction."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.harness import Bench, Case, Result, Sample, Side, measure, percentile, table, to_json
+
+
+def constant(value: float) -> Sample:
+    return Sample(value)
+
+
+def report_process(bench: Bench) -> Sample:
+    return Sample(float(os.getpid()))
+
+
+def test_sides_take_turns_and_the_first_turn_of_each_is_thrown_away(tmp_path: Path) -> None:
+    turns: list[str] = []
+
+    def side(name: str, values: list[float]) -> Sample:
+        turns.append(name)
+        return Sample(values[turns.count(name) - 1])
+
+    case = Case(
+        "turns",
+        ours=lambda _: side("ours", [1000.0, 1.0, 2.0, 9.0]),
+        peer=lambda _: side("peer", [1000.0, 2.0, 4.0, 3.0]),
+        goal=1.0,
+        unit="us",
+        rounds=3,
+    )
+    result = measure(case, base=tmp_path)
+    assert sorted(turns[0:2]) == sorted(turns[2:4]) == sorted(turns[4:6]) == ["ours", "peer"]
+    assert turns[2:4] != turns[4:6]
+    assert result.ours == Side((1.0, 2.0, 9.0))
+    assert result.peer == Side((2.0, 4.0, 3.0))
+    assert result.ours.median == 2.0
+    assert result.ratio == 0.5
+    assert result.ok is True
+
+
+def test_every_turn_gets_an_empty_directory_that_goes_away(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def turn(bench: Bench) -> Sample:
+        assert os.listdir(bench.directory) == []
+        Path(bench.directory, "left-behind").write_text("x")
+        seen.append(bench.directory)
+        return Sample(1.0)
+
+    measure(Case("directory", turn, turn, None, "us", rounds=3), base=tmp_path)
+    assert len(set(seen)) == 8
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_isolated_case_runs_each_turn_in_a_process_of_its_own(tmp_path: Path) -> None:
+    case = Case("apart", report_process, None, None, "us", rounds=2, isolated=True)
+    result = measure(case, base=tmp_path)
+    assert len({*result.ours.values, float(os.getpid())}) == 3
+
+
+@pytest.mark.parametrize(
+    ("unit", "goal", "ratio", "ok"),
+    [("us", 1.5, 1.4, True), ("us", 1.5, 1.6, False), ("rows/s", 2.0, 2.1, True), ("rows/s", 2.0, 1.9, False)],
+)
+def test_a_goal_bounds_costs_from_above_and_rates_from_below(unit: str, goal: float, ratio: float, ok: bool) -> None:
+    case = Case("goal", lambda _: constant(1), lambda _: constant(1), goal, unit)
+    assert Result(case, Side((ratio,)), Side((1.0,)), ratio).ok is ok
+
+
+def test_a_case_without_a_peer_has_no_verdict(tmp_path: Path) -> None:
+    result = measure(Case("alone", lambda _: constant(3.0), None, 1.0, "us"), base=tmp_path)
+    assert result.ok is None
+    cells = [cell.strip() for cell in table([result]).splitlines()[-1].split("|")]
+    assert cells == ["alone", "3", "-", "us", "-", "<= 1.00x", "-"]
+
+
+def test_the_table_and_the_file_show_the_percentiles(tmp_path: Path) -> None:
+    latencies = tuple(number * 1e-6 for number in range(1, 101))
+    result = Result(Case("slow", lambda _: constant(1), None, None, "us"), Side((1.0,), latencies), None)
+    assert "p50 51 us, p99 100 us" in table([result])
+    stored = json.loads(to_json([result], base=tmp_path, quick=True))["results"][0]["ours"]
+    assert stored["p99_us"] == pytest.approx(100)
+
+
+def test_percentile_is_a_value_of_the_sample() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([3.0, 1.0, 2.0], 99) == 3.0
+
+
+def test_an_unknown_case_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "no such case"]) == 2
+    assert "--list shows them" in capsys.readouterr().err
