@@ -14,9 +14,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "thread_pool"]
 
 
 class Clock(Protocol):
@@ -80,3 +81,8 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+def thread_pool(workers: int, name: str) -> ThreadPoolExecutor:
+    """A bounded pool for reads that wait on storage; use it as a context manager."""
+    return ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)

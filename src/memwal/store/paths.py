@@ -23,6 +23,7 @@ __all__ = [
     "STAGE_DIR",
     "bloom_path",
     "check_sstable_name",
+    "entry_path_below",
     "manifest_dir",
     "manifest_hint_path",
     "manifest_path",
@@ -75,9 +76,14 @@ def wal_dir(shard_id: str) -> str:
     return f"{shard_dir(shard_id)}/wal"
 
 
+def entry_path_below(directory: str, position: int) -> str:
+    """Path of the WAL entry at `position`, where `directory` is the shard's `wal_dir` (the hot path checks it once)."""
+    return f"{directory}/{number_name(position)}.arrow"
+
+
 def wal_entry_path(shard_id: str, position: int) -> str:
     """Path of the WAL entry at `position`."""
-    return f"{wal_dir(shard_id)}/{number_name(position)}.arrow"
+    return entry_path_below(wal_dir(shard_id), position)
 
 
 def parse_entry_name(name: str) -> int | None:

@@ -1,0 +1,366 @@
+"""The bytes of one WAL entry: an Arrow IPC stream, then our footer.
+
+Owns encoding and decoding of entries, sentinels and mark-only entries. Layout (all integers little-endian):
+
+    [Arrow IPC stream][extension: JSON, may be empty]
+    [u64 stream length][u32 extension length][u32 crc32 of the stream][u32 crc32 of extension + these 16 bytes]["MWALEND1"]
+
+The stream's schema metadata holds `writer_epoch`, `generation` and, on a sentinel, `fence_sentinel`; nothing else may be
+there, since the peer refuses unknown keys. The peer ignores what follows the end-of-stream marker. Invariants:
+
+1. Every entry that we encode carries the footer; a flipped bit or a cut is detected on decoding.
+2. An entry without a footer was written by another implementation: its structure is validated fully and its
+   end-of-stream marker is required. Bytes after that marker that are no valid footer are corruption.
+3. No batch leaves the decoder unvalidated, and no other exception than `CorruptDataError` or `UnsupportedFormatError` does.
+4. Equal input gives equal bytes, so that a retry sends exactly what the first attempt sent.
+
+Called by: `memwal.wal`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from memwal.errors import CorruptDataError
+from memwal.types import SeenMap, SeenTransaction, Transaction, WalEntry
+
+__all__ = [
+    "FOOTER_BYTES",
+    "MAX_ENTRY_BYTES",
+    "TOMBSTONE",
+    "TOMBSTONE_FIELD",
+    "EntryDecoder",
+    "EntryEncoder",
+    "decode_entry",
+    "decode_extension_tail",
+    "encode_mark",
+    "encode_sentinel",
+    "parse_seen",
+    "seen_to_json",
+]
+
+TOMBSTONE: Final = "_tombstone"
+TOMBSTONE_FIELD: Final = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
+MAX_ENTRY_BYTES: Final = 1 << 31
+FOOTER_BYTES: Final = 28
+_MAGIC: Final = b"MWALEND1"
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_FOOTER: Final = struct.Struct("<QII")
+_CRC: Final = struct.Struct("<I")
+_MAX_EXTENSION_BYTES: Final = 64 << 20
+_DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
+_MAX_U64: Final = (1 << 64) - 1
+_EPOCH_KEY: Final = b"writer_epoch"
+_GENERATION_KEY: Final = b"generation"
+_SENTINEL_KEY: Final = b"fence_sentinel"
+
+
+# ---------------------------------------------------------------------------------------------------- encoding
+
+
+class EntryEncoder:
+    """Encodes entries of one (epoch, generation): the schema message and its checksum are made once."""
+
+    __slots__ = ("_has_dictionaries", "_prefix", "_prefix_crc", "_schema", "epoch", "generation")
+
+    def __init__(self, fields: pa.Schema, epoch: int, generation: int) -> None:
+        """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
+        self.epoch = epoch
+        self.generation = generation
+        self._schema = fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)})
+        self._has_dictionaries = any(_holds_dictionary(field.type) for field in fields)
+        self._prefix = self._schema.serialize().to_pybytes()
+        self._prefix_crc = zlib.crc32(self._prefix)
+
+    def encode(
+        self, batches: Sequence[pa.RecordBatch], *, txn: Transaction | None = None, seen: SeenMap | None = None
+    ) -> bytes:
+        """The bytes of one entry that holds `batches`, whose columns are those of the WAL schema."""
+        extension = _encode_extension(txn, seen) if txn is not None or seen else b""
+        if self._has_dictionaries:
+            return _with_footer(_encode_stream(self._schema, batches), extension)
+        crc = self._prefix_crc
+        length = len(self._prefix) + len(_END_OF_STREAM)
+        parts: list[Any] = [self._prefix]
+        for batch in batches:
+            message = batch.serialize()
+            crc = zlib.crc32(message, crc)
+            length += message.size
+            parts.append(message)
+        crc = zlib.crc32(_END_OF_STREAM, crc)
+        parts += (_END_OF_STREAM, extension, _footer(length, crc, extension))
+        return b"".join(parts)
+
+
+def encode_sentinel(epoch: int, seen: SeenMap | None = None) -> bytes:
+    """A fence sentinel: an empty schema, no batches, the claimed epoch."""
+    return _encode_empty({_EPOCH_KEY: str(epoch), _SENTINEL_KEY: "true"}, seen)
+
+
+def encode_mark(epoch: int, seen: SeenMap | None = None) -> bytes:
+    """A mark-only entry: like a sentinel without the fence; other implementations replay it as a no-op."""
+    return _encode_empty({_EPOCH_KEY: str(epoch)}, seen)
+
+
+def _encode_empty(metadata: dict[bytes, str], seen: SeenMap | None) -> bytes:
+    stream = _encode_stream(pa.schema([], metadata=metadata), ())
+    return _with_footer(stream, _encode_extension(None, seen) if seen else b"")
+
+
+def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _with_footer(stream: bytes, extension: bytes) -> bytes:
+    return b"".join((stream, extension, _footer(len(stream), zlib.crc32(stream), extension)))
+
+
+def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
+    fixed = _FOOTER.pack(stream_length, len(extension), stream_crc)
+    return fixed + _CRC.pack(zlib.crc32(fixed, zlib.crc32(extension))) + _MAGIC
+
+
+def _encode_extension(txn: Transaction | None, seen: SeenMap | None) -> bytes:
+    value: dict[str, Any] = {}
+    if txn is not None:
+        value["txn"] = {"app": txn.app, "version": txn.version, "query": txn.query}
+    if seen:
+        value["seen"] = seen_to_json(seen)
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
+    """The JSON value of a transaction map, keys in order."""
+    return {app: [s.version, s.written_ms, s.query] for app, s in sorted(seen.items())}
+
+
+def _holds_dictionary(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        return True
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _holds_dictionary(data_type.storage_type)
+    return any(_holds_dictionary(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
+# ---------------------------------------------------------------------------------------------------- decoding
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An entry taken apart by its footer; `stream_length` is None where there is no footer."""
+
+    stream_length: int | None
+    txn: Transaction | None = None
+    seen: SeenMap | None = None
+
+
+class EntryDecoder:
+    """Decodes entries, remembering the last schema message: a run of entries by one writer parses it once.
+
+    Not thread-safe; every reader has its own.
+    """
+
+    __slots__ = ("_prefix", "_schema")
+
+    def __init__(self) -> None:
+        self._prefix: bytes | None = None
+        self._schema: pa.Schema | None = None
+
+    def decode(self, data: bytes, position: int, *, path: str | None = None) -> WalEntry:
+        """The entry in `data`, fully validated, or `CorruptDataError` naming `path` and `position`."""
+        try:
+            return self._decode(data, position)
+        except _MalformedError as error:
+            raise CorruptDataError(f"WAL entry is corrupt: {error}", path=path, position=position) from error.__cause__
+
+    def _decode(self, data: bytes, position: int) -> WalEntry:
+        if len(data) > MAX_ENTRY_BYTES:
+            raise _MalformedError(f"{len(data)} bytes exceed the limit of {MAX_ENTRY_BYTES}")
+        parts = _split(data)
+        try:
+            schema, batches = self._read(data, parts.stream_length)
+        except _MalformedError:
+            raise
+        except (pa.ArrowException, ValueError, KeyError, IndexError, TypeError, OSError, OverflowError) as error:
+            raise _MalformedError(_first_line(error)) from error
+        except MemoryError as error:
+            raise _MalformedError("decoding asks for too much memory") from error
+        return _entry(data, position, schema, batches, parts)
+
+    def _read(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+        prefix = self._prefix
+        if prefix is not None and stream_length is not None and data.startswith(prefix):
+            batches = _read_messages(data, len(prefix), stream_length, self._schema)
+            if batches is not None:
+                return self._schema, batches
+        return self._read_stream(data, stream_length)
+
+    def _read_stream(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+        buffer = pa.py_buffer(data)
+        source = pa.BufferReader(buffer if stream_length is None else buffer.slice(0, stream_length))
+        reader = ipc.open_stream(source)
+        schema_end = source.tell()
+        batches = tuple(_checked(batch) for batch in reader)
+        end = source.tell()
+        if data[end - len(_END_OF_STREAM) : end] != _END_OF_STREAM:
+            raise _MalformedError("the end-of-stream marker is missing")
+        if end != (len(data) if stream_length is None else stream_length):
+            raise _MalformedError("bytes after the end of the stream are no footer")
+        if stream_length is not None and not any(_holds_dictionary(field.type) for field in reader.schema):
+            self._prefix, self._schema = data[:schema_end], reader.schema
+        return reader.schema, batches
+
+
+def decode_entry(data: bytes, position: int = 0, *, path: str | None = None) -> WalEntry:
+    """The entry in `data`, fully validated, or `CorruptDataError`."""
+    return EntryDecoder().decode(data, position, path=path)
+
+
+def decode_extension_tail(tail: bytes, *, path: str | None = None) -> tuple[Transaction | None, SeenMap | None] | None:
+    """The transaction and map in the last bytes of an entry; None if `tail` holds no footer or not all of its extension."""
+    if len(tail) < FOOTER_BYTES or not tail.endswith(_MAGIC):
+        return None
+    _, extension_length, _ = _FOOTER.unpack_from(tail, len(tail) - FOOTER_BYTES)
+    if extension_length + FOOTER_BYTES > len(tail):
+        return None
+    try:
+        return _extension(tail, extension_length)
+    except _MalformedError as error:
+        raise CorruptDataError(f"WAL entry is corrupt: {error}", path=path) from error.__cause__
+
+
+class _MalformedError(Exception):
+    """Why bytes are no entry; never leaves this module."""
+
+
+def _split(data: bytes) -> _Parts:
+    if len(data) < FOOTER_BYTES or not data.endswith(_MAGIC):
+        return _Parts(None)
+    stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
+    if stream_length + extension_length + FOOTER_BYTES != len(data):
+        raise _MalformedError("the footer's lengths do not add up")
+    txn, seen = _extension(data, extension_length)
+    if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
+        raise _MalformedError("the checksum of the stream does not match")
+    return _Parts(stream_length, txn, seen)
+
+
+def _extension(data: bytes, extension_length: int) -> tuple[Transaction | None, SeenMap | None]:
+    """The checked extension in front of the footer that ends `data`."""
+    if extension_length > _MAX_EXTENSION_BYTES:
+        raise _MalformedError(f"an extension of {extension_length} bytes exceeds the limit")
+    crc_at = len(data) - FOOTER_BYTES + _FOOTER.size
+    covered = memoryview(data)[crc_at - _FOOTER.size - extension_length : crc_at]
+    if zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]:
+        raise _MalformedError("the checksum of the footer does not match")
+    if not extension_length:
+        return None, None
+    try:
+        value = json.loads(bytes(covered[:extension_length]))
+    except (ValueError, RecursionError) as error:
+        raise _MalformedError("the extension is not JSON") from error
+    if not isinstance(value, dict):
+        raise _MalformedError("the extension is not an object")
+    txn = _parse_txn(value["txn"]) if value.get("txn") is not None else None
+    return txn, _parse_seen(value["seen"]) if value.get("seen") is not None else None
+
+
+def _parse_txn(value: Any) -> Transaction:
+    if isinstance(value, dict):
+        app, version, query = value.get("app"), value.get("version"), value.get("query")
+        if isinstance(app, str) and _is_u64(version) and (query is None or isinstance(query, str)):
+            return Transaction(app, version, query)
+    raise _MalformedError("the extension's transaction is malformed")
+
+
+def _parse_seen(value: Any) -> SeenMap:
+    if not isinstance(value, dict):
+        raise _MalformedError("the extension's map is malformed")
+    seen: dict[str, SeenTransaction] = {}
+    for app, item in value.items():
+        if not isinstance(item, list) or len(item) != 3:
+            raise _MalformedError("the extension's map is malformed")
+        version, written_ms, query = item
+        if not (_is_u64(version) and _is_u64(written_ms) and (query is None or isinstance(query, str))):
+            raise _MalformedError("the extension's map is malformed")
+        seen[app] = SeenTransaction(version, written_ms, query)
+    return seen
+
+
+def parse_seen(value: Any, *, path: str | None = None) -> SeenMap:
+    """The transaction map in a decoded JSON value, or `CorruptDataError`."""
+    try:
+        return _parse_seen(value)
+    except _MalformedError as error:
+        raise CorruptDataError(f"transaction map is corrupt: {error}", path=path) from None
+
+
+def _is_u64(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_U64
+
+
+def _read_messages(data: bytes, start: int, end: int, schema: pa.Schema) -> tuple[pa.RecordBatch, ...] | None:
+    """The batches between a known schema message and the end of the stream; None where the slow way must decide."""
+    source = pa.BufferReader(pa.py_buffer(data).slice(start, end - start))
+    last = end - start - len(_END_OF_STREAM)
+    batches = []
+    while source.tell() < last:
+        message = ipc.read_message(source)
+        if message.type != "record batch":
+            return None
+        batches.append(_checked(ipc.read_record_batch(message, schema)))
+    return tuple(batches) if source.tell() == last and data[end - 8 : end] == _END_OF_STREAM else None
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    batch.validate(full=True)
+    if batch.num_rows == 0:
+        raise _MalformedError("a batch holds no rows")
+    return batch
+
+
+def _entry(
+    data: bytes, position: int, schema: pa.Schema, batches: tuple[pa.RecordBatch, ...], parts: _Parts
+) -> WalEntry:
+    metadata = schema.metadata or {}
+    epoch = _number(metadata, _EPOCH_KEY)
+    if epoch is None:
+        raise _MalformedError("the writer epoch is missing")
+    return WalEntry(
+        position=position,
+        writer_epoch=epoch,
+        generation=_number(metadata, _GENERATION_KEY),
+        batches=batches,
+        is_sentinel=metadata.get(_SENTINEL_KEY) == b"true",
+        txn=parts.txn,
+        seen=parts.seen,
+        schema=schema,
+        size_bytes=len(data),
+        has_footer=parts.stream_length is not None,
+    )
+
+
+def _number(metadata: dict[bytes, bytes], key: bytes) -> int | None:
+    text = metadata.get(key)
+    if text is None:
+        return None
+    if _DECIMAL.fullmatch(text) is None or int(text) > _MAX_U64:
+        raise _MalformedError(f"the metadata key {key.decode()} is no number")
+    return int(text)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

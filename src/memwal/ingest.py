@@ -1,0 +1,142 @@
+"""Anything that a user may hand over as data or keys, turned into Arrow record batches.
+
+Owns the conversion of input. Invariants:
+
+1. Arrow input is not copied.
+2. Plain Python values are converted with the table's types, so that `[1, 2]` fits an int32 and a uint64 column alike.
+3. What cannot be converted is an `InvalidInputError` that names the column or the kind of input.
+
+Called by: the writer, the appender, the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from memwal.errors import InvalidInputError
+from memwal.schema import TableSchema
+
+__all__ = ["key_batch", "to_batches"]
+
+
+def to_batches(data: Any, columns: pa.Schema) -> list[pa.RecordBatch]:
+    """`data` as record batches; their schema is whatever the input had, except for plain Python values."""
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table):
+        return list(data.to_batches())
+    if isinstance(data, pa.RecordBatchReader):
+        return list(data)
+    if isinstance(data, Mapping):
+        return _from_columns(data, columns)
+    if isinstance(data, (list, tuple)):
+        return _from_sequence(data, columns)
+    return _from_foreign(data)
+
+
+def _from_sequence(data: Sequence[Any], columns: pa.Schema) -> list[pa.RecordBatch]:
+    if all(isinstance(item, pa.RecordBatch) for item in data):
+        return list(data)
+    if all(isinstance(item, pa.Table) for item in data):
+        return [batch for table in data for batch in table.to_batches()]
+    if all(isinstance(item, Mapping) for item in data):
+        names = list(dict.fromkeys(name for row in data for name in row))
+        return _from_columns({name: [row.get(name) for row in data] for name in names}, columns)
+    kinds = sorted({type(item).__name__ for item in data})
+    raise InvalidInputError(f"a list of {', '.join(kinds)} is no data; give record batches or dicts")
+
+
+def _from_columns(data: Mapping[str, Any], columns: pa.Schema) -> list[pa.RecordBatch]:
+    if not data:
+        raise InvalidInputError("a dict without columns is no data")
+    arrays = [_column(name, values, columns) for name, values in data.items()]
+    if len({len(array) for array in arrays}) > 1:
+        raise InvalidInputError("the columns have different lengths")
+    return list(pa.table(arrays, names=list(data)).to_batches())
+
+
+def _column(name: str, values: Any, columns: pa.Schema) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    index = columns.get_field_index(name)
+    try:
+        return pa.array(values, type=columns.field(index).type if index >= 0 else None)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
+
+
+def _from_foreign(data: Any) -> list[pa.RecordBatch]:
+    try:
+        if hasattr(data, "__arrow_c_stream__"):
+            return list(pa.RecordBatchReader.from_stream(data))
+        if hasattr(data, "__arrow_c_array__"):
+            return [pa.record_batch(data)]
+        if type(data).__module__.split(".")[0] == "pandas":
+            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
+        if hasattr(data, "to_arrow"):
+            return list(pa.table(data.to_arrow()).to_batches())
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidInputError(f"{type(data).__name__} cannot be read as Arrow data: {error}") from None
+    raise InvalidInputError(
+        f"{type(data).__name__} is no data; give record batches, a table, a reader, pandas, polars, dicts or columns"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- keys
+
+
+def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
+    """The primary key columns that `keys` names, in key order, with the table's types and no nulls."""
+    if not schema.primary_key:
+        raise InvalidInputError("the table has no primary key, so its rows cannot be addressed by key")
+    target = pa.schema([schema.columns.field(name) for name in schema.primary_key])
+    table = _key_table(keys, target)
+    missing = [name for name in target.names if name not in table.schema.names]
+    if missing:
+        raise InvalidInputError(f"key column {missing[0]!r} is missing; the key is ({', '.join(target.names)})")
+    arrays = [_key_column(table.column(name), column) for name, column in zip(target.names, target, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
+    if values.null_count:
+        raise InvalidInputError(f"key column {column.name!r} must not be null")
+    try:
+        combined = values.cast(column.type, safe=True).combine_chunks()
+    except (pa.ArrowException, ValueError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"key column {column.name!r} cannot be cast to {column.type}: {reason}") from None
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) and combined.num_chunks else combined
+
+
+def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)) and not pa.types.is_struct(keys.type):
+        return _single(keys, target)
+    if isinstance(keys, (pa.StructArray, pa.ChunkedArray)):
+        return pa.table(keys.flatten(), names=[f.name for f in keys.type])
+    if isinstance(keys, (list, tuple, set, frozenset)):
+        return _listed(list(keys), target)
+    return pa.Table.from_batches(to_batches(keys, target))
+
+
+def _listed(keys: list[Any], target: pa.Schema) -> pa.Table:
+    if not keys:
+        return target.empty_table()
+    if all(isinstance(key, (pa.RecordBatch, pa.Table, Mapping)) for key in keys):
+        return pa.Table.from_batches(to_batches(keys, target))
+    if len(target) == 1 and not all(isinstance(key, (tuple, list)) for key in keys):
+        return _single(_column(target.names[0], keys, target), target)
+    if any(not isinstance(key, (tuple, list)) or len(key) != len(target) for key in keys):
+        raise InvalidInputError(f"each key must be a tuple or dict of ({', '.join(target.names)})")
+    columns = {name: [key[i] for key in keys] for i, name in enumerate(target.names)}
+    return pa.Table.from_batches(_from_columns(columns, target))
+
+
+def _single(values: pa.Array | pa.ChunkedArray, target: pa.Schema) -> pa.Table:
+    if len(target) != 1:
+        raise InvalidInputError(f"the key has {len(target)} columns; give tuples, dicts or data with these columns")
+    return pa.table([values], names=target.names)

@@ -1,0 +1,82 @@
+"""The writers that live in this process, so that reads of a table find their memtables by themselves.
+
+Owns a registry of weak references. Invariants:
+
+1. The registry keeps no writer alive.
+2. In a forked child every registered writer is closed: two processes must not share an epoch.
+
+Called by: the writer (register, forget), the read path (find).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+from memwal.memtable import InMemoryMemTables
+
+__all__ = ["LiveShard", "find", "forget", "register"]
+
+
+class LiveShard(Protocol):
+    """What a reader needs of a writer in its own process."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which it writes."""
+        ...
+
+    @property
+    def shard_id(self) -> str:
+        """The shard that it writes."""
+        ...
+
+    def capture(self) -> InMemoryMemTables | None:
+        """Active and frozen memtables together; None if it has none to show (closed, WAL-only)."""
+        ...
+
+    def orphan(self) -> None:
+        """Become closed without touching storage: the process was forked."""
+        ...
+
+
+_lock = threading.Lock()
+_shards: dict[tuple[str, str], list[weakref.ref[LiveShard]]] = {}
+
+
+def register(table_key: str, shard: LiveShard) -> None:
+    """Let readers of the table find `shard`."""
+    with _lock:
+        known = _shards.setdefault((table_key, shard.shard_id), [])
+        known[:] = [ref for ref in known if ref() is not None]
+        known.append(weakref.ref(shard))
+
+
+def forget(table_key: str, shard: LiveShard) -> None:
+    """Remove `shard`; unknown is fine."""
+    with _lock:
+        known = _shards.get((table_key, shard.shard_id), [])
+        known[:] = [ref for ref in known if ref() is not None and ref() is not shard]
+        if not known:
+            _shards.pop((table_key, shard.shard_id), None)
+
+
+def find(table_key: str, shard_id: str) -> LiveShard | None:
+    """The registered writer of the highest epoch, if any."""
+    with _lock:
+        shards = [shard for ref in _shards.get((table_key, shard_id), []) if (shard := ref()) is not None]
+    return max(shards, key=lambda shard: shard.epoch, default=None)
+
+
+def _close_in_child() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    shards = [shard for refs in _shards.values() for ref in refs if (shard := ref()) is not None]
+    _shards.clear()
+    for shard in shards:
+        shard.orphan()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

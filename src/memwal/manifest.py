@@ -1,0 +1,195 @@
+"""The shard manifest on storage: reading the newest, claiming an epoch, committing the next version.
+
+Owns `ShardManifestStore`. Invariants:
+
+1. The newest manifest is the largest name of one listing. The hint is written for other implementations; it never
+   decides anything here, so a missing, stale, too high or garbage hint changes nothing.
+2. A version is created once (put-if-absent) and only after `check_manifest_transition` accepted it.
+3. A claim whose outcome is unknown is never taken as won: it is claimed again, with a higher epoch. So is a claim above
+   which a newer version is found (a slot that collection emptied can be created again by a claimer that slept).
+4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put.
+5. The hint is written after the verdict, best effort.
+
+Called by: the log (claims), the writer (flush commits), compaction (trims), readers (`read_latest`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.errors import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    MemWalError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+)
+from memwal.format.shard_manifest import decode_manifest, encode_manifest
+from memwal.invariants import check_manifest_transition
+from memwal.store import paths
+from memwal.store.location import Location, resolve
+from memwal.store.port import PutResult
+from memwal.types import ShardManifest, ShardStatus, check_shard_id
+
+__all__ = ["ManifestUpdate", "ShardManifestStore"]
+
+_LOG = logging.getLogger(__name__)
+_MAX_TRIES = 64
+_BACKOFF_SECONDS = 0.005
+_MAX_BACKOFF_SECONDS = 0.25
+
+ManifestUpdate = Callable[[ShardManifest], ShardManifest]
+
+
+class ShardManifestStore:
+    """All versions of one shard's manifest. Stateless, so threads may share it."""
+
+    def __init__(
+        self,
+        uri: str | Location,
+        shard_id: str,
+        *,
+        scan_batch_size: int = 2,
+        storage_options: Mapping[str, str] | None = None,
+        fsync: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`scan_batch_size` is kept for the table's stored defaults; one listing makes probes needless."""
+        if scan_batch_size < 1:
+            raise InvalidInputError(f"scan_batch_size must be at least 1, not {scan_batch_size}")
+        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        self.shard_id = check_shard_id(shard_id)
+        self.scan_batch_size = scan_batch_size
+        self._fsync = fsync
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"ShardManifestStore({self.location.describe()!r}, shard_id={self.shard_id!r})"
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def list_versions(self) -> list[int]:
+        """Every version on storage, ascending; collection may have left gaps."""
+        names = self.location.store.list_names(paths.manifest_dir(self.shard_id))
+        return sorted(v for v in map(paths.parse_manifest_name, names) if v is not None)
+
+    def read_version(self, version: int) -> ShardManifest:
+        """One version, validated; `ObjectNotFoundError` if it is not there."""
+        path = paths.manifest_path(self.shard_id, version)
+        data = self.location.store.get(path)
+        return decode_manifest(data, path=path, expected_version=version, expected_shard_id=self.shard_id)
+
+    def read_latest(self) -> ShardManifest | None:
+        """The newest version, or None for a shard that nobody claimed yet."""
+        for attempt in range(_MAX_TRIES):
+            versions = self.list_versions()
+            if not versions:
+                return None
+            try:
+                return self.read_version(versions[-1])
+            except ObjectNotFoundError:  # collected between the listing and the read: something newer exists
+                self._back_off(attempt)
+        raise ConflictError(f"the manifest of shard {self.shard_id} changes faster than it can be read; retry")
+
+    def check_fenced(self, epoch: int) -> ShardManifest:
+        """The newest manifest, or `FencedError` if it carries a higher epoch than `epoch`."""
+        latest = self.read_latest()
+        if latest is None:
+            raise CorruptDataError("the shard has no manifest", path=paths.manifest_dir(self.shard_id))
+        if latest.writer_epoch > epoch:
+            raise FencedError(epoch, latest.writer_epoch, f"shard {self.shard_id}")
+        return latest
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
+        """Own the shard: a new epoch, above every epoch claimed before, and the manifest that carries it."""
+        for attempt in range(_MAX_TRIES):
+            latest = self.read_latest()
+            claimed = self._next_claim(latest, spec_id)
+            if self._create(claimed) is PutResult.CREATED and self._is_newest(claimed.version):
+                self._write_hint(claimed.version)
+                _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
+                return claimed.writer_epoch, claimed
+            self._back_off(attempt)
+        raise ConflictError(f"shard {self.shard_id} is claimed by others faster than by us; retry")
+
+    def _next_claim(self, latest: ShardManifest | None, spec_id: int) -> ShardManifest:
+        if latest is None:
+            return ShardManifest(version=1, shard_id=self.shard_id, shard_spec_id=spec_id, writer_epoch=1)
+        if latest.status is ShardStatus.SEALED:
+            raise InvalidInputError(f"shard {self.shard_id} is sealed and takes no writer; write to another shard")
+        return replace(latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1)
+
+    def commit_update(
+        self, epoch: int, fn: ManifestUpdate, *, landed: Callable[[ShardManifest], bool] | None = None
+    ) -> ShardManifest:
+        """The manifest with `fn` applied, committed under `epoch`; `FencedError` if a higher epoch owns the shard.
+
+        `fn` gets the newest manifest, possibly several times. `landed` recognises our change in a newer manifest that
+        somebody else wrote on top of it.
+        """
+        return self._commit(fn, epoch, landed)
+
+    def commit_maintenance(
+        self, fn: ManifestUpdate, *, landed: Callable[[ShardManifest], bool] | None = None
+    ) -> ShardManifest:
+        """Like `commit_update` under whatever epoch owns the shard: for compaction, which fences nobody."""
+        return self._commit(fn, None, landed)
+
+    def _commit(
+        self, fn: ManifestUpdate, epoch: int | None, landed: Callable[[ShardManifest], bool] | None
+    ) -> ShardManifest:
+        for attempt in range(_MAX_TRIES):
+            latest = self._latest_of_epoch(epoch)
+            updated = fn(latest)
+            if updated is latest:
+                return latest
+            check_manifest_transition(latest, updated)
+            outcome = self._create(updated)
+            if outcome is PutResult.CREATED and self._is_newest(updated.version):
+                self._write_hint(updated.version)
+                return updated
+            if outcome is not None:  # created, but not the newest; or created with its acknowledgement lost
+                newest = self.read_latest()
+                if newest is not None and (newest == updated or (landed is not None and landed(newest))):
+                    self._write_hint(newest.version)
+                    return newest
+            self._back_off(attempt)
+        raise ConflictError(f"the manifest of shard {self.shard_id} is contended; retry")
+
+    def _latest_of_epoch(self, epoch: int | None) -> ShardManifest:
+        latest = self.read_latest()
+        if latest is None:
+            raise InvalidInputError(f"shard {self.shard_id} has no manifest to update; claim it first")
+        if epoch is not None and latest.writer_epoch > epoch:
+            raise FencedError(epoch, latest.writer_epoch, f"shard {self.shard_id}")
+        if epoch is not None and latest.writer_epoch < epoch:
+            raise InvalidInputError(f"epoch {epoch} was never claimed on shard {self.shard_id}; claim it first")
+        return latest
+
+    def _create(self, manifest: ShardManifest) -> PutResult | None:
+        """Create this version; None if somebody else's bytes are there."""
+        path = paths.manifest_path(self.shard_id, manifest.version)
+        try:
+            return self.location.store.put_new(path, encode_manifest(manifest), sync=self._fsync)
+        except ObjectExistsError:
+            return None
+
+    def _is_newest(self, version: int) -> bool:
+        return self.list_versions()[-1:] == [version]
+
+    def _write_hint(self, version: int) -> None:
+        try:
+            self.location.store_once.put(paths.manifest_hint_path(self.shard_id), b'{"version":%d}' % version)
+        except MemWalError as error:
+            _LOG.debug("version hint not written [shard=%s]: %s", self.shard_id, error)
+
+    def _back_off(self, attempt: int) -> None:
+        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**attempt)
+        self._clock.sleep(self._clock.random() * ceiling)

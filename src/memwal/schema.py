@@ -1,0 +1,232 @@
+"""What the engine knows of a table's columns, and how input is made to fit them.
+
+Owns `TableSchema` and `Reconciler`. Invariants:
+
+1. Field ids are all there or none is: the peer reads a column without an id as null when its neighbours have one.
+2. Rows in memory and on storage have the table's columns in the table's order; non-key columns are nullable there, so
+   that a tombstone can hold nulls; `_tombstone` is last.
+3. A reconciled batch has exactly the table's types, no null in a key and none in a NOT NULL column, or it was refused
+   with the column's name.
+
+Called by: the writer, the appender, flush, the read path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from memwal.errors import InvalidInputError
+from memwal.format.keys import check_primary_key, primary_key_columns
+from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
+
+__all__ = ["FieldId", "Reconciler", "TableSchema", "nullable_except"]
+
+_FIELD_ID = b"lance:field_id"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldId:
+    """The Lance id of a column and of its nested children."""
+
+    id: int
+    children: tuple[FieldId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """Columns as the base table has them, its primary key in key order, and field ids where a base table exists."""
+
+    columns: pa.Schema
+    primary_key: tuple[str, ...]
+    field_ids: tuple[FieldId, ...] | None = None
+    memory: pa.Schema = field(init=False, compare=False, repr=False)
+    wal: pa.Schema = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        memory = nullable_except(self.columns, self.primary_key).append(TOMBSTONE_FIELD)
+        object.__setattr__(self, "memory", memory)
+        object.__setattr__(self, "wal", self._with_field_ids(memory))
+
+    def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
+        if self.field_ids is None:
+            return memory
+        tagged = [_tag(column, ids) for column, ids in zip(memory, self.field_ids, strict=False)]
+        return pa.schema([*tagged, TOMBSTONE_FIELD])
+
+    @classmethod
+    def from_arrow(cls, schema: pa.Schema) -> TableSchema:
+        """The schema of a shard that has no base table yet: no field ids, columns are matched by name."""
+        return cls._checked(schema, None)
+
+    @classmethod
+    def from_lance(cls, schema: pa.Schema, lance_schema: Any) -> TableSchema:
+        """The schema of an existing base table, with the ids of its Lance schema."""
+        return cls._checked(schema, tuple(_ids_of(item) for item in lance_schema.fields()))
+
+    @classmethod
+    def _checked(cls, schema: pa.Schema, ids: tuple[FieldId, ...] | None) -> TableSchema:
+        if len(set(schema.names)) != len(schema.names):
+            raise InvalidInputError("column names must be unique")
+        if TOMBSTONE in schema.names:
+            raise InvalidInputError(f"the column name {TOMBSTONE!r} is reserved; rename that column")
+        if len(schema) == 0:
+            raise InvalidInputError("a table needs at least one column")
+        primary_key = primary_key_columns(schema)
+        check_primary_key(schema, primary_key)
+        return cls(schema.remove_metadata(), tuple(primary_key), ids)
+
+    @property
+    def key_types(self) -> list[pa.DataType]:
+        """Types of the primary key columns, in key order."""
+        return [self.columns.field(name).type for name in self.primary_key]
+
+
+def nullable_except(columns: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
+    """`columns` with every non-key column nullable, as rows beside tombstones must be."""
+    return pa.schema([column.with_nullable(column.name not in primary_key) for column in columns])
+
+
+def _ids_of(item: Any) -> FieldId:
+    return FieldId(int(item.id()), tuple(_ids_of(child) for child in item.children()))
+
+
+def _tag(column: pa.Field, ids: FieldId) -> pa.Field:
+    metadata = {**(column.metadata or {}), _FIELD_ID: str(ids.id).encode()}
+    return column.with_type(_tag_children(column.type, ids.children)).with_metadata(metadata)
+
+
+def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
+    if not ids or isinstance(kind, pa.BaseExtensionType):
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct([_tag(kind.field(i), child) for i, child in enumerate(ids)])
+    if pa.types.is_map(kind):
+        key, item = ids[0].children
+        return pa.map_(_tag(kind.key_field, key), _tag(kind.item_field, item), keys_sorted=kind.keys_sorted)
+    element = _tag(kind.field(0), ids[0])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(element, kind.list_size)
+    return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
+
+
+# ------------------------------------------------------------------------------------------------- reconciliation
+
+
+class Reconciler:
+    """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
+
+    __slots__ = ("_accepted", "_not_null", "_plan", "columns")
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.columns = schema.columns
+        self._not_null = [
+            i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
+        ]
+        self._accepted: pa.Schema | None = None
+        self._plan: list[tuple[int, pa.DataType | None]] | None = None
+
+    def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit."""
+        schema = batch.schema
+        if self._accepted is None or not schema.equals(self._accepted):
+            self._plan = self._make_plan(schema)
+            self._accepted = schema
+        if self._plan is not None:
+            batch = self._apply(batch, self._plan)
+        for index in self._not_null:
+            if batch.column(index).null_count:
+                name = self.columns.field(index).name
+                raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
+        return batch
+
+    def _make_plan(self, schema: pa.Schema) -> list[tuple[int, pa.DataType | None]] | None:
+        """Per table column: the input's column (-1: fill with nulls) and the type to cast from, if any."""
+        if schema.names == self.columns.names and schema.types == self.columns.types:
+            return None
+        self._refuse_unknown(schema.names)
+        plan: list[tuple[int, pa.DataType | None]] = []
+        for column in self.columns:
+            index = schema.get_field_index(column.name)
+            if index < 0 and not column.nullable:
+                raise InvalidInputError(f"column {column.name!r} is missing and must not be null")
+            source = schema.field(index).type if index >= 0 else None
+            if source is not None and source != column.type and not _may_cast(source, column.type):
+                raise InvalidInputError(f"column {column.name!r} has type {source}, the table needs {column.type}")
+            plan.append((index, source if source != column.type else None))
+        return plan
+
+    def _refuse_unknown(self, names: Iterable[str]) -> None:
+        known = set(self.columns.names)
+        seen: set[str] = set()
+        for name in names:
+            if name == TOMBSTONE:
+                raise InvalidInputError(f"column {TOMBSTONE!r} is not for puts; use delete()")
+            if name not in known:
+                raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(sorted(known))}")
+            if name in seen:
+                raise InvalidInputError(f"column {name!r} is there twice")
+            seen.add(name)
+
+    def _apply(self, batch: pa.RecordBatch, plan: list[tuple[int, pa.DataType | None]]) -> pa.RecordBatch:
+        arrays = []
+        for column, (index, cast_from) in zip(self.columns, plan, strict=True):
+            if index < 0:
+                arrays.append(pa.nulls(batch.num_rows, column.type))
+            elif cast_from is None:
+                arrays.append(batch.column(index))
+            else:
+                arrays.append(_cast(batch.column(index), column))
+        relaxed = pa.schema([column.with_nullable(True) for column in self.columns])
+        return pa.RecordBatch.from_arrays(arrays, schema=relaxed)
+
+
+def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
+    try:
+        return array.cast(column.type, safe=True)
+    except (pa.ArrowException, ValueError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason}") from None
+
+
+def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning; the values are then checked by the safe cast itself."""
+    types = pa.types
+    if types.is_null(source):
+        return True
+    if types.is_dictionary(source):
+        return _may_cast(source.value_type, target) or source.value_type == target
+    if types.is_dictionary(target):
+        return _may_cast(source, target.value_type) or source == target.value_type
+    if _is_list(source) and _is_list(target):
+        return source.value_type == target.value_type or _may_cast(source.value_type, target.value_type)
+    for family in (_is_number, _is_text, _is_binary, types.is_temporal, types.is_struct, types.is_map):
+        if family(target):
+            return bool(family(source))
+    return False
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))

@@ -1,0 +1,368 @@
+"""The log of a shard: claiming it, appending to it, reading it.
+
+Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the reading end, for everybody). Invariants:
+
+1. `open_log` claims, places a sentinel above everything that is in the log (epoch > 1), and looks at the manifest again:
+   whoever slept in between finds a higher epoch and stops. The next position is fixed from then on, never discovered.
+2. The bytes of an entry are fixed per position at the first attempt; a retry sends exactly those.
+3. "Already exists" is answered by reading: our epoch and our bytes are success; our epoch with other bytes poisons; a higher
+   epoch fences; a lower-epoch sentinel moves us on; a lower-epoch entry with rows moves on a sentinel only.
+4. A missing position is the tip only if a listing shows nothing above it and the cursor, read again, has not moved.
+5. Tailers and readers never write.
+
+Called by: the writer, the appender, the read path, garbage collection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Event
+
+from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from memwal.errors import (
+    CollectedError,
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    UnavailableError,
+    WriterPoisonedError,
+)
+from memwal.format.wal_entry import EntryDecoder, decode_entry, decode_extension_tail, encode_sentinel
+from memwal.manifest import ShardManifestStore
+from memwal.store import paths
+from memwal.store.location import Location, resolve
+from memwal.types import SeenMap, ShardManifest, WalEntry, check_shard_id
+
+__all__ = [
+    "OpenedLog",
+    "PersistPolicy",
+    "ShardLog",
+    "WalTailer",
+    "list_positions",
+    "newest_seen",
+    "open_log",
+    "read_run",
+]
+
+_MAX_SENTINEL_MOVES = 10_000
+_TIP_RETRIES = 8
+_TAIL_BYTES = 64 * 1024
+_READ_AHEAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PersistPolicy:
+    """How often one WAL put is retried before the writer is poisoned, and whether local files are synced."""
+
+    max_retries: int = 3
+    base_delay_seconds: float = 0.05
+    fsync: bool = True
+
+
+def list_positions(location: Location, shard_id: str) -> list[int]:
+    """Every WAL position on storage, ascending; stray names do not count."""
+    names = location.store.list_names(paths.wal_dir(shard_id))
+    return sorted(p for p in map(paths.parse_entry_name, names) if p is not None)
+
+
+# ------------------------------------------------------------------------------------------------- the writing end
+
+
+class ShardLog:
+    """The claimed end of one shard's log. Not thread-safe: one appender at a time, led by its caller."""
+
+    __slots__ = ("_clock", "_directory", "_policy", "_store", "epoch", "location", "next_position", "shard_id")
+
+    def __init__(
+        self, location: Location, shard_id: str, epoch: int, next_position: int, policy: PersistPolicy, clock: Clock
+    ) -> None:
+        self.location = location
+        self.shard_id = shard_id
+        self.epoch = epoch
+        self.next_position = next_position
+        self._policy = policy
+        self._clock = clock
+        self._store = location.store_once
+        self._directory = paths.wal_dir(shard_id)
+
+    def append(self, data: bytes) -> int:
+        """The position at which `data`, the bytes of one entry of our epoch, is now durable.
+
+        Raises `FencedError` if a successor owns the log, `WriterPoisonedError` if the entry could not be written: its
+        outcome may be unknown, so the shard must be reopened.
+        """
+        position = self._persist(data, self.next_position, placing_sentinel=False)
+        self.next_position = position + 1
+        return position
+
+    def place_sentinel(self, encode: Callable[[SeenMap | None], bytes], seen: SeenMap | None) -> int:
+        """The position of our sentinel: the first free one from `next_position` on."""
+        for _ in range(_MAX_SENTINEL_MOVES):
+            met = self._persist_sentinel(encode(seen))
+            if met is None:
+                self.next_position += 1
+                return self.next_position - 1
+            seen = met.seen if met.seen is not None else seen
+            self.next_position += 1
+        raise UnavailableError(f"the log of shard {self.shard_id} grows faster than it can be fenced", retryable=True)
+
+    def _persist_sentinel(self, data: bytes) -> WalEntry | None:
+        """None once `data` is at `next_position`, else the lower-epoch entry that is there."""
+        try:
+            self._persist(data, self.next_position, placing_sentinel=True)
+        except _OccupiedError as met:
+            return met.entry
+        except WriterPoisonedError as error:  # nothing was acknowledged yet: the open failed, nobody is poisoned
+            raise UnavailableError(f"shard {self.shard_id} could not be fenced; retry the open") from error
+        return None
+
+    def _persist(self, data: bytes, position: int, *, placing_sentinel: bool) -> int:
+        failures = 0
+        while True:
+            path = paths.entry_path_below(self._directory, position)
+            try:
+                self._store.put_new(path, data, sync=self._policy.fsync)
+            except ObjectExistsError:
+                found = self._read_back(path)
+                if found == data:
+                    return position
+                if found is not None:
+                    position = self._after_collision(found, position, path, placing_sentinel=placing_sentinel)
+                    continue
+                cause: Exception = UnavailableError(f"the entry at position {position} cannot be read back")
+            except UnavailableError as error:
+                cause = error
+            else:
+                return position
+            failures += 1
+            if failures > self._policy.max_retries:
+                raise self._poison(position, cause) from cause
+            ceiling = self._policy.base_delay_seconds * 2 ** (failures - 1)
+            self._clock.sleep(ceiling * (0.5 + self._clock.random() / 2))
+
+    def _read_back(self, path: str) -> bytes | None:
+        """The bytes at `path`; None where they are gone or cannot be read just now (then the put is tried again)."""
+        try:
+            return self._store.get(path)
+        except (ObjectNotFoundError, UnavailableError):
+            return None
+
+    def _after_collision(self, found: bytes, position: int, path: str, *, placing_sentinel: bool) -> int:
+        """Where to go on after meeting somebody else's entry at our position."""
+        try:
+            entry = decode_entry(found, position, path=path)
+        except CorruptDataError as error:
+            raise self._poison(position, error) from error
+        if entry.writer_epoch > self.epoch:
+            raise FencedError(self.epoch, entry.writer_epoch, f"shard {self.shard_id}, WAL position {position}")
+        if entry.writer_epoch < self.epoch and placing_sentinel:
+            raise _OccupiedError(entry)
+        if entry.writer_epoch < self.epoch and entry.is_sentinel:
+            return position + 1
+        taken = ConflictError(f"WAL position {position} holds another entry, of epoch {entry.writer_epoch}")
+        raise self._poison(position, taken) from taken
+
+    def _poison(self, position: int, cause: Exception) -> WriterPoisonedError:
+        return WriterPoisonedError(
+            f"WAL position {position} of shard {self.shard_id} could not be written ({cause}); "
+            "reopen the shard to recover what is in the log"
+        )
+
+
+class _OccupiedError(Exception):
+    """A lower-epoch entry is where our sentinel should go; never leaves this module."""
+
+    def __init__(self, entry: WalEntry) -> None:
+        super().__init__(entry.position)
+        self.entry = entry
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """A claimed log: the manifest of the claim, and the positions that replay must read (`replay_end` excluded)."""
+
+    log: ShardLog
+    manifest: ShardManifest
+    replay_start: int
+    replay_end: int
+
+
+def open_log(
+    manifests: ShardManifestStore, *, spec_id: int = 0, policy: PersistPolicy, clock: Clock = SYSTEM_CLOCK
+) -> OpenedLog:
+    """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again."""
+    location, shard_id = manifests.location, manifests.shard_id
+    epoch, manifest = manifests.claim_epoch(spec_id)
+    cursor = manifest.replay_after_wal_entry_position
+    log = ShardLog(location, shard_id, epoch, cursor + 1, policy, clock)
+    if epoch > 1:
+        positions = list_positions(location, shard_id)
+        log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
+        seen = newest_seen(location, shard_id, positions)
+        log.place_sentinel(lambda known: encode_sentinel(epoch, known), seen)
+        manifest = manifests.check_fenced(epoch)
+        cursor = manifest.replay_after_wal_entry_position
+    return OpenedLog(log, manifest, cursor + 1, log.next_position - (epoch > 1))
+
+
+def newest_seen(location: Location, shard_id: str, positions: list[int]) -> SeenMap | None:
+    """The transaction map of the newest entry that has one; entries of other implementations have none."""
+    for position in reversed(positions):
+        path = paths.wal_entry_path(shard_id, position)
+        try:
+            found = decode_extension_tail(location.store.get_tail(path, _TAIL_BYTES), path=path)
+            if found is None:  # no footer, or a map larger than the tail
+                entry = decode_entry(location.store.get(path), position, path=path)
+                found = (entry.txn, entry.seen) if entry.has_footer else None
+        except ObjectNotFoundError:
+            continue
+        if found is not None:
+            return found[1]
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- the reading end
+
+
+def read_run(location: Location, shard_id: str, start: int, end: int) -> Iterator[WalEntry]:
+    """The entries of `[start, end)` in order; a missing one is an error, never the tip.
+
+    On object stores a bounded number of reads runs ahead of the consumer.
+    """
+    decoder = EntryDecoder()
+    for position, data in _fetch(location, shard_id, start, end):
+        path = paths.wal_entry_path(shard_id, position)
+        if data is None:
+            raise CorruptDataError("WAL entry is missing inside the log", path=path, position=position)
+        yield decoder.decode(data, position, path=path)
+
+
+def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[tuple[int, bytes | None]]:
+    directory = paths.wal_dir(shard_id)
+
+    def read(position: int) -> bytes | None:
+        try:
+            return location.store.get(paths.entry_path_below(directory, position))
+        except ObjectNotFoundError:
+            return None
+
+    if location.is_local:
+        yield from ((position, read(position)) for position in range(start, end))
+        return
+    with thread_pool(_READ_AHEAD, "memwal-read-ahead") as pool:
+        ahead: deque[tuple[int, Future[bytes | None]]] = deque()
+        for position in range(start, end):
+            ahead.append((position, pool.submit(read, position)))
+            if len(ahead) > _READ_AHEAD:
+                first, future = ahead.popleft()
+                yield first, future.result()
+        for first, future in ahead:
+            yield first, future.result()
+
+
+class WalTailer:
+    """Reads a shard's log as it grows, and writes nothing: it claims nothing and fences nobody."""
+
+    def __init__(
+        self,
+        uri: str | Location,
+        shard_id: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        self.shard_id = check_shard_id(shard_id)
+        self._clock = clock
+        self._manifests = ShardManifestStore(self.location, shard_id, clock=clock)
+        self._decoder = EntryDecoder()
+
+    def __repr__(self) -> str:
+        return f"WalTailer({self.location.describe()!r}, shard_id={self.shard_id!r})"
+
+    def first_position(self) -> int:
+        """Where the contiguous run that ends at the tip starts; the next position if the log is empty."""
+        positions = list_positions(self.location, self.shard_id)
+        if not positions:
+            return self._cursor() + 1
+        first = positions[-1]
+        for position in reversed(positions[:-1]):
+            if position != first - 1:
+                break
+            first = position
+        return first
+
+    def next_position(self) -> int:
+        """The position that the next entry will get."""
+        positions = list_positions(self.location, self.shard_id)
+        return max(self._cursor(), *positions[-1:]) + 1
+
+    def read_entry(self, position: int) -> WalEntry | None:
+        """The entry at `position`, or None if the log ends before it.
+
+        `CollectedError` if collection passed the position, `CorruptDataError` if the entry is damaged or missing
+        although the log goes on above it.
+        """
+        if position < 1:
+            raise InvalidInputError(f"WAL positions start at 1, not {position}")
+        for _ in range(_TIP_RETRIES):
+            entry = self._try_read(position)
+            if entry is not None:
+                return entry
+            cursor = self._cursor()
+            if position <= cursor:
+                raise CollectedError(
+                    f"WAL position {position} of shard {self.shard_id} was collected (cursor {cursor}); "
+                    "start from first_position()"
+                )
+            above = list_positions(self.location, self.shard_id)[-1:] > [position]
+            if self._cursor() != cursor:
+                continue
+            entry = self._try_read(position)
+            if entry is not None:
+                return entry
+            if not above:
+                return None
+            raise CorruptDataError(
+                "WAL entry is missing although the log goes on above it",
+                path=paths.wal_entry_path(self.shard_id, position),
+                position=position,
+            )
+        raise UnavailableError(f"the log of shard {self.shard_id} moves faster than it can be read; retry")
+
+    def follow(
+        self,
+        start: int | None = None,
+        poll_seconds: float = 0.05,
+        stop: Event | Callable[[], bool] | None = None,
+    ) -> Iterator[WalEntry]:
+        """Yield entries in order as they come, from `start` (default: `first_position()`) until `stop` says so."""
+        position = self.first_position() if start is None else start
+        stopped = (lambda: False) if stop is None else stop.is_set if isinstance(stop, Event) else stop
+        while not stopped():
+            entry = self.read_entry(position)
+            if entry is not None:
+                yield entry
+                position += 1
+            elif isinstance(stop, Event):
+                stop.wait(poll_seconds)
+            else:
+                self._clock.sleep(poll_seconds)
+
+    def _try_read(self, position: int) -> WalEntry | None:
+        path = paths.wal_entry_path(self.shard_id, position)
+        try:
+            data = self.location.store.get(path)
+        except ObjectNotFoundError:
+            return None
+        return self._decoder.decode(data, position, path=path)
+
+    def _cursor(self) -> int:
+        latest = self._manifests.read_latest()
+        return 0 if latest is None else latest.replay_after_wal_entry_position

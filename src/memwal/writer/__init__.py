@@ -1,0 +1,1 @@
+"""The write path of one shard: order of effects, group commit, backpressure, replay, flushing."""
