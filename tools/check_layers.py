@@ -21,7 +21,7 @@ PACKAGE = "memwal"
 
 # From the ground up. A module imports layers below its own. "open" layers also let their members import each other.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("open", ("types", "errors", "config", "clock", "metrics")),
+    ("open", ("types", "errors", "config", "clock", "metrics", "hooks")),
     ("open", ("store",)),
     ("open", ("format",)),
     ("open", ("invariants", "schema", "ingest")),

@@ -1,0 +1,123 @@
+"""The documentation is true: links hold, code blocks run, the commands that it names exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_docs", ROOT / "tools" / "check_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+check_docs = load()
+
+
+def code_blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in check_docs.pages(ROOT):
+        for line, tag, text in check_docs.blocks(page.read_text(encoding="utf-8")):
+            if tag == language:
+                found.append((f"{page.relative_to(ROOT)}:{line}", text))
+    return found
+
+
+PYTHON_BLOCKS = code_blocks("python")
+
+
+@pytest.mark.parametrize(("where", "text"), PYTHON_BLOCKS, ids=[where for where, _ in PYTHON_BLOCKS])
+def test_every_python_block_runs(
+    where: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, where, "exec"), {"__name__": "__main__"})
+
+
+def test_there_are_python_blocks_to_run() -> None:
+    assert any(where.startswith("README.md") for where, _ in PYTHON_BLOCKS)
+
+
+def test_links_hold_and_every_page_is_reachable() -> None:
+    assert check_docs.check(ROOT) == []
+
+
+def test_a_broken_link_a_lost_page_and_a_nameless_block_are_found(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Index\n[a](a.md) [b](gone.md) [c](a.md#nowhere) [d](a.md#the-end)\n")
+    (tmp_path / "docs" / "a.md").write_text("# A\n```\nx\n```\n## The `end`!\n`[not](a-link)`\n")
+    (tmp_path / "docs" / "lost.md").write_text("# Lost\n")
+    assert check_docs.check(tmp_path) == [
+        "docs/a.md:2: fenced block without a language (text, bash, python, mermaid)",
+        "docs/index.md:2: link to gone.md: no such file",
+        "docs/index.md:2: link to a.md#nowhere: no such heading",
+        "docs/lost.md:1: not reachable from docs/index.md",
+    ]
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_the_makefile_has_the_promised_targets() -> None:
+    assert {"setup", "demo", "test", "bench", "prove", "lint", "docs", "help"} <= make_targets()
+
+
+def test_every_make_command_in_the_documentation_exists() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in check_docs.pages(ROOT))
+    named = set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE))
+    assert {"demo", "test"} <= named
+    assert named <= make_targets()
+
+
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "\nmake test\n" in script
+    assert "\nmake demo" in script
+    assert "set -euo pipefail" in script
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_every_test_folder_that_a_guarantee_names_has_tests() -> None:
+    folders = set(re.findall(r"`(tests/[a-z_/]+)`", (ROOT / "docs" / "guarantees.md").read_text()))
+    assert folders
+    for folder in sorted(folders):
+        assert any((ROOT / folder).rglob("test_*.py")), folder
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert metadata.version("memwal") == project["version"]
+    first = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert first.group(1) in {"Unreleased", project["version"]}
+
+
+def test_constraints_are_exact_and_name_nothing_but_versions() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.!+]+", line) for line in lines)
+    assert len({line.split("==")[0].lower() for line in lines}) == len(lines)
+
+
+def test_every_direct_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for group in groups for requirement in group}
+    pinned = {
+        line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    assert names - {"memwal"} <= pinned
