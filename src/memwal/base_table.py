@@ -1,0 +1,142 @@
+"""The base table as the engine sees it: one version of it, with schema, field ids, primary key and MemWAL details.
+
+Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
+
+1. All answers of one `BaseTable` are about one version; `refresh` returns another value, it never changes this one.
+2. Index entries and feature flags come from that version's manifest file, which is read at most once, on demand.
+3. "There is no base table" is an answer (None) that the store confirmed; a storage failure is an error.
+
+Called by: the table facade, the writer, the reader, flush, compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from memwal.errors import InvalidInputError, ObjectNotFoundError, UnavailableError
+from memwal.format.index_details import INDEX_NAME, MemWalDetails, decode_details
+from memwal.format.keys import check_primary_key, primary_key_columns
+from memwal.format.lance_manifest import (
+    VERSIONS_DIR,
+    IndexEntry,
+    LanceManifest,
+    old_version_path,
+    parse_lance_manifest,
+    version_path,
+)
+from memwal.store.location import Location
+
+__all__ = ["BaseTable", "lance_errors", "lance_options"]
+
+
+def lance_options(location: Location) -> dict[str, str] | None:
+    """The storage options of a location as Lance wants them."""
+    return dict(location.storage_options) if location.storage_options else None
+
+
+@contextmanager
+def lance_errors(action: str) -> Iterator[None]:
+    """Turn what Lance raises into our errors: bad input is `InvalidInputError`, everything else `UnavailableError`."""
+    try:
+        yield
+    except (UnavailableError, InvalidInputError):
+        raise
+    except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
+        raise InvalidInputError(f"{action}: {error}") from error
+    except (OSError, RuntimeError) as error:
+        raise UnavailableError(f"{action}: {error}") from error
+
+
+@dataclass(frozen=True)
+class BaseTable:
+    """One version of the base table."""
+
+    location: Location
+    dataset: lance.LanceDataset
+
+    @classmethod
+    def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
+        """The newest version (or `version`) of the base table, or None if the store holds none."""
+        try:
+            with lance_errors("opening the base table"):
+                dataset = lance.dataset(location.dataset_uri, version=version, storage_options=lance_options(location))
+        except (InvalidInputError, UnavailableError):
+            if version is None and not location.store.list_names(VERSIONS_DIR):
+                return None
+            raise
+        return cls(location, dataset)
+
+    def refresh(self) -> BaseTable:
+        """The newest version: this value if nothing was committed since, else a new one."""
+        with lance_errors("looking for the newest version of the base table"):
+            newest = self.dataset.latest_version
+            if newest == self.version:
+                return self
+            return BaseTable(self.location, self.dataset.checkout_version(newest))
+
+    @cached_property
+    def version(self) -> int:
+        """The dataset version that all answers are about."""
+        return int(self.dataset.version)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema, field metadata included."""
+        return self.dataset.schema
+
+    @cached_property
+    def field_ids(self) -> tuple[int, ...]:
+        """The Lance ids of all fields, nested ones included, in pre-order."""
+        return tuple(number for field in self.dataset.lance_schema.fields() for number in _ids(field))
+
+    @cached_property
+    def column_ids(self) -> dict[str, int]:
+        """The Lance id of every top-level column."""
+        return {field.name(): int(field.id()) for field in self.dataset.lance_schema.fields()}
+
+    @cached_property
+    def primary_key(self) -> tuple[str, ...]:
+        """The key columns in key order, checked; empty for an append-only table."""
+        columns = primary_key_columns(self.schema)
+        check_primary_key(self.schema, columns)
+        return tuple(columns)
+
+    @cached_property
+    def data_storage_version(self) -> str:
+        """The Lance file version of data files."""
+        return str(self.dataset.data_storage_version)
+
+    @cached_property
+    def manifest(self) -> LanceManifest:
+        """The parsed manifest of this version."""
+        path = version_path(self.version)
+        try:
+            data = self.location.store.get(path)
+        except ObjectNotFoundError:
+            path = old_version_path(self.version)
+            data = self.location.store.get(path)
+        return parse_lance_manifest(data, path=path)
+
+    @property
+    def index_entries(self) -> tuple[IndexEntry, ...]:
+        """The indexes of this version."""
+        return self.manifest.index_entries
+
+    @cached_property
+    def details(self) -> MemWalDetails | None:
+        """The MemWAL details, or None if the table has none (not initialised)."""
+        entry = self.manifest.index(INDEX_NAME)
+        return None if entry is None else decode_details(entry.details)
+
+
+def _ids(field: Any) -> Iterator[int]:
+    yield int(field.id())
+    for child in field.children():
+        yield from _ids(child)

@@ -1,0 +1,240 @@
+"""Writing one generation: the rows of a frozen memtable become an SSTable directory, complete, not yet published.
+
+Owns the content of an SSTable: the Lance dataset, the deletion vector of older duplicates, the primary-key sidecar and
+the bloom filter. Invariants:
+
+1. Every attempt writes a new random directory, so that a repeated or racing attempt never mixes files with another.
+2. When `write_sstable` returns, everything exists (and with `fsync` survives power loss); whoever publishes the
+   generation publishes it whole.
+3. The dataset has one fragment of all rows in insert order, at version 1, with the base table's field ids (readers
+   match by id). `_tombstone` is the last column and has the id after the largest one.
+4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
+   the filter list all rows.
+
+Order of effects: the data file is written while keys are sorted and hashed and the sidecar is written; then the
+deletion vector; then the version-1 manifest is rewritten in place with ids and vector (nobody knows the directory
+yet); then `after_data` (indexes) runs on the finished dataset. The order is not free: an index records field ids in a
+new version, so a rewrite of version 1 behind it would be neither seen nor consistent, while an index that is built
+after the rewrite leaves out the replaced rows by itself. Indexes therefore add dataset versions, which readers accept.
+
+Called by: the writer's flush worker, `Table.flush`, bulk load.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.base_table import BaseTable, lance_errors, lance_options
+from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.format.bloom import build_bloom
+from memwal.format.deletions import encode_deletions
+from memwal.format.keys import check_primary_key, key_hashes
+from memwal.format.lance_manifest import (
+    BITMAP,
+    DeletionFile,
+    deletion_path,
+    parse_lance_manifest,
+    rewrite_generation_manifest,
+    version_path,
+)
+from memwal.sidecar import SortedKeys, sort_keys, write_sidecar
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.types import SsTable
+
+__all__ = ["TOMBSTONE", "SsTableSchema", "write_sstable"]
+
+TOMBSTONE = "_tombstone"
+_LOG = logging.getLogger(__name__)
+_TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
+# The reference counts this much per batch beside the buffers when it estimates memory.
+_BATCH_OVERHEAD_BYTES = 36
+# More than this and Lance writes one fragment per chunk.
+_ONE_FRAGMENT_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SsTableSchema:
+    """The columns of a generation: the base table's, in its order, those outside the key nullable.
+
+    `field_ids` are the base table's ids of all fields, nested ones included, in pre-order; None while there is no base
+    table, then they are numbered from zero as a new one would number them.
+    """
+
+    arrow: pa.Schema
+    field_ids: tuple[int, ...] | None
+    primary_key: tuple[str, ...]
+
+    @classmethod
+    def of(cls, base: BaseTable) -> SsTableSchema:
+        """The schema of a generation of `base`."""
+        return cls.from_arrow(base.schema, base.field_ids, base.primary_key)
+
+    @classmethod
+    def from_arrow(
+        cls, schema: pa.Schema, field_ids: Sequence[int] | None, primary_key: Sequence[str]
+    ) -> SsTableSchema:
+        """The schema of a generation of a base table with this Arrow schema and these field ids."""
+        check_primary_key(schema, primary_key)
+        if TOMBSTONE in schema.names:
+            raise InvalidInputError(f"column name {TOMBSTONE!r} is reserved")
+        fields = [field if field.name in primary_key else field.with_nullable(True) for field in schema]
+        ids = None if field_ids is None else tuple(field_ids)
+        return cls(pa.schema(fields, metadata=schema.metadata), ids, tuple(primary_key))
+
+    @property
+    def with_tombstone(self) -> pa.Schema:
+        """The Arrow schema of the rows that are written."""
+        return self.arrow.append(_TOMBSTONE_FIELD)
+
+
+def write_sstable(
+    location: Location,
+    shard_id: str,
+    generation: int,
+    table: pa.Table | Sequence[pa.RecordBatch],
+    *,
+    base: SsTableSchema,
+    storage_version: str,
+    fsync: bool,
+    clock: Clock = SYSTEM_CLOCK,
+    newest: npt.NDArray[np.integer] | None = None,
+    after_data: Callable[[lance.LanceDataset], None] | None = None,
+) -> SsTable:
+    """Write all rows as a complete SSTable and return what the shard manifest should list; nothing is published.
+
+    `table` holds the base columns in base order and `_tombstone`, in insert order. `newest`, the offsets of the newest
+    row of every key where the caller knows them, is a cross-check: a contradiction with the data is `CorruptDataError`.
+    """
+    rows = _conform(table, base)
+    name = paths.sstable_name(clock.token_hex(4), generation)
+    attempt = _Attempt(location, shard_id, name, rows, base)
+    failures: list[BaseException] = []
+
+    def write_data() -> None:
+        try:
+            attempt.write_data(storage_version)
+        except BaseException as error:
+            failures.append(error)
+
+    data = clock.spawn(write_data, f"memwal-flush-{generation}")
+    try:
+        replaced = attempt.write_keys(newest)
+    finally:
+        data.join()
+    if failures:
+        raise failures[0]
+    attempt.finish(replaced, clock)
+    if after_data is not None:
+        attempt.run_on_dataset(after_data)
+    if fsync:
+        location.store.sync_tree(paths.sstable_dir(shard_id, name))
+    _LOG.debug("wrote SSTable [shard=%s, generation=%d, rows=%d, path=%s]", shard_id, generation, rows.num_rows, name)
+    batches = 1 if isinstance(table, pa.Table) else len(table)
+    keys_bytes = sum(rows.column(column).nbytes for column in base.primary_key)
+    return SsTable(
+        generation=generation,
+        path=name,
+        in_memory_bytes=rows.nbytes + _BATCH_OVERHEAD_BYTES * batches,
+        physical_rows=rows.num_rows,
+        primary_key_bytes=keys_bytes if base.primary_key else None,
+    )
+
+
+def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) -> pa.Table:
+    """The rows as one chunk per column, with exactly the schema that is written."""
+    schema = base.with_tombstone
+    whole = table if isinstance(table, pa.Table) else pa.Table.from_batches(table) if table else schema.empty_table()
+    if whole.num_rows == 0:
+        raise InvalidInputError("a generation without rows is not written")
+    if whole.schema.names != schema.names:
+        raise InvalidInputError(f"generation has columns {whole.schema.names} instead of {schema.names}")
+    try:
+        return whole.combine_chunks().cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise InvalidInputError(f"rows do not fit the base table: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The directory of one flush attempt and what goes into it."""
+
+    location: Location
+    shard_id: str
+    name: str
+    rows: pa.Table
+    base: SsTableSchema
+
+    def _path(self, relative: str) -> str:
+        return f"{paths.sstable_dir(self.shard_id, self.name)}/{relative}"
+
+    @property
+    def _uri(self) -> str:
+        return self.location.child_uri(paths.sstable_dir(self.shard_id, self.name))
+
+    def write_data(self, storage_version: str) -> None:
+        """Write the dataset with Lance's own field ids."""
+        with lance_errors("writing a generation"):
+            lance.write_dataset(
+                self.rows,
+                self._uri,
+                data_storage_version=cast(Any, storage_version),
+                max_rows_per_file=_ONE_FRAGMENT_ROWS,
+                storage_options=lance_options(self.location),
+            )
+
+    def write_keys(self, newest: npt.NDArray[np.integer] | None) -> npt.NDArray[np.integer]:
+        """Write sidecar and filter; return the offsets of rows that a later row of the same key replaces."""
+        columns = [self.rows.column(column).combine_chunks() for column in self.base.primary_key]
+        self.location.store.put(paths.bloom_path(self.shard_id, self.name), build_bloom(key_hashes(columns)))
+        if not columns:
+            return np.empty(0, np.int64)
+        keys = sort_keys(columns)
+        write_sidecar(self.location, self.shard_id, self.name, keys)
+        if newest is not None:
+            _check_newest(keys, newest)
+        return keys.replaced
+
+    def finish(self, replaced: npt.NDArray[np.integer], clock: Clock) -> None:
+        """Write the deletion vector and give version 1 its final manifest."""
+        deletion = None
+        if len(replaced):
+            deletion = DeletionFile(BITMAP, 1, clock.randbits(64), len(replaced))
+            self.location.store.put(self._path(deletion_path(0, deletion)), encode_deletions(replaced))
+        manifest_path = self._path(version_path(1))
+        written = self.location.store.get(manifest_path)
+        ids = self._renumbering(written, manifest_path)
+        if deletion is not None or any(old != new for old, new in ids.items()):
+            final = rewrite_generation_manifest(written, field_ids=ids, deletion=deletion)
+            self.location.store.put(manifest_path, final)
+
+    def _renumbering(self, written: bytes, path: str) -> dict[int, int]:
+        fields = parse_lance_manifest(written, path=path).fields
+        if self.base.field_ids is None:
+            return {}
+        wanted = (*self.base.field_ids, max(self.base.field_ids) + 1)
+        if len(fields) != len(wanted):
+            raise CorruptDataError(f"generation has {len(fields)} fields, the base table {len(wanted) - 1}", path=path)
+        return {field.id: number for field, number in zip(fields, wanted, strict=True)}
+
+    def run_on_dataset(self, action: Callable[[lance.LanceDataset], None]) -> None:
+        """Open the finished dataset and hand it over."""
+        with lance_errors("opening a generation"):
+            dataset = lance.dataset(self._uri, storage_options=lance_options(self.location))
+        action(dataset)
+
+
+def _check_newest(keys: SortedKeys, newest: npt.NDArray[np.integer]) -> None:
+    stays = np.ones(len(keys.order), np.bool_)
+    stays[keys.replaced] = False
+    if not np.array_equal(np.flatnonzero(stays), np.sort(newest)):
+        raise CorruptDataError("the memtable's key index disagrees with its rows about the newest row of a key")

@@ -1,0 +1,34 @@
+"""Deletion vectors of SSTables: which rows a newer row of the same generation has replaced.
+
+Owns the portable RoaringBitmap serialisation of row offsets, the content of `_deletions/{fragment}-{version}-{id}.bin`.
+Arrow deletion files, which Lance itself writes for small vectors, are Lance's own business. Invariants:
+
+1. Offsets are unsigned 32-bit and survive a round trip, sorted and unique.
+2. Bytes that are no complete bitmap are `CorruptDataError`, never a shorter vector.
+
+Called by: flush, verify.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pyroaring import BitMap
+
+from memwal.errors import CorruptDataError
+
+__all__ = ["decode_deletions", "encode_deletions"]
+
+
+def encode_deletions(offsets: npt.NDArray[np.integer]) -> bytes:
+    """The bytes of a deletion vector; the same that the reference writes for the same rows."""
+    return bytes(BitMap(offsets.astype(np.uint32)).serialize())
+
+
+def decode_deletions(data: bytes) -> npt.NDArray[np.uint32]:
+    """The deleted row offsets, ascending."""
+    try:
+        bitmap = BitMap.deserialize(data)
+    except ValueError as error:
+        raise CorruptDataError("deletion vector is not a portable RoaringBitmap") from error
+    return np.frombuffer(bitmap.to_array(), np.uint32) if bitmap else np.empty(0, np.uint32)

@@ -1,0 +1,404 @@
+"""The manifest file of a Lance dataset: reading it, and the two rewrites that Lance's API cannot do.
+
+Owns the file layout `[index section][transaction section][u32 length][Manifest][u64 position of the length word]
+[u16 major][u16 minor]"LANC"`, where a section is a u32 length and a message. Messages are handled as wire fields
+(`memwal.format.wire`), so that everything unknown is kept. Invariants:
+
+1. A manifest is used only if its frame, its schema tree and its sections are consistent; anything else is
+   `CorruptDataError`, a layout that we do not know is `UnsupportedFormatError`.
+2. `rewrite_generation_manifest` changes field ids, the deletion file of the only fragment and the (now meaningless)
+   transaction fields, nothing else; the result has the layout of the reference's own flush.
+3. Nothing here does I/O or draws random numbers: names, ids and times come from the caller.
+
+Called by: flush, the base-table wrapper, compaction (through `memwal.format.lance_commit`), verify.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from memwal.errors import CorruptDataError, UnsupportedFormatError
+from memwal.format import wire
+
+__all__ = [
+    "BITMAP",
+    "VERSIONS_DIR",
+    "DataFile",
+    "DeletionFile",
+    "Fragment",
+    "IndexEntry",
+    "LanceField",
+    "LanceManifest",
+    "deletion_path",
+    "join_manifest_file",
+    "old_version_path",
+    "parse_lance_manifest",
+    "rewrite_generation_manifest",
+    "version_path",
+]
+
+BITMAP = 1
+VERSIONS_DIR = "_versions"
+_MAGIC = b"LANC"
+_MAJOR, _MINOR = 0, 2
+_FOOTER = struct.Struct("<QHH4s")
+_LENGTH = struct.Struct("<I")
+_MAX_VERSION = (1 << 64) - 1
+
+# Fields of the Manifest message.
+FIELDS, FRAGMENTS, VERSION, INDEX_SECTION, TIMESTAMP = 1, 2, 3, 6, 7
+READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
+DATA_FORMAT, TRANSACTION_SECTION = 15, 23
+_STABLE_ROW_IDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LanceField:
+    """One field of the schema tree; the tree is listed in pre-order. `parent_id` is -1 at the top."""
+
+    name: str
+    id: int
+    parent_id: int
+    logical_type: str
+    nullable: bool
+    metadata: Mapping[str, bytes]
+    is_primary_key: bool
+    primary_key_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One data file of a fragment; `field_ids[i]` is stored in column `column_indices[i]`."""
+
+    path: str
+    field_ids: tuple[int, ...]
+    column_indices: tuple[int, ...]
+    major_version: int
+    minor_version: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionFile:
+    """The deletion vector of a fragment: its kind (`BITMAP` or Arrow, 0), identity and number of deleted rows."""
+
+    file_type: int
+    read_version: int
+    id: int
+    num_deleted_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One fragment of a dataset."""
+
+    id: int
+    files: tuple[DataFile, ...]
+    deletion: DeletionFile | None
+    physical_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """One entry of the index section. `details_type` is a protobuf type URL; `raw` is the whole message."""
+
+    uuid: str
+    name: str
+    field_ids: tuple[int, ...]
+    dataset_version: int
+    details_type: str
+    details: bytes
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LanceManifest:
+    """A parsed manifest; `message` are the fields of the Manifest message as they stand in the file."""
+
+    version: int
+    fields: tuple[LanceField, ...]
+    reader_flags: int
+    writer_flags: int
+    max_fragment_id: int | None
+    data_storage_version: str
+    transaction_file: str | None
+    transaction: bytes | None
+    index_entries: tuple[IndexEntry, ...]
+    message: tuple[wire.Field, ...]
+
+    @property
+    def has_stable_row_ids(self) -> bool:
+        """Whether rows keep their ids when they move; such fragments carry row-id sequences."""
+        return bool((self.reader_flags | self.writer_flags) & _STABLE_ROW_IDS)
+
+    def fragments(self) -> tuple[Fragment, ...]:
+        """All fragments, parsed on demand: a large table has many."""
+        return tuple(_fragment(field.as_bytes()) for field in self.message if field.number == FRAGMENTS)
+
+    def index(self, name: str) -> IndexEntry | None:
+        """The index entry of that name, or None."""
+        return next((entry for entry in self.index_entries if entry.name == name), None)
+
+
+def version_path(version: int) -> str:
+    """Path of a version's manifest inside its dataset (names sort newest first)."""
+    return f"{VERSIONS_DIR}/{_MAX_VERSION - version}.manifest"
+
+
+def old_version_path(version: int) -> str:
+    """The same in datasets that were created before names sorted newest first."""
+    return f"{VERSIONS_DIR}/{version}.manifest"
+
+
+def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
+    """Path of a fragment's deletion vector inside its dataset."""
+    suffix = "bin" if deletion.file_type == BITMAP else "arrow"
+    return f"_deletions/{fragment_id}-{deletion.read_version}-{deletion.id}.{suffix}"
+
+
+def parse_lance_manifest(data: bytes, *, path: str | None = None) -> LanceManifest:
+    """Everything that the engine needs of a manifest file, checked."""
+    try:
+        return _parse(data)
+    except CorruptDataError as error:
+        raise CorruptDataError(f"Lance manifest is malformed: {error}", path=path) from error
+
+
+def rewrite_generation_manifest(
+    data: bytes, *, field_ids: Mapping[int, int], deletion: DeletionFile | None = None
+) -> bytes:
+    """The manifest of a fresh one-fragment dataset with other field ids and, if given, a deletion file.
+
+    Ids that `field_ids` does not name stay. The transaction that created the dataset no longer describes it, so its
+    fields are dropped, as the reference does. A dataset with indexes is refused: their entries name field ids.
+    """
+    manifest = parse_lance_manifest(data)
+    if manifest.index_entries:
+        raise UnsupportedFormatError("field ids cannot change below existing indexes; create them after the rewrite")
+    if len(manifest.fragments()) != 1:
+        raise CorruptDataError(f"generation has {len(manifest.fragments())} fragments instead of one")
+    kept = []
+    for field in manifest.message:
+        if field.number == FIELDS:
+            kept.append(wire.bytes_field(FIELDS, _renumber_field(field.as_bytes(), field_ids)))
+        elif field.number == FRAGMENTS:
+            kept.append(wire.bytes_field(FRAGMENTS, _renumber_fragment(field.as_bytes(), field_ids, deletion)))
+        elif field.number not in {INDEX_SECTION, TRANSACTION_FILE, TRANSACTION_SECTION}:
+            kept.append(field)
+    return join_manifest_file(kept)
+
+
+def join_manifest_file(message: Iterable[wire.Field], sections: bytes = b"") -> bytes:
+    """A manifest file: `sections` (whose offsets `message` names) and the Manifest message."""
+    body = wire.join(message)
+    return sections + join_section(body) + _FOOTER.pack(len(sections), _MAJOR, _MINOR, _MAGIC)
+
+
+def join_section(message: bytes) -> bytes:
+    """A message behind its length word."""
+    return _LENGTH.pack(len(message)) + message
+
+
+def set_number(fields: Sequence[wire.Field], number: int, value: int) -> list[wire.Field]:
+    """The fields with a proto3 scalar set: in ascending place, absent if zero."""
+    others = [field for field in fields if field.number != number]
+    if value == 0:
+        return others
+    at = next((i for i, field in enumerate(others) if field.number > number), len(others))
+    return [*others[:at], wire.varint_field(number, value), *others[at:]]
+
+
+def _parse(data: bytes) -> LanceManifest:
+    message = wire.parse(_manifest_message(data))
+    section = _optional_int(message, INDEX_SECTION)
+    transaction = _optional_int(message, TRANSACTION_SECTION)
+    data_format = wire.parse(_bytes(message, DATA_FORMAT))
+    manifest = LanceManifest(
+        version=_int(message, VERSION),
+        fields=tuple(_field(field.as_bytes()) for field in message if field.number == FIELDS),
+        reader_flags=_int(message, READER_FLAGS),
+        writer_flags=_int(message, WRITER_FLAGS),
+        max_fragment_id=_optional_int(message, MAX_FRAGMENT_ID),
+        data_storage_version=_text(data_format, 2),
+        transaction_file=_text(message, TRANSACTION_FILE) or None,
+        transaction=None if transaction is None else _section(data, transaction),
+        index_entries=() if section is None else _index_entries(_section(data, section)),
+        message=tuple(message),
+    )
+    _check_tree(manifest.fields)
+    return manifest
+
+
+def _manifest_message(data: bytes) -> bytes:
+    if len(data) < _FOOTER.size + _LENGTH.size:
+        raise CorruptDataError("file is too short")
+    position, major, minor, magic = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
+    if magic != _MAGIC:
+        raise CorruptDataError("file does not end with LANC")
+    if (major, minor) != (_MAJOR, _MINOR):
+        raise UnsupportedFormatError(f"Lance manifest layout {major}.{minor} is not known")
+    return _section(data, position)
+
+
+def _section(data: bytes, position: int) -> bytes:
+    limit = len(data) - _FOOTER.size
+    start = position + _LENGTH.size
+    if start > limit:
+        raise CorruptDataError("section lies outside the file")
+    (length,) = _LENGTH.unpack_from(data, position)
+    if length > limit - start:
+        raise CorruptDataError("section is cut off")
+    return data[start : start + length]
+
+
+def _check_tree(fields: Sequence[LanceField]) -> None:
+    ids = [field.id for field in fields]
+    if len(set(ids)) != len(ids) or any(not 0 <= number < 1 << 31 for number in ids):
+        raise CorruptDataError("field ids are not unique 31-bit numbers")
+    open_ids = [-1]
+    for field in fields:
+        while open_ids and open_ids[-1] != field.parent_id:
+            open_ids.pop()
+        if not open_ids:
+            raise CorruptDataError("schema fields are not a tree in pre-order")
+        open_ids.append(field.id)
+
+
+def _field(data: bytes) -> LanceField:
+    fields = wire.parse(data)
+    entries = [wire.parse(field.as_bytes()) for field in fields if field.number == 10]
+    return LanceField(
+        name=_text(fields, 2),
+        id=_signed(fields, 3),
+        parent_id=_signed(fields, 4),
+        logical_type=_text(fields, 5),
+        nullable=bool(_int(fields, 6)),
+        metadata={_text(entry, 1): _bytes(entry, 2) for entry in entries},
+        is_primary_key=bool(_int(fields, 12)),
+        primary_key_position=_int(fields, 13),
+    )
+
+
+def _fragment(data: bytes) -> Fragment:
+    fields = wire.parse(data)
+    deletion = _bytes(fields, 3) if any(field.number == 3 for field in fields) else None
+    return Fragment(
+        id=_int(fields, 1),
+        files=tuple(_data_file(field.as_bytes()) for field in fields if field.number == 2),
+        deletion=None if deletion is None else _deletion_file(deletion),
+        physical_rows=_int(fields, 4),
+    )
+
+
+def _data_file(data: bytes) -> DataFile:
+    fields = wire.parse(data)
+    return DataFile(
+        path=_text(fields, 1),
+        field_ids=_packed(fields, 2),
+        column_indices=_packed(fields, 3),
+        major_version=_int(fields, 4),
+        minor_version=_int(fields, 5),
+        size_bytes=_int(fields, 6),
+    )
+
+
+def _deletion_file(data: bytes) -> DeletionFile:
+    fields = wire.parse(data)
+    return DeletionFile(_int(fields, 1), _int(fields, 2), _int(fields, 3), _int(fields, 4))
+
+
+def _index_entries(section: bytes) -> tuple[IndexEntry, ...]:
+    return tuple(_index_entry(field.as_bytes()) for field in wire.parse(section) if field.number == 1)
+
+
+def _index_entry(data: bytes) -> IndexEntry:
+    fields = wire.parse(data)
+    identity = _bytes(wire.parse(_bytes(fields, 1)), 1)
+    if len(identity) != 16:
+        raise CorruptDataError("index uuid does not have 16 bytes")
+    details = wire.parse(_bytes(fields, 6))
+    return IndexEntry(
+        uuid=str(uuid.UUID(bytes=identity)),
+        name=_text(fields, 3),
+        field_ids=_packed(fields, 2),
+        dataset_version=_int(fields, 4),
+        details_type=_text(details, 1),
+        details=_bytes(details, 2),
+        raw=data,
+    )
+
+
+def _renumber_field(data: bytes, field_ids: Mapping[int, int]) -> bytes:
+    fields = wire.parse(data)
+    number, parent = _signed(fields, 3), _signed(fields, 4)
+    fields = set_number(fields, 3, field_ids.get(number, number))
+    return wire.join(set_number(fields, 4, parent if parent < 0 else field_ids.get(parent, parent)))
+
+
+def _renumber_fragment(data: bytes, field_ids: Mapping[int, int], deletion: DeletionFile | None) -> bytes:
+    kept = []
+    for field in wire.parse(data):
+        if field.number == 2:
+            kept.append(wire.bytes_field(2, _renumber_data_file(field.as_bytes(), field_ids)))
+        elif field.number != 3 or deletion is None:
+            kept.append(field)
+    if deletion is not None:
+        at = next((i for i, field in enumerate(kept) if field.number > 3), len(kept))
+        kept.insert(at, wire.bytes_field(3, encode_deletion_file(deletion)))
+    return wire.join(kept)
+
+
+def _renumber_data_file(data: bytes, field_ids: Mapping[int, int]) -> bytes:
+    def renumber(field: wire.Field) -> wire.Field:
+        if field.number != 2:
+            return field
+        return wire.bytes_field(2, wire.varints_of(field_ids.get(i, i) for i in wire.varints(field.as_bytes())))
+
+    return wire.join(renumber(field) for field in wire.parse(data))
+
+
+def encode_deletion_file(deletion: DeletionFile) -> bytes:
+    """The DeletionFile message."""
+    values = (deletion.file_type, deletion.read_version, deletion.id, deletion.num_deleted_rows)
+    return wire.join(wire.varint_field(i, value) for i, value in enumerate(values, 1) if value)
+
+
+def _last(fields: Sequence[wire.Field], number: int) -> wire.Field | None:
+    return next((field for field in reversed(fields) if field.number == number), None)
+
+
+def _optional_int(fields: Sequence[wire.Field], number: int) -> int | None:
+    field = _last(fields, number)
+    return None if field is None else field.as_int()
+
+
+def _int(fields: Sequence[wire.Field], number: int) -> int:
+    return _optional_int(fields, number) or 0
+
+
+def _signed(fields: Sequence[wire.Field], number: int) -> int:
+    field = _last(fields, number)
+    return 0 if field is None else field.as_signed()
+
+
+def _bytes(fields: Sequence[wire.Field], number: int) -> bytes:
+    field = _last(fields, number)
+    return b"" if field is None else field.as_bytes()
+
+
+def _text(fields: Sequence[wire.Field], number: int) -> str:
+    field = _last(fields, number)
+    return "" if field is None else field.as_text()
+
+
+def _packed(fields: Sequence[wire.Field], number: int) -> tuple[int, ...]:
+    """A repeated int32: packed, or one by one (both are legal on the wire)."""
+    numbers: list[int] = []
+    for field in fields:
+        if field.number == number:
+            values = [field.as_int()] if field.wire_type == wire.VARINT else wire.varints(field.as_bytes())
+            numbers += [value - (1 << 64) if value >> 63 else value for value in values]
+    return tuple(numbers)
