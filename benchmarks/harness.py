@@ -6,8 +6,9 @@ Owns `Case`, `Sample`, `Bench` and the table. Rules, so that a figure can be bel
 2. The first turn of each side is thrown away (imports, caches, page faults).
 3. The figure of a side is the median of its rounds; the ratio is the median of the ratios of the rounds.
 4. Every turn gets a new empty directory, on tmpfs where there is one, so that the disk is not what is measured.
-5. A side that keeps threads running after its turn would disturb the other: such a case is `isolated`, each turn in a
-   process of its own. Its callables must be importable (module-level functions or partials of them).
+5. Both sides share a process. pylance's runtime keeps six threads from its first use on, but idle they cost the other
+   side nothing that can be measured. A side that stays busy after its turn is another matter: such a case is
+   `isolated`, each turn in a process of its own, and its callables must be importable (module-level functions).
 
 Called by: `python -m benchmarks`, and by each `bench_*` module for its types.
 """

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("types", "errors", "config", "clock", "metrics", "hooks")),
     ("open", ("store",)),
     ("open", ("format",)),
-    ("open", ("invariants", "schema", "ingest")),
+    ("open", ("invariants", "schema", "ingest", "adapt")),
     ("open", ("sharding", "base_table", "manifest", "wal", "appender", "memtable", "index", "live")),
     ("open", ("flush", "sidecar")),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
