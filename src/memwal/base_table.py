@@ -11,16 +11,16 @@ Called by: the table facade, the writer, the reader, flush, compaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import lance
 import pyarrow as pa
 
-from memwal.errors import InvalidInputError, ObjectNotFoundError, UnavailableError
+from memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
 from memwal.format.index_details import INDEX_NAME, MemWalDetails, decode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.lance_manifest import (
@@ -33,7 +33,9 @@ from memwal.format.lance_manifest import (
 )
 from memwal.store.location import Location
 
-__all__ = ["BaseTable", "lance_errors", "lance_options"]
+__all__ = ["BaseTable", "lance_errors", "lance_options", "lance_read"]
+
+T = TypeVar("T")
 
 
 def lance_options(location: Location) -> dict[str, str] | None:
@@ -46,12 +48,45 @@ def lance_errors(action: str) -> Iterator[None]:
     """Turn what Lance raises into our errors: bad input is `InvalidInputError`, everything else `UnavailableError`."""
     try:
         yield
-    except (UnavailableError, InvalidInputError):
+    except MemWalError:
         raise
     except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
         raise InvalidInputError(f"{action}: {error}") from error
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
         raise UnavailableError(f"{action}: {error}") from error
+    except BaseException as error:
+        if _is_panic(error):
+            raise UnavailableError(f"{action}: Lance failed inside", retryable=False) from error
+        raise
+
+
+def lance_read(location: Location, path: str, read: Callable[[], T]) -> T:
+    """What `read` returns. If Lance cannot read the file at `path`, say why.
+
+    The store decides: an object that is absent or out of reach is the store's own error; one that the store delivers,
+    but that Lance refuses twice, is corrupt.
+    """
+    try:
+        return read()
+    except MemWalError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+    location.store.get(path)
+    try:
+        return read()
+    except MemWalError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        raise CorruptDataError("Lance cannot read the file", path=path) from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether Lance's native code gave up; its exception cannot be imported and is no `Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ Called by: the writer's flush worker, `Table.flush`, bulk load.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -118,21 +119,8 @@ def write_sstable(
     rows = _conform(table, base)
     name = paths.sstable_name(clock.token_hex(4), generation)
     attempt = _Attempt(location, shard_id, name, rows, base)
-    failures: list[BaseException] = []
-
-    def write_data() -> None:
-        try:
-            attempt.write_data(storage_version)
-        except BaseException as error:
-            failures.append(error)
-
-    data = clock.spawn(write_data, f"memwal-flush-{generation}")
-    try:
-        replaced = attempt.write_keys(newest)
-    finally:
-        data.join()
-    if failures:
-        raise failures[0]
+    work = [lambda: attempt.write_data(storage_version), lambda: attempt.write_keys(newest), attempt.write_filter]
+    _, replaced, _ = _share(work, clock, f"memwal-flush-{generation}")
     attempt.finish(replaced, clock)
     if after_data is not None:
         attempt.run_on_dataset(after_data)
@@ -164,6 +152,34 @@ def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) ->
         raise InvalidInputError(f"rows do not fit the base table: {error}") from error
 
 
+def _share(work: Sequence[Callable[[], Any]], clock: Clock, name: str) -> list[Any]:
+    """Do all parts on this thread and a second one, begun in the order given, and return their results.
+
+    Both threads have ended when this returns or raises; after a failure nothing new is begun.
+    """
+    waiting = deque(enumerate(work))
+    results: list[Any] = [None] * len(work)
+    failures: list[BaseException] = []
+
+    def drain() -> None:
+        while waiting and not failures:
+            try:
+                index, part = waiting.popleft()
+            except IndexError:  # the other thread was faster
+                return
+            try:
+                results[index] = part()
+            except BaseException as error:
+                failures.append(error)
+
+    second = clock.spawn(drain, name)
+    drain()
+    second.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
 @dataclass(frozen=True, slots=True)
 class _Attempt:
     """The directory of one flush attempt and what goes into it."""
@@ -192,17 +208,23 @@ class _Attempt:
                 storage_options=lance_options(self.location),
             )
 
+    def write_filter(self) -> None:
+        """Write the bloom filter; without a primary key it holds the hash of no bytes, as the reference's does."""
+        filter_bytes = build_bloom(key_hashes(self._key_columns()))
+        self.location.store.put(paths.bloom_path(self.shard_id, self.name), filter_bytes)
+
     def write_keys(self, newest: npt.NDArray[np.integer] | None) -> npt.NDArray[np.integer]:
-        """Write sidecar and filter; return the offsets of rows that a later row of the same key replaces."""
-        columns = [self.rows.column(column).combine_chunks() for column in self.base.primary_key]
-        self.location.store.put(paths.bloom_path(self.shard_id, self.name), build_bloom(key_hashes(columns)))
-        if not columns:
+        """Write the sidecar; return the offsets of rows that a later row of the same key replaces."""
+        if not self.base.primary_key:
             return np.empty(0, np.int64)
-        keys = sort_keys(columns)
-        write_sidecar(self.location, self.shard_id, self.name, keys)
+        keys = sort_keys(self._key_columns())
         if newest is not None:
             _check_newest(keys, newest)
+        write_sidecar(self.location, self.shard_id, self.name, keys)
         return keys.replaced
+
+    def _key_columns(self) -> list[pa.Array]:
+        return [self.rows.column(column).combine_chunks() for column in self.base.primary_key]
 
     def finish(self, replaced: npt.NDArray[np.integer], clock: Clock) -> None:
         """Write the deletion vector and give version 1 its final manifest."""

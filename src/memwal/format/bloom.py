@@ -43,7 +43,8 @@ def might_contain(filter_bytes: bytes, hashes: npt.NDArray[np.uint64]) -> npt.ND
         raise CorruptDataError(f"bloom filter has {len(filter_bytes)} bytes instead of {BLOOM_BYTES}")
     words = np.frombuffer(filter_bytes, "<u4").reshape(_BLOCKS, _WORDS)
     blocks, bits = _positions(hashes)
-    return np.equal(((words[blocks] >> bits) & np.uint32(1)).sum(axis=1), _WORDS)
+    found: npt.NDArray[np.bool_] = np.all((words[blocks] >> bits) & np.uint32(1), axis=1)
+    return found
 
 
 def _positions(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
