@@ -94,7 +94,9 @@ class WriterConfig:
     @classmethod
     def from_defaults(cls, stored: Mapping[str, str]) -> WriterConfig:
         """The config that a table's stored map describes; unknown keys are somebody else's and are ignored."""
-        known = {name: _from_text(name, text) for name, text in stored.items() if name in _FIELDS - _NEVER_STORED}
+        known: dict[str, Any] = {
+            name: _from_text(name, text) for name, text in stored.items() if name in _FIELDS - _NEVER_STORED
+        }
         return cls(**known)
 
 

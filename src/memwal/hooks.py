@@ -17,7 +17,7 @@ _handler: Callable[[str], None] | None = None
 
 def install(handler: Callable[[str], None] | None) -> None:
     """Call `handler` with the name of every point reached; None removes it."""
-    global _handler  # noqa: PLW0603
+    global _handler
     _handler = handler
 
 

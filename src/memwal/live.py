@@ -71,7 +71,7 @@ def find(table_key: str, shard_id: str) -> LiveShard | None:
 
 
 def _close_in_child() -> None:
-    global _lock  # noqa: PLW0603
+    global _lock
     _lock = threading.Lock()
     shards = [shard for refs in _shards.values() for ref in refs if (shard := ref()) is not None]
     _shards.clear()

@@ -13,7 +13,7 @@ Called by: the writer, the appender, flush, the read path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,12 @@ class FieldId:
 
     id: int
     children: tuple[FieldId, ...] = ()
+
+    def in_order(self) -> Iterator[int]:
+        """This id and those of all children, in pre-order."""
+        yield self.id
+        for child in self.children:
+            yield from child.in_order()
 
 
 @dataclass(frozen=True, slots=True)

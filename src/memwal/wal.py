@@ -34,10 +34,12 @@ from memwal.errors import (
     WriterPoisonedError,
 )
 from memwal.format.wal_entry import EntryDecoder, decode_entry, decode_extension_tail, encode_sentinel
+from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.store import paths
 from memwal.store.location import Location, resolve
-from memwal.types import SeenMap, ShardManifest, WalEntry, check_shard_id
+from memwal.transactions import load_generation_maps, merge_seen
+from memwal.types import SeenMap, SeenTransaction, ShardManifest, WalEntry, check_shard_id
 
 __all__ = [
     "OpenedLog",
@@ -101,15 +103,18 @@ class ShardLog:
         self.next_position = position + 1
         return position
 
-    def place_sentinel(self, encode: Callable[[SeenMap | None], bytes], seen: SeenMap | None) -> int:
-        """The position of our sentinel: the first free one from `next_position` on."""
+    def place_sentinel(self, seen: SeenMap) -> tuple[int, dict[str, SeenTransaction]]:
+        """The position of our sentinel, the first free one from `next_position` on, and the map that it carries.
+
+        A sentinel that moves on takes over the map of the entry that it met, so that it covers everything below it.
+        """
+        known = dict(seen)
         for _ in range(_MAX_SENTINEL_MOVES):
-            met = self._persist_sentinel(encode(seen))
-            if met is None:
-                self.next_position += 1
-                return self.next_position - 1
-            seen = met.seen if met.seen is not None else seen
+            met = self._persist_sentinel(encode_sentinel(self.epoch, known))
             self.next_position += 1
+            if met is None:
+                return self.next_position - 1, known
+            known = merge_seen([known, met.seen])
         raise UnavailableError(f"the log of shard {self.shard_id} grows faster than it can be fenced", retryable=True)
 
     def _persist_sentinel(self, data: bytes) -> WalEntry | None:
@@ -185,12 +190,14 @@ class _OccupiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """A claimed log: the manifest of the claim, and the positions that replay must read (`replay_end` excluded)."""
+    """A claimed log: the manifest of the claim, the positions that replay must read (`replay_end` excluded), and the
+    shard's transaction map."""
 
     log: ShardLog
     manifest: ShardManifest
     replay_start: int
     replay_end: int
+    seen: dict[str, SeenTransaction]
 
 
 def open_log(
@@ -199,16 +206,17 @@ def open_log(
     """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again."""
     location, shard_id = manifests.location, manifests.shard_id
     epoch, manifest = manifests.claim_epoch(spec_id)
+    log = ShardLog(location, shard_id, epoch, manifest.replay_after_wal_entry_position + 1, policy, clock)
+    reach("open.after_claim")
+    if epoch == 1:
+        return OpenedLog(log, manifest, log.next_position, log.next_position, {})
+    positions = list_positions(location, shard_id)
     cursor = manifest.replay_after_wal_entry_position
-    log = ShardLog(location, shard_id, epoch, cursor + 1, policy, clock)
-    if epoch > 1:
-        positions = list_positions(location, shard_id)
-        log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
-        seen = newest_seen(location, shard_id, positions)
-        log.place_sentinel(lambda known: encode_sentinel(epoch, known), seen)
-        manifest = manifests.check_fenced(epoch)
-        cursor = manifest.replay_after_wal_entry_position
-    return OpenedLog(log, manifest, cursor + 1, log.next_position - (epoch > 1))
+    log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
+    seen = merge_seen([newest_seen(location, shard_id, positions), load_generation_maps(location, manifest)])
+    sentinel, seen = log.place_sentinel(seen)
+    manifest = manifests.check_fenced(epoch)
+    return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, seen)
 
 
 def newest_seen(location: Location, shard_id: str, positions: list[int]) -> SeenMap | None:
@@ -344,7 +352,7 @@ class WalTailer:
     ) -> Iterator[WalEntry]:
         """Yield entries in order as they come, from `start` (default: `first_position()`) until `stop` says so."""
         position = self.first_position() if start is None else start
-        stopped = (lambda: False) if stop is None else stop.is_set if isinstance(stop, Event) else stop
+        stopped: Callable[[], bool] = stop.is_set if isinstance(stop, Event) else stop or bool
         while not stopped():
             entry = self.read_entry(position)
             if entry is not None:

@@ -25,7 +25,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -308,7 +308,7 @@ def parse_seen(value: Any, *, path: str | None = None) -> SeenMap:
         raise CorruptDataError(f"transaction map is corrupt: {error}", path=path) from None
 
 
-def _is_u64(value: Any) -> bool:
+def _is_u64(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_U64
 
 

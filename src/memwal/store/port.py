@@ -18,6 +18,7 @@ Called by: `memwal.store.location` and everything that reads or writes shards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -68,11 +69,11 @@ class ObjectStore(Protocol):
         """Size and time of `path`."""
         ...
 
-    def list(self, prefix: str) -> list[ObjectMeta]:
+    def list(self, prefix: str) -> Sequence[ObjectMeta]:
         """Every object below the directory `prefix` (recursive), in no order."""
         ...
 
-    def list_names(self, prefix: str) -> list[str]:
+    def list_names(self, prefix: str) -> Sequence[str]:
         """The names directly below the directory `prefix`, objects and directories alike, in no order."""
         ...
 

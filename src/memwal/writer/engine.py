@@ -1,0 +1,449 @@
+"""The write side of one shard: what a user calls, in the order in which it takes effect.
+
+Owns `ShardEngine`. Invariants:
+
+1. Everything that can be refused is refused before the claim: a doomed open fences nobody.
+2. Open returns after replay: a writer that exists shows every acknowledged row of the shard.
+3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence.
+4. A writer that is dropped without close flushes nothing, and its threads end.
+5. A writer in a forked child is closed.
+
+Called by: `memwal.shard_writer` (the public class), the table facade.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memwal import live
+from memwal.clock import Clock
+from memwal.config import WriterConfig
+from memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
+from memwal.flush import SsTableSchema, write_sstable
+from memwal.hooks import reach
+from memwal.ingest import key_batch, to_batches
+from memwal.log_run import LogRun
+from memwal.manifest import ShardManifestStore
+from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
+from memwal.schema import Reconciler, TableSchema
+from memwal.store.location import Location
+from memwal.transactions import as_transaction
+from memwal.types import SeenTransaction, ShardManifest, SsTable, Transaction
+from memwal.wal import PersistPolicy, open_log
+from memwal.writer.bulk import publish_bulk
+from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore, WriteRows
+from memwal.writer.flusher import flush_once, run_flusher, run_ticker
+from memwal.writer.replay import replay
+from memwal.writer.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
+
+__all__ = ["Ack", "ShardEngine", "ShardTarget", "WriteResult"]
+
+_JOIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a write did: its batch positions, and whether its transaction was there already."""
+
+    batch_positions: range
+    skipped: bool = False
+
+
+class Ack:
+    """The durability of one write that did not wait for it."""
+
+    __slots__ = ("_core", "_end")
+
+    def __init__(self, core: ShardCore, end: int) -> None:
+        self._core = core
+        self._end = end
+
+    @property
+    def durable(self) -> bool:
+        """Whether the write is on storage."""
+        return self._core.durable >= self._end
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the write is on storage; raise what prevented it, or `UnavailableError` after `timeout` seconds."""
+        if timeout is None:
+            self._core.make_durable(self._end)
+            return
+        with self._core.lock:
+            done = self._core.wait_until(lambda: self.durable, timeout)
+        if not done:
+            raise UnavailableError(f"the write was not durable within {timeout} seconds; wait again", ambiguous=True)
+
+    def __repr__(self) -> str:
+        return f"Ack(durable={self.durable})"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTarget:
+    """What a shard writes to: place, columns, file version of the base table, and which rows belong to the shard."""
+
+    location: Location
+    schema: TableSchema
+    storage_version: str
+    spec_id: int = 0
+    check_rows: Callable[[pa.RecordBatch], None] | None = None
+
+    def write_sstable(
+        self, shard_id: str, config: WriterConfig, clock: Clock, generation: int, rows: pa.Table
+    ) -> SsTable:
+        """Write one generation, complete and unpublished."""
+        ids = None if self.schema.field_ids is None else [i for f in self.schema.field_ids for i in f.in_order()]
+        return write_sstable(
+            self.location,
+            shard_id,
+            generation,
+            rows,
+            base=SsTableSchema.from_arrow(self.schema.columns, ids, self.schema.primary_key),
+            storage_version=self.storage_version,
+            fsync=config.fsync and self.location.is_local,
+            clock=clock,
+        )
+
+
+class ShardEngine:
+    """One claimed shard: puts, deletes, freezing, flushing, closing."""
+
+    def __init__(self, target: ShardTarget, config: WriterConfig, clock: Clock) -> None:
+        """Claim and replay the shard; `target` and `config` were validated by the caller."""
+        shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
+        self._config = config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
+        self._target = target
+        self._clock = clock
+        self._reconciler = Reconciler(target.schema)
+        self._fit_lock = threading.Lock()
+        self._manifests = ShardManifestStore(
+            target.location,
+            shard_id,
+            scan_batch_size=config.manifest_scan_batch_size,
+            fsync=config.fsync and target.location.is_local,
+            clock=clock,
+        )
+        self._core = core = self._open()
+        manifests, write = self._manifests, self._write_sstable
+        self._threads = [
+            clock.spawn(lambda: run_ticker(core), f"memwal-ticker-{shard_id[:8]}"),
+            clock.spawn(
+                lambda: run_flusher(core, lambda: flush_once(core, manifests, write)), f"memwal-flush-{shard_id[:8]}"
+            ),
+        ]
+        self._finalizer = weakref.finalize(self, _abandon, core)
+        live.register(target.location.key, self)
+
+    def _open(self) -> ShardCore:
+        config, target = self._config, self._target
+        policy = PersistPolicy(
+            max_retries=config.max_wal_persist_retries,
+            base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
+            fsync=config.fsync and target.location.is_local,
+        )
+        opened = open_log(self._manifests, spec_id=config.shard_spec_id, policy=policy, clock=self._clock)
+        reach("open.after_sentinel")
+        memtables = config.enable_memtable
+        core = ShardCore(
+            config=config,
+            schema=target.schema,
+            log=opened.log,
+            seen=opened.seen,
+            run=LogRun(opened.manifest.current_generation) if memtables else LogRun.of_tail(opened),
+            clock=self._clock,
+        )
+        self._write_sstable = self._sstable_writer()
+        if memtables:
+            replay(core, opened, lambda: flush_once(core, self._manifests, self._write_sstable))
+        return core
+
+    def _sstable_writer(self) -> Callable[[int, pa.Table], SsTable]:
+        target, config, clock = self._target, self._config, self._clock
+        shard_id = str(config.shard_id)
+        return lambda generation, table: target.write_sstable(shard_id, config, clock, generation, table)
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
+        """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
+        return self._write(self._fit(data), as_transaction(txn))
+
+    def put_nowait(self, data: Any) -> Ack:
+        """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
+        rows = self._fit(data)
+        if rows.size_bytes > self._config.max_entry_bytes:
+            self._write(rows, None)
+            return Ack(self._core, 0)
+        _, end = self._core.insert(rows, None)
+        with self._core.lock:
+            self._core.drain_wanted = True
+            self._core.tick.notify()
+        return Ack(self._core, end)
+
+    def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
+        """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
+        return self._write(self._tombstones(keys), as_transaction(txn))
+
+    def _write(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+        core = self._core
+        started = self._clock.monotonic()
+        if not rows.batches:
+            core.refuse_writes()
+            return WriteResult(range(core.buffered, core.buffered))
+        if rows.size_bytes > self._config.max_entry_bytes and core.active is not None:
+            positions = publish_bulk(core, self._manifests, self._write_sstable, rows, txn)
+            return WriteResult(positions or range(0), skipped=positions is None)
+        pending, end = core.insert(rows, txn)
+        if self._config.durable_write or txn is not None:
+            core.make_durable(end)
+            reach("put.before_ack")
+        with core.lock:
+            core.stats.put_count += 1
+            core.stats.put_time += self._clock.monotonic() - started
+        if pending is None:
+            return WriteResult(range(end, end), skipped=True)
+        return WriteResult(range(pending.start, pending.end))
+
+    def _fit(self, data: Any) -> WriteRows:
+        """`data` as batches of the table, each checked; the errors name batch and column."""
+        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, self._target.schema.columns)
+        if not batches:
+            raise InvalidInputError("empty batch list: give at least one batch with rows")
+        for i, batch in enumerate(batches):
+            if batch.num_rows == 0:
+                raise InvalidInputError(f"Batch {i} is empty: give batches with rows")
+        with self._fit_lock:
+            fitted = [self._reconciler.fit(batch) for batch in batches]
+        if len(fitted) > self._config.max_memtable_batches:
+            relaxed = self._target.schema.memory.remove(len(self._target.schema.memory) - 1)
+            even = [pa.RecordBatch.from_arrays(batch.columns, schema=relaxed) for batch in fitted]
+            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
+        if self._target.check_rows is not None:
+            for batch in fitted:
+                self._target.check_rows(batch)
+        return _rows(fitted, [None] * len(fitted))
+
+    def _tombstones(self, keys: Any) -> WriteRows:
+        schema = self._target.schema
+        named = key_batch(keys, schema)
+        if named.num_rows == 0:
+            return _rows([], [])
+        relaxed = schema.memory.remove(len(schema.memory) - 1)
+        batch = pa.RecordBatch.from_arrays(
+            [
+                named.column(f.name) if f.name in schema.primary_key else pa.nulls(named.num_rows, f.type)
+                for f in relaxed
+            ],
+            schema=relaxed,
+        )
+        if self._target.check_rows is not None:
+            self._target.check_rows(batch)
+        return _rows([batch], [pa.array(np.ones(named.num_rows, dtype=bool))])
+
+    # -------------------------------------------------------------------------------------------- sealing and closing
+
+    def force_seal_active(self) -> None:
+        """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
+        self._need_memtable()
+        with self._core.lock:
+            self._core.refuse_writes()
+        try:
+            self.check_fenced()
+        except FencedError as error:
+            with self._core.lock:
+                self._core.fenced = self._core.fenced or error
+                self._core.wake_all()
+            raise
+        self._core.seal()
+
+    def wait_for_flush_drain(self, timeout: float | None = None) -> None:
+        """Return when every frozen memtable is an SSTable; raise why one is not, or `UnavailableError` on time-out."""
+        self._need_memtable()
+        core = self._core
+        with core.lock:
+            core.refuse()
+            drained = core.wait_until(lambda: not core.frozen, timeout)
+            left = len(core.frozen)
+        if not drained:
+            raise UnavailableError(f"{left} memtables were not flushed within {timeout} seconds; wait again")
+
+    def close(self) -> None:
+        """Flush the log and all memtables, end the threads, and raise the first failure. Idempotent."""
+        core = self._core
+        with core.lock:
+            if core.state != OPEN:
+                return
+            core.state = CLOSING
+        try:
+            self._drain()
+        finally:
+            self._stop()
+
+    def _drain(self) -> None:
+        core = self._core
+        with core.lock:
+            unflushed = bool(core.pending or core.frozen or (core.active is not None and core.active.num_rows))
+        if core.poison is not None or (core.fenced is not None and unflushed):
+            with core.lock:
+                core.wait_until(lambda: False, 0)
+        core.make_durable(core.buffered)
+        core.seal()
+        with core.lock:
+            core.wait_until(lambda: not core.frozen, None)
+
+    def abort(self) -> None:
+        """Stop without flushing; what is in the log is replayed by the next open. Idempotent."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self._finalizer.detach()
+        live.forget(self._target.location.key, self)
+        _abandon(self._core)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+
+    def orphan(self) -> None:
+        """Become closed in a forked child, where this writer's threads and locks do not exist."""
+        self._finalizer.detach()
+        core, self._threads = self._core, []
+        core.lock = threading.Lock()
+        core.changed, core.tick, core.work = (threading.Condition(core.lock) for _ in range(3))
+        core._commit_lock = threading.Lock()
+        core.state = CLOSED
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------------------- looking
+
+    def capture(self) -> InMemoryMemTables | None:
+        """Active and frozen memtables for a reader of the table; None if this writer has none to show."""
+        if self._core.active is None:
+            return None
+        try:
+            return self._core.capture()
+        except MemWalError:
+            return None
+
+    def in_memory_memtable_refs(self) -> InMemoryMemTables:
+        """Active and frozen memtables, captured together."""
+        self._need_memtable()
+        return self._core.capture()
+
+    def active_memtable_ref(self) -> InMemoryMemTableRef:
+        """The active memtable, captured."""
+        return self.in_memory_memtable_refs().active
+
+    def _need_memtable(self) -> None:
+        if not self._config.enable_memtable:
+            raise InvalidInputError("this writer is in WAL-only mode (enable_memtable=False): it has no memtable")
+
+    def check_fenced(self) -> None:
+        """Raise `FencedError` if the newest manifest carries a higher epoch."""
+        self._manifests.check_fenced(self.epoch)
+
+    def manifest(self) -> ShardManifest:
+        """The newest manifest of the shard."""
+        latest = self._manifests.read_latest()
+        if latest is None:
+            raise UnavailableError(f"the manifest of shard {self.shard_id} is gone; run verify", ambiguous=False)
+        return latest
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this writer owns the shard."""
+        return self._core.log.epoch
+
+    @property
+    def shard_id(self) -> str:
+        """The shard that this writer owns."""
+        return self._core.log.shard_id
+
+    @property
+    def config(self) -> WriterConfig:
+        """The settings in force."""
+        return self._config
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return self._target.schema.columns
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer was closed or aborted."""
+        return self._core.state != OPEN
+
+    def transactions(self) -> dict[str, SeenTransaction]:
+        """The newest version per application that is on storage."""
+        return dict(self._core.seen)
+
+    def stats(self) -> WriteStats:
+        """Totals since open or reset."""
+        return self._core.stats.snapshot()
+
+    def stats_handle(self) -> StatsHandle:
+        """The live counters; usable after close."""
+        return self._core.stats
+
+    def wal_stats(self) -> WalStats:
+        """The next position of the log."""
+        return WalStats(self._core.log.next_position)
+
+    def backpressure_stats(self) -> BackpressureStats:
+        """Puts that waited for room."""
+        with self._core.lock:
+            return BackpressureStats(self._core.waits, self._core.wait_seconds * 1000)
+
+    def memtable_stats(self) -> MemTableStats:
+        """The memtables now."""
+        self._need_memtable()
+        core = self._core
+        with core.lock:
+            active, pending = core.active, core.pending
+            if active is None:
+                raise AssertionError("memtable mode without a memtable")
+            return MemTableStats(
+                row_count=active.num_rows,
+                batch_count=active.num_batches,
+                estimated_size=active.size_bytes + active.index_bytes,
+                generation=active.generation,
+                max_buffered_batch_position=core.buffered - 1 if core.buffered else None,
+                max_flushed_batch_position=core.durable - 1 if core.durable else None,
+                pending_wal_start_batch_position=pending[0].start if pending else None,
+                pending_wal_end_batch_position=pending[-1].end if pending else None,
+                pending_wal_batch_count=sum(len(item.rows.batches) for item in pending),
+                pending_wal_row_count=sum(item.rows.num_rows for item in pending),
+                pending_wal_estimated_bytes=core.pending_bytes,
+                frozen_count=len(core.frozen),
+                frozen_bytes=sum(m.size_bytes + m.index_bytes for m in core.frozen),
+                index_bytes=active.index_bytes,
+            )
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"ShardWriter(shard_id={self.shard_id!r}, epoch={self.epoch}, {state})"
+
+
+def _rows(batches: list[pa.RecordBatch], flags: Sequence[pa.BooleanArray | None]) -> WriteRows:
+    if len(batches) == 1:
+        return WriteRows(batches, list(flags), batches[0].num_rows, batches[0].get_total_buffer_size())
+    sizes = sum(batch.get_total_buffer_size() for batch in batches)
+    return WriteRows(batches, list(flags), sum(batch.num_rows for batch in batches), sizes)
+
+
+def _abandon(core: ShardCore) -> None:
+    """End the threads of a core without touching storage."""
+    with core.lock:
+        core.state = CLOSED
+        core.wake_all()
