@@ -175,7 +175,10 @@ def shard_id_for(sharding: Sharding, value: Any = None, *, kind: pa.DataType | N
         return unsharded_shard_id()
     if sharding is None:
         raise InvalidInputError("a table with manual shards has no shard per value: name the shard yourself")
-    array = _one_value(value, kind)
+    plain = not isinstance(value, pa.Scalar)
+    if kind is None:
+        kind = _plain_type(value) if plain else value.type
+    array = _to_array([value] if plain else pa.repeat(value, 1), kind)
     _check_type(sharding, array.type)
     return _groups(sharding, array)[0][0]
 
@@ -193,8 +196,8 @@ def shards_for_values(
     if isinstance(sharding, Unsharded):
         return frozenset([unsharded_shard_id()])
     try:
-        array = values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        array = _to_array(values, kind)
+    except InvalidInputError:
         return None
     if isinstance(sharding, Identity):
         array = array.drop_null()
@@ -280,16 +283,16 @@ def _column(batch: pa.RecordBatch, sharding: Bucket | Identity, schema: pa.Schem
     return array
 
 
-def _one_value(value: Any, kind: pa.DataType | None) -> pa.Array:
-    """An array of one value; the type is `kind`, else the value's own."""
+def _to_array(values: Iterable[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
+    """`values` as a column of type `kind` would hold them; `InvalidInputError` if it cannot hold them unchanged."""
+    given = values if isinstance(values, pa.Array) else list(values)
     try:
-        if isinstance(value, pa.Scalar):
-            array = pa.repeat(value, 1)
-            return array if kind is None else array.cast(kind)
-        return pa.array([value], _plain_type(value) if kind is None else kind)
-    except (pa.ArrowException, TypeError, OverflowError):
-        text = f"a value of type {type(value).__name__} does not fit a column of type {kind}"
-        raise InvalidInputError(text) from None
+        array = given.cast(kind) if isinstance(given, pa.Array) else pa.array(given, kind)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        raise InvalidInputError(f"a value does not fit a column of type {kind}") from None
+    if isinstance(given, list) and pa.types.is_integer(kind) and array.to_pylist() != given:
+        raise InvalidInputError(f"a value does not fit a column of type {kind}")  # pyarrow cuts fractions off
+    return array
 
 
 def _plain_type(value: Any) -> pa.DataType:

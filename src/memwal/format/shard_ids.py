@@ -83,5 +83,8 @@ def encode_identity_value(value: Any, kind: pa.DataType) -> bytes:
         except OverflowError:
             raise InvalidInputError(f"value out of the range of {kind}") from None
     if isinstance(value, str) and not pa.types.is_boolean(kind) and not pa.types.is_integer(kind):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError("value is not valid Unicode text") from None
     raise InvalidInputError(f"a value of type {type(value).__name__} does not fit a column of type {kind}")
