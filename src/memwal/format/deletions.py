@@ -28,7 +28,7 @@ def encode_deletions(offsets: npt.NDArray[np.integer]) -> bytes:
 def decode_deletions(data: bytes) -> npt.NDArray[np.uint32]:
     """The deleted row offsets, ascending."""
     try:
-        bitmap = BitMap.deserialize(data)
-    except ValueError as error:
+        bitmap = BitMap.deserialize(data)  # checks bounds and order of everything it reads
+    except (ValueError, IndexError) as error:
         raise CorruptDataError("deletion vector is not a portable RoaringBitmap") from error
     return np.frombuffer(bitmap.to_array(), np.uint32) if bitmap else np.empty(0, np.uint32)

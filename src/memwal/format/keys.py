@@ -59,7 +59,9 @@ def primary_key_columns(schema: pa.Schema) -> list[str]:
     for index, field in enumerate(schema):
         position = _key_position(field)
         if position is not None:
-            placed.append((position or 1 << 32, index, field.name))
+            # The reference compares positions as signed 32-bit numbers, so that the upper half comes first.
+            signed = position - (1 << 32) if position >> 31 else position
+            placed.append((signed or 1 << 32, index, field.name))
         nested = _nested_key(field.type)
         if nested is not None:
             raise InvalidInputError(f"primary key field {nested!r} is nested in column {field.name!r}")

@@ -1,0 +1,340 @@
+"""Primary keys are found, checked, encoded in order, and hashed, exactly as the reference does it."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lance.schema import LanceSchema
+
+from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.format.keys import (
+    check_primary_key,
+    decode_composite,
+    encode_composite,
+    hash_is_exact,
+    is_key_type,
+    key_hashes,
+    primary_key_columns,
+)
+
+KEY = "lance-schema:unenforced-primary-key"
+POSITION = KEY + ":position"
+KEY_TYPES = [
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
+]
+
+
+# ------------------------------------------------------------------------------------------------------ discovery
+
+
+def column(name: str, **metadata: str) -> pa.Field:
+    return pa.field(
+        name, pa.int64(), nullable=False, metadata={KEY if k == "key" else POSITION: v for k, v in metadata.items()}
+    )
+
+
+FLAGS = ["true", "TRUE", "True", "1", "yes", "YES", "on", "On", "y", "Y", "t", "", "0", "false", "no", " true", "01"]
+PLACES = ["0", "1", "+1", "-1", " 1", "01", "4294967295", "4294967296", "1_0", "x", "", "٣"]
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_a_flag_counts_exactly_where_the_reference_counts_it(flag: str) -> None:
+    schema = pa.schema([column("a", key=flag)])
+    reference = LanceSchema.from_pyarrow(schema).fields()[0].is_unenforced_primary_key()
+    assert primary_key_columns(schema) == (["a"] if reference else [])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_position_alone_makes_a_key_exactly_where_it_does_for_the_reference(place: str) -> None:
+    schema = pa.schema([column("a", position=place), column("b", position="2", key="false")])
+    reference = [field.name() for field in LanceSchema.from_pyarrow(schema).unenforced_primary_key()]
+    assert primary_key_columns(schema) == reference
+
+
+def test_positions_come_first_in_ascending_order_then_schema_order() -> None:
+    schema = pa.schema(
+        [
+            column("last", key="true"),
+            column("upper_half", position="3000000000"),
+            column("second", position="7"),
+            column("zero", position="0"),
+            column("first", position="2"),
+            column("tie", position="7"),
+            pa.field("plain", pa.int64()),
+        ]
+    )
+    assert primary_key_columns(schema) == ["upper_half", "first", "second", "tie", "last", "zero"]
+    assert primary_key_columns(schema) == [f.name() for f in LanceSchema.from_pyarrow(schema).unenforced_primary_key()]
+
+
+def test_a_schema_without_metadata_has_no_key() -> None:
+    assert primary_key_columns(pa.schema([pa.field("a", pa.int64())])) == []
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda f: pa.struct([f]), lambda f: pa.list_(f), lambda f: pa.list_(pa.struct([f]), 2)]
+)
+def test_a_nested_key_is_refused_with_its_name(wrap: Any) -> None:
+    schema = pa.schema([pa.field("outer", wrap(column("inner", key="true")))])
+    with pytest.raises(InvalidInputError, match=r"'inner' is nested in column 'outer'"):
+        primary_key_columns(schema)
+
+
+def test_the_reference_writes_tables_with_exactly_our_key_types(tmp_path: Any) -> None:
+    import lance
+
+    others = [pa.float64(), pa.date32(), pa.timestamp("us"), pa.decimal128(10, 2), pa.binary(4), pa.float16()]
+    for number, kind in enumerate([*KEY_TYPES, *others]):
+        schema = pa.schema([pa.field("k", kind, nullable=False, metadata={KEY: "true"})])
+        dataset = lance.write_dataset(schema.empty_table(), tmp_path / str(number))
+        try:
+            dataset.initialize_mem_wal()
+            accepted = True
+        except (OSError, ValueError):
+            accepted = False
+        assert is_key_type(kind) == accepted, kind
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.date32(), pa.dictionary(pa.int8(), pa.string()), pa.binary(3)])
+def test_a_key_of_another_type_is_refused_with_name_and_type(kind: pa.DataType) -> None:
+    with pytest.raises(InvalidInputError, match=f"^primary key column 'k' has type {re.escape(str(kind))};"):
+        check_primary_key(pa.schema([pa.field("k", kind, nullable=False)]), ["k"])
+
+
+def test_a_nullable_or_missing_key_column_is_refused() -> None:
+    schema = pa.schema([pa.field("k", pa.int64())])
+    with pytest.raises(InvalidInputError, match="'k' must not be nullable"):
+        check_primary_key(schema, ["k"])
+    with pytest.raises(InvalidInputError, match="'x' is not in the schema"):
+        check_primary_key(schema, ["x"])
+
+
+# ------------------------------------------------------------------------------------------------------- encoding
+
+
+def test_composite_keys_have_the_documented_bytes() -> None:
+    first = encode_composite([pa.array([-1]), pa.array(["a\0z"])])
+    assert first[0].as_py().hex() == "017fffffffffffffff016100ff7a0000"
+    second = encode_composite(
+        [pa.array([2], pa.int32()), pa.array([7], pa.uint16()), pa.array([True]), pa.array([b"\x00\xff"])]
+    )
+    assert second[0].as_py().hex() == "01800000000000000201000000000000000701010100ffff0000"
+    assert second.type == pa.binary()
+
+
+def value_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_boolean(kind):
+        return st.booleans()
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width
+        low, high = (
+            (-(1 << bits - 1), (1 << bits - 1) - 1) if pa.types.is_signed_integer(kind) else (0, (1 << bits) - 1)
+        )
+        return st.integers(low, high) | st.sampled_from([low, 0, high])
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return st.text(st.characters(codec="utf-8"), max_size=6) | st.text("\0a\xff", max_size=4)
+    return st.binary(max_size=6) | st.binary(max_size=3).map(lambda b: b.replace(b"\x01", b"\0"))
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> tuple[list[pa.DataType], list[tuple[Any, ...]]]:
+    kinds = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=4))
+    row = st.tuples(*(st.none() | value_of(kind) for kind in kinds))
+    return kinds, draw(st.lists(row, min_size=1, max_size=12))
+
+
+def columns_of(kinds: Sequence[pa.DataType], rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+    return [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
+
+
+def comparable(row: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    return [(0, 0) if v is None else (1, v.encode() if isinstance(v, str) else v) for v in row]
+
+
+@given(keys())
+def test_encoded_keys_sort_like_their_rows(case: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
+    kinds, rows = case
+    encoded = encode_composite(columns_of(kinds, rows)).to_pylist()
+    for i in range(len(rows)):
+        for j in range(len(rows)):
+            left, right = comparable(rows[i]), comparable(rows[j])
+            assert (encoded[i] < encoded[j]) == (left < right)
+            assert (encoded[i] == encoded[j]) == (left == right)
+
+
+@given(keys(), st.integers(0, 3))
+def test_decoding_gives_the_columns_back(case: tuple[list[pa.DataType], list[tuple[Any, ...]]], skip: int) -> None:
+    kinds, rows = case
+    columns = columns_of(kinds, rows)
+    decoded = decode_composite(encode_composite(columns), kinds)
+    assert [array.to_pylist() for array in decoded] == [array.to_pylist() for array in columns]
+    assert [array.type for array in decoded] == kinds
+    tail = decode_composite(encode_composite(columns).slice(skip), kinds)
+    assert [array.to_pylist() for array in tail] == [array.to_pylist()[skip:] for array in columns]
+
+
+@given(keys(), st.integers(1, 4))
+def test_sliced_columns_encode_and_hash_like_copies(
+    case: tuple[list[pa.DataType], list[tuple[Any, ...]]], skip: int
+) -> None:
+    kinds, rows = case
+    sliced = [array.slice(skip) for array in columns_of(kinds, rows)]
+    copies = columns_of(kinds, rows[skip:])
+    assert encode_composite(sliced).to_pylist() == encode_composite(copies).to_pylist()
+    assert key_hashes(sliced).tolist() == key_hashes(copies).tolist()
+
+
+@given(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=3), st.lists(st.binary(max_size=30), max_size=4))
+def test_hostile_bytes_decode_to_keys_that_encode_back_or_are_refused(
+    kinds: list[pa.DataType], hostile: list[bytes]
+) -> None:
+    encoded = pa.array(hostile, pa.binary())
+    try:
+        columns = decode_composite(encoded, kinds)
+    except CorruptDataError:
+        return
+    assert encode_composite(columns).to_pylist() == hostile
+
+
+@pytest.mark.parametrize(
+    ("kinds", "hexadecimal"),
+    [
+        ([pa.int64()], "01800000000000"),
+        ([pa.int64()], "0180000000000000000000"),
+        ([pa.int64()], "02"),
+        ([pa.int8()], "018000000000000080"),
+        ([pa.bool_()], "0102"),
+        ([pa.string()], "0161"),
+        ([pa.string()], "016100"),
+        ([pa.string()], "01610001"),
+        ([pa.string()], "01ff0000"),
+        ([pa.string(), pa.int64()], "01610000"),
+    ],
+)
+def test_a_malformed_encoded_key_is_refused(kinds: list[pa.DataType], hexadecimal: str) -> None:
+    with pytest.raises(CorruptDataError):
+        decode_composite(pa.array([bytes.fromhex(hexadecimal)]), kinds)
+
+
+def test_a_terminator_is_not_looked_for_in_the_next_row() -> None:
+    rows = pa.array([bytes.fromhex("0161"), bytes.fromhex("01620000")])
+    with pytest.raises(CorruptDataError, match="unterminated"):
+        decode_composite(rows, [pa.string()])
+
+
+# ------------------------------------------------------------------------------------------------------- hashing
+
+
+def siphash13(data: bytes) -> int:
+    """The definition, one message at a time."""
+    mask = (1 << 64) - 1
+
+    def rotate(x: int, bits: int) -> int:
+        return ((x << bits) | (x >> (64 - bits))) & mask
+
+    def step(v: list[int]) -> None:
+        v[0] = (v[0] + v[1]) & mask
+        v[1] = rotate(v[1], 13) ^ v[0]
+        v[0] = rotate(v[0], 32)
+        v[2] = (v[2] + v[3]) & mask
+        v[3] = rotate(v[3], 16) ^ v[2]
+        v[0] = (v[0] + v[3]) & mask
+        v[3] = rotate(v[3], 21) ^ v[0]
+        v[2] = (v[2] + v[1]) & mask
+        v[1] = rotate(v[1], 17) ^ v[2]
+        v[2] = rotate(v[2], 32)
+
+    v = [0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573]
+    whole = len(data) // 8 * 8
+    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, whole, 8)]
+    words.append((len(data) & 255) << 56 | int.from_bytes(data[whole:], "little"))
+    for word in words:
+        v[3] ^= word
+        step(v)
+        v[0] ^= word
+    v[2] ^= 0xFF
+    for _ in range(3):
+        step(v)
+    return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def message(kinds: Sequence[pa.DataType], row: Sequence[Any]) -> bytes:
+    out = b""
+    for kind, value in zip(kinds, row, strict=True):
+        out += b"\1" if value is None else b"\0"
+        if value is None:
+            continue
+        if kind in (pa.int32(), pa.int64()):
+            out += struct.pack("<i" if kind == pa.int32() else "<q", value)
+        elif kind == pa.string():
+            out += value.encode() + b"\xff"
+        elif kind == pa.binary():
+            out += struct.pack("<Q", len(value)) + value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ([pa.array([2])], 0xD8D0C7D906895713),
+        ([pa.array([-5])], 0x9B0DE7484FB16FF8),
+        ([pa.array([7], pa.int32())], 0x173136168BF50EFB),
+        ([pa.array(["abc"])], 0xFDE4B1F7E5502580),
+        ([pa.array([""])], 0xDA5735E7144B8D9F),
+        ([pa.array([b"\x00\x01"])], 0xFD952BAA9FED36E8),
+        ([pa.array([1]), pa.array(["x"])], 0x6CCBDA8A9BEF3E8C),
+        ([pa.array([99], pa.uint64())], 0x68A914128E01E473),
+        ([], 0xD1FBA762150C532C),
+    ],
+)
+def test_documented_hashes(columns: list[pa.Array], expected: int) -> None:
+    assert key_hashes(columns).tolist() == [expected]
+
+
+@given(keys())
+def test_hashes_equal_the_scalar_definition(case: tuple[list[pa.DataType], list[tuple[Any, ...]]]) -> None:
+    kinds, rows = case
+    assert key_hashes(columns_of(kinds, rows)).tolist() == [siphash13(message(kinds, row)) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
+def test_every_length_up_to_three_hundred_hashes_right(kind: pa.DataType) -> None:
+    texts = [bytes(48 + (i * 7 + n) % 74 for i in range(n)) for n in range(300)]
+    values = [text.decode() for text in texts] if kind == pa.string() else texts
+    expected = [siphash13(message([kind], [value])) for value in values]
+    assert key_hashes([pa.array(values, kind)]).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+def test_integers_hash_right_across_blocks(kind: pa.DataType) -> None:
+    bits = kind.bit_width
+    numbers = np.random.default_rng(1).integers(-(1 << bits - 1), (1 << bits - 1) - 1, 40_000)
+    hashes = key_hashes([pa.array(numbers, kind)])
+    for row in (0, 1, 16_383, 16_384, 32_768, 39_999):
+        assert hashes[row] == siphash13(message([kind], [int(numbers[row])]))
+
+
+def test_one_very_long_key_among_short_ones_hashes_right() -> None:
+    values = [f"key-{i}" for i in range(20_000)]
+    values[12_345] = "long" * 50_000
+    hashes = key_hashes([pa.array(values)])
+    for row in (0, 12_344, 12_345, 12_346, 19_999):
+        assert hashes[row] == siphash13(message([pa.string()], [values[row]]))
+
+
+def test_a_hash_is_exact_only_where_every_key_type_is_hashed() -> None:
+    exact = [pa.int32(), pa.int64(), pa.string(), pa.binary()]
+    for kind in KEY_TYPES:
+        assert hash_is_exact([kind]) == (kind in exact)
+    assert hash_is_exact([pa.int64(), pa.string()])
+    assert not hash_is_exact([pa.int64(), pa.uint8()])
+    assert not hash_is_exact([])
