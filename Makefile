@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do \
 # The stamp carries a checksum of what it was made from, so an unchanged checkout never installs twice.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
 
-# Test processes. Two is the measured optimum on two cores; `make test JOBS=0` runs in one process.
+# Test processes; `make test JOBS=0` runs everything in one.
 JOBS ?= 2
 ARGS ?=
 
