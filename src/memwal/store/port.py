@@ -18,7 +18,7 @@ Called by: `memwal.store.location` and everything that reads or writes shards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import builtins
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -69,11 +69,11 @@ class ObjectStore(Protocol):
         """Size and time of `path`."""
         ...
 
-    def list(self, prefix: str) -> Sequence[ObjectMeta]:
+    def list(self, prefix: str) -> builtins.list[ObjectMeta]:
         """Every object below the directory `prefix` (recursive), in no order."""
         ...
 
-    def list_names(self, prefix: str) -> Sequence[str]:
+    def list_names(self, prefix: str) -> builtins.list[str]:
         """The names directly below the directory `prefix`, objects and directories alike, in no order."""
         ...
 

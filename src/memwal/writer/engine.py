@@ -92,7 +92,7 @@ class ShardTarget:
     schema: TableSchema
     storage_version: str
     spec_id: int = 0
-    check_rows: Callable[[pa.RecordBatch], None] | None = None
+    check_rows: Callable[[str, pa.RecordBatch], None] | None = None
 
     def write_sstable(
         self, shard_id: str, config: WriterConfig, clock: Clock, generation: int, rows: pa.Table
@@ -226,7 +226,7 @@ class ShardEngine:
             fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
         if self._target.check_rows is not None:
             for batch in fitted:
-                self._target.check_rows(batch)
+                self._target.check_rows(self.shard_id, batch)
         return _rows(fitted, [None] * len(fitted))
 
     def _tombstones(self, keys: Any) -> WriteRows:
@@ -243,7 +243,7 @@ class ShardEngine:
             schema=relaxed,
         )
         if self._target.check_rows is not None:
-            self._target.check_rows(batch)
+            self._target.check_rows(self.shard_id, batch)
         return _rows([batch], [pa.array(np.ones(named.num_rows, dtype=bool))])
 
     # -------------------------------------------------------------------------------------------- sealing and closing

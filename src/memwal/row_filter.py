@@ -1,0 +1,120 @@
+"""Filters over rows in memory, read as Lance reads them.
+
+Owns `RowFilter`. Lance's SQL differs from DataFusion's in three ways, which are translated token by token: column names
+match whatever their case, double quotes hold a string, and `regexp_match` is a condition. Invariants:
+
+1. The same filter text selects the same rows in memory and in a Lance dataset.
+2. Rows keep their order.
+3. A filter that cannot be read is an `InvalidInputError`; values are never formatted into filter text here.
+
+Called by: the memtable scanner, the read path.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datafusion import SessionConfig, SessionContext
+
+from memwal.errors import InvalidInputError
+
+__all__ = ["FilterLike", "RowFilter"]
+
+FilterLike: TypeAlias = str | pc.Expression
+_TOKEN = re.compile(
+    r"""(?P<string>'(?:[^']|'')*')|(?P<double>"(?:[^"]|"")*")|(?P<quoted>`(?:[^`]|``)*`)"""
+    r"""|(?P<word>[^\W\d]\w*)|(?P<number>\d\w*(?:\.\d+)?)|(?P<other>\s+|.)""",
+    re.DOTALL,
+)
+_RENAMED = {"regexp_match": "regexp_like"}
+_contexts = threading.local()
+
+
+class RowFilter:
+    """One filter, ready for rows with the columns of `schema`."""
+
+    __slots__ = ("_sql", "columns", "source")
+
+    def __init__(self, source: FilterLike, schema: pa.Schema) -> None:
+        self.source = source
+        self._sql: str | None = None
+        self.columns = list(schema.names)
+        if isinstance(source, str):
+            self._sql, self.columns = _translate(source, schema)
+        elif not isinstance(source, pc.Expression):
+            raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows of `table` for which the filter is true, in order."""
+        if table.num_rows == 0:
+            return table
+        try:
+            if self._sql is None:
+                return table.filter(self.source)
+            return _run(table, self._sql)
+        except Exception as error:
+            reason = (str(error).splitlines() or ["no reason given"])[0]
+            raise InvalidInputError(f"the filter cannot be applied: {reason}") from None
+
+    def __repr__(self) -> str:
+        return f"RowFilter({str(self.source)!r})"
+
+
+def _run(table: pa.Table, sql: str) -> pa.Table:
+    context = getattr(_contexts, "context", None)
+    if context is None:
+        context = _contexts.context = SessionContext(SessionConfig().with_target_partitions(1))
+    try:
+        found = context.from_arrow(table, name="rows").filter(sql).to_arrow_table()
+    finally:
+        context.deregister_table("rows")
+    return found.cast(table.schema) if found.schema != table.schema else found
+
+
+def _translate(sql: str, schema: pa.Schema) -> tuple[str, list[str]]:
+    """The filter in DataFusion's dialect, and the columns that it names."""
+    by_lower = {name.lower(): name for name in reversed(schema.names)}
+    exact = set(schema.names)
+    used: dict[str, None] = {}
+    parts: list[str] = []
+    for match in _TOKEN.finditer(sql):
+        kind, text = match.lastgroup, match.group()
+        if kind == "double":
+            text = "'" + text[1:-1].replace('""', '"').replace("'", "''") + "'"
+        elif kind in ("word", "quoted"):
+            name = text[1:-1].replace("``", "`") if kind == "quoted" else text
+            column = name if name in exact else by_lower.get(name.lower())
+            after_dot = bool(parts) and parts[-1] == "."
+            if column is not None and not after_dot:
+                used[column] = None
+                text = _quote(column)
+            elif kind == "quoted" or after_dot:
+                text = _quote(name)
+            else:
+                text = _RENAMED.get(text.lower(), text)
+        parts.append(text)
+    if not "".join(parts).strip():
+        raise InvalidInputError("the filter is empty")
+    return "".join(_field_access(parts)), list(used)
+
+
+def _field_access(parts: list[str]) -> list[str]:
+    """`column.field` as bracket access, since DataFusion would read it as `table.column`."""
+    out: list[str] = []
+    i = 0
+    while i < len(parts):
+        if parts[i] == "." and out and out[-1].endswith(('"', "]")) and i + 1 < len(parts) and parts[i + 1][:1] == '"':
+            out.append("['" + parts[i + 1][1:-1].replace('""', '"').replace("'", "''") + "']")
+            i += 2
+        else:
+            out.append(parts[i])
+            i += 1
+    return out
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

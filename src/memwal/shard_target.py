@@ -1,0 +1,80 @@
+"""What a shard writer writes to, read from the table: place, columns, defaults, sharding.
+
+Owns the local checks of an open: everything here happens before a claim, so that a doomed open fences nobody.
+
+Called by: `ShardWriter.open`, the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from memwal.base_table import BaseTable
+from memwal.config import WriterConfig
+from memwal.errors import InvalidInputError
+from memwal.schema import TableSchema
+from memwal.sharding import Sharding, check_rows_in_shard, from_details
+from memwal.store.location import Location
+from memwal.writer.engine import ShardTarget
+
+__all__ = ["table_schema", "target_of", "writer_config"]
+
+_DEFAULT_STORAGE_VERSION = "2.1"
+
+
+def table_schema(base: BaseTable) -> TableSchema:
+    """The columns of a base table with their field ids."""
+    return TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+
+
+def target_of(
+    location: Location, base: BaseTable | None, schema: pa.Schema | None, *, routed: bool = False
+) -> ShardTarget:
+    """The target of a shard of this table; `routed` means that the caller sends only rows that belong to the shard."""
+    if base is None:
+        if schema is None:
+            raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
+        return ShardTarget(location, TableSchema.from_arrow(schema), _DEFAULT_STORAGE_VERSION)
+    columns = table_schema(base)
+    if schema is not None:
+        _check_same(schema, columns.columns)
+    if base.details is None:
+        raise InvalidInputError(
+            f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
+            "Call memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
+        )
+    sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
+    spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
+    check = None if routed or sharding is None else partial(_check_rows, sharding, columns.columns)
+    return ShardTarget(location, columns, base.data_storage_version, spec_id, check)
+
+
+def _check_rows(sharding: Sharding, columns: pa.Schema, shard_id: str, batch: pa.RecordBatch) -> None:
+    check_rows_in_shard(batch, sharding, columns, shard_id)
+
+
+def _check_same(given: pa.Schema, columns: pa.Schema) -> None:
+    if given.names != columns.names:
+        raise InvalidInputError(f"the table has the columns {columns.names}, the given schema has {given.names}")
+    for field, column in zip(given, columns, strict=True):
+        if field.type != column.type:
+            raise InvalidInputError(f"column {field.name!r} is {column.type} in the table, not {field.type}")
+
+
+def writer_config(
+    base: BaseTable | None, config: WriterConfig | None, overrides: dict[str, Any], indexes: Sequence[Any]
+) -> WriterConfig:
+    """The settings in force: the table's stored defaults (or `config`), then `overrides`; refused if they do not fit."""
+    if config is None:
+        stored = {} if base is None or base.details is None else base.details.writer_config_defaults
+        config = WriterConfig.from_defaults(stored)
+    elif not isinstance(config, WriterConfig):
+        raise InvalidInputError(f"config must be a WriterConfig, not {type(config).__name__}")
+    config = config.replace(**overrides)
+    if indexes and not config.enable_memtable:
+        raise InvalidInputError("indexes require enable_memtable=True: WAL-only mode has nothing to index")
+    return config
