@@ -284,6 +284,8 @@ class InMemoryMemTables:
 
     active: InMemoryMemTableRef
     frozen: tuple[InMemoryMemTableRef, ...]
+    shard_id: str = ""
+    epoch: int = 0
 
     @property
     def ascending(self) -> tuple[InMemoryMemTableRef, ...]:
