@@ -12,6 +12,7 @@ Called by: `format.shard_manifest`, `format.index_details`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
@@ -20,7 +21,7 @@ from memwal.errors import CorruptDataError
 
 __all__ = ["MAX_FIELDS", "parse_message"]
 
-MAX_FIELDS = 1_000_000
+MAX_FIELDS = 500_000
 _WALK_FROM_BYTES = 64 * 1024
 _MAX_DEPTH = 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -50,14 +51,20 @@ def _count_fields(data: bytes, descriptor: Any) -> int:
     pending = [(0, len(data), descriptor, 0)]
     while pending and total <= MAX_FIELDS:
         at, end, kind, depth = pending.pop()
+        nested = _nested(kind)
         while 0 <= at < end and total <= MAX_FIELDS:
             total += 1
-            key, at = _varint(data, at, end)
+            key, at = _varint(data, at, end) if data[at] > 127 else (data[at], at + 1)
             body, at = _skip(data, at, end, key & 7)
-            field = kind.fields_by_number.get(key >> 3)
-            if body >= 0 and depth < _MAX_DEPTH and field is not None and field.message_type is not None:
-                pending.append((body, at, field.message_type, depth + 1))
+            if body >= 0 and depth < _MAX_DEPTH and (key >> 3) in nested:
+                pending.append((body, at, nested[key >> 3], depth + 1))
     return total
+
+
+@lru_cache(maxsize=64)
+def _nested(descriptor: Any) -> dict[int, Any]:
+    """The message types of the fields that hold messages, by field number."""
+    return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
 
 
 def _skip(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:
@@ -65,7 +72,7 @@ def _skip(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:
     if at < 0:
         return -1, -1
     if wire_type == _BYTES:
-        size, body = _varint(data, at, end)
+        size, body = _varint(data, at, end) if at == end or data[at] > 127 else (data[at], at + 1)
         return (body, body + size) if 0 <= body <= body + size <= end else (-1, -1)
     if wire_type == _VARINT:
         return -1, _varint(data, at, end)[1]

@@ -1,0 +1,33 @@
+"""Decoders with one fault each: the fuzzer must find every one of them."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+from memwal.errors import CorruptDataError
+
+
+def honest(data: bytes) -> None:
+    if data != b"honest bytes":
+        raise CorruptDataError("not honest")
+
+
+def raises_another_error(data: bytes) -> None:
+    if len(data) < 4:
+        {}[len(data)]
+
+
+def crashes(data: bytes) -> None:
+    if len(data) < 4:
+        ctypes.string_at(0)
+
+
+def trusts_a_length(data: bytes) -> None:
+    if data != b"honest bytes":
+        bytearray(1 << 40)
+
+
+def never_ends(data: bytes) -> None:
+    while data != b"honest bytes":
+        time.sleep(0.01)

@@ -1,0 +1,209 @@
+"""The decoders that are fuzzed, each with its corpus.
+
+Owns the table `TARGETS`: to add a decoder, write a function that takes bytes and a function that returns honest bytes,
+and list them. A decode function may go on to check what it got (a round trip, say): an `AssertionError` is a failure.
+Imports of memwal happen inside the functions, so that one broken module fails its own target only.
+
+Called by: the fuzz tests and the fuzzer's child process.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+class Target(NamedTuple):
+    """One decoder under fuzz; `decode` is the name of a function of this module."""
+
+    decode: str
+    corpus: Callable[[], list[bytes]]
+
+
+def _files(pattern: str) -> list[bytes]:
+    return [file.read_bytes() for file in sorted(GOLDEN.rglob(pattern))]
+
+
+def shard_manifest(data: bytes) -> None:
+    from memwal.format.shard_manifest import decode_manifest, encode_manifest
+
+    manifest = decode_manifest(data)
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+
+
+def shard_manifest_corpus() -> list[bytes]:
+    from memwal.format.shard_manifest import encode_manifest
+    from memwal.types import ShardManifest, ShardStatus, SsTable
+
+    shard = "00112233-4455-4677-8899-aabbccddeeff"
+    tables = tuple(SsTable(n, f"{n:08x}_gen_{n}", 1 << 40, n, n * 8) for n in range(1, 40))
+    full = ShardManifest(9, shard, 1, (("bucket", b"\1\0\0\0"),), 3, 50, 51, 40, tables, ShardStatus.SEALED)
+    return [*_files("manifest/*.binpb"), encode_manifest(full)]
+
+
+def index_details(data: bytes) -> None:
+    from memwal.errors import CorruptDataError, UnsupportedFormatError
+    from memwal.format.index_details import decode_details, encode_details
+    from memwal.sharding import from_details
+
+    details = decode_details(data)
+    assert decode_details(encode_details(details)) == details
+    try:
+        from_details(details, {0: "id", 1: "val", 2: "name"})
+    except (CorruptDataError, UnsupportedFormatError):
+        return
+
+
+def index_details_corpus() -> list[bytes]:
+    return _files("details/*.binpb")
+
+
+def protobuf_bombs(data: bytes) -> None:
+    """Inputs of the largest size that decoders read, all of them two-byte messages or groups."""
+    if data == b"any":
+        return  # the corpus, which is decoded before the memory limit holds
+    from memwal.errors import CorruptDataError
+    from memwal.format.index_details import MAX_DETAILS_BYTES, decode_details
+    from memwal.format.shard_manifest import MAX_MANIFEST_BYTES, decode_manifest
+
+    for decode, size, units in (
+        (decode_manifest, MAX_MANIFEST_BYTES, (b"\x42\x00", b"\x0b\x0c")),
+        (decode_details, MAX_DETAILS_BYTES, (b"\x3a\x00", b"\x3a\x02\x12\x00")),
+    ):
+        for unit in units:
+            try:
+                decode(unit * (size // len(unit)))
+            except CorruptDataError:
+                continue
+            raise AssertionError("a bomb was decoded")
+
+
+def wal_entry(data: bytes) -> None:
+    import pyarrow as pa
+
+    from memwal.format.wal_entry import decode_entry
+
+    for batch in decode_entry(data, 1).batches:
+        backwards = pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())
+        for column in batch.columns:  # every value is moved: what validation let through must not crash later
+            try:
+                column.take(backwards)
+            except pa.ArrowNotImplementedError:
+                continue
+        batch.serialize()
+
+
+def wal_entry_corpus() -> list[bytes]:
+    return [*_files("wal/*.arrow"), *_our_entries()]
+
+
+def wal_stream_behind_a_true_footer(data: bytes) -> None:
+    """A stream from a writer that lies: checksums are right, the Arrow bytes are not."""
+    wal_entry(_with_footer(data, b""))
+
+
+def wal_stream_corpus() -> list[bytes]:
+    return _files("wal/*.arrow")
+
+
+def wal_extension_behind_a_true_footer(data: bytes) -> None:
+    """An extension from a writer that lies: checksums are right, the JSON is not."""
+    from memwal.format.wal_entry import decode_entry
+
+    decode_entry(_with_footer(_stream_of_a_sentinel(), data), 1)
+
+
+def wal_extension_corpus() -> list[bytes]:
+    return [
+        b"",
+        b'{"txn":{"app":"a","version":7,"query":null}}',
+        b'{"txn":{"app":"a","version":7,"query":"q"},"seen":{"a":[7,1700000000000,"q"],"b":[1,2,null]}}',
+    ]
+
+
+def bloom(data: bytes) -> None:
+    import numpy as np
+
+    from memwal.format.bloom import might_contain
+
+    might_contain(data, np.array([0, 1, 1 << 63, (1 << 64) - 1], np.uint64))
+
+
+def bloom_corpus() -> list[bytes]:
+    return _files("bloom_filter.bin")[:2]
+
+
+def lance_manifest(data: bytes) -> None:
+    from memwal.format.lance_manifest import parse_lance_manifest
+
+    parse_lance_manifest(data)
+
+
+def lance_manifest_corpus() -> list[bytes]:
+    return _files("_versions/*.manifest")
+
+
+def deletion_vector(data: bytes) -> None:
+    from memwal.format.deletions import decode_deletions
+
+    decode_deletions(data)
+
+
+def deletion_vector_corpus() -> list[bytes]:
+    import numpy as np
+
+    from memwal.format.deletions import encode_deletions
+
+    many = [np.arange(0, 200_000, step, dtype=np.uint32) for step in (1, 3, 5_000)]
+    return [*_files("_deletions/*.bin"), *[encode_deletions(offsets) for offsets in many]]
+
+
+TARGETS: dict[str, Target] = {
+    target.decode: target
+    for target in (
+        Target("shard_manifest", shard_manifest_corpus),
+        Target("index_details", index_details_corpus),
+        Target("wal_entry", wal_entry_corpus),
+        Target("wal_stream_behind_a_true_footer", wal_stream_corpus),
+        Target("wal_extension_behind_a_true_footer", wal_extension_corpus),
+        Target("bloom", bloom_corpus),
+        Target("lance_manifest", lance_manifest_corpus),
+        Target("deletion_vector", deletion_vector_corpus),
+    )
+}
+
+
+def _with_footer(stream: bytes, extension: bytes) -> bytes:
+    fixed = struct.pack("<QII", len(stream), len(extension), zlib.crc32(stream))
+    return stream + extension + fixed + struct.pack("<I", zlib.crc32(extension + fixed)) + b"MWALEND1"
+
+
+def _stream_of_a_sentinel() -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, pa.schema([], metadata={"writer_epoch": "2", "fence_sentinel": "true"})).close()
+    return bytes(sink.getvalue())
+
+
+def _our_entries() -> list[bytes]:
+    import pyarrow as pa
+
+    from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
+    from memwal.types import SeenTransaction, Transaction
+
+    seen = {"app": SeenTransaction(7, 1_700_000_000_000, "q")}
+    nested = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
+    schema = pa.schema(
+        [("id", pa.int64()), ("s", nested), ("d", pa.dictionary(pa.int8(), pa.string())), TOMBSTONE_FIELD]
+    )
+    rows = [{"id": n, "s": {"a": n, "b": ["x", None]}, "d": "ab"[n % 2], "_tombstone": False} for n in range(5)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    encoder = EntryEncoder(schema, 3, 2)
+    transaction = Transaction("app", 7, "q")
+    return [encoder.encode([batch, batch], txn=transaction, seen=seen), encode_sentinel(4, seen), encode_mark(4, seen)]

@@ -1,0 +1,33 @@
+"""Hostile bytes make every decoder answer or refuse: no other error, no crash, no memory bomb, no hang."""
+
+from __future__ import annotations
+
+import pytest
+from decoders import TARGETS
+from fuzzer import fuzz_decoder
+
+from memwal.testing.profile import scaled
+
+SMALL_BYTES = 1_100
+SMALL = [name for name in TARGETS if name != "bloom"]  # a bloom filter has one size only, 32 KiB
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutated_bytes_are_refused_or_decoded(name: str) -> None:
+    runs = scaled(ci=5_000, prove=100_000)
+    counts = fuzz_decoder(f"decoders:{name}", TARGETS[name].corpus(), runs)
+    assert sum(counts.values()) == runs
+    assert counts["refused"] > runs // 20, "the mutations hardly hurt: they do not reach the decoder"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_cut_and_every_flipped_bit_is_refused_or_decoded(name: str) -> None:
+    small = [data for data in TARGETS[name].corpus() if len(data) <= SMALL_BYTES][:2]
+    counts = fuzz_decoder(f"decoders:{name}", small, 0)
+    assert sum(counts.values()) == sum(len(data) * 9 for data in small)
+    assert counts["refused"] > 0
+
+
+def test_a_bomb_of_the_largest_size_allowed_stays_within_the_memory_limit() -> None:
+    assert fuzz_decoder("decoders:protobuf_bombs", [b"any"], 1) == {"taken": 1, "refused": 0}
