@@ -7,7 +7,7 @@ the bloom filter. Invariants:
 2. When `write_sstable` returns, everything exists (and with `fsync` survives power loss); whoever publishes the
    generation publishes it whole.
 3. The dataset has one fragment of all rows in insert order, at version 1, with the base table's field ids (readers
-   match by id). `_tombstone` is the last column and has the id after the largest one.
+   match by id) and file version. `_tombstone` is the last column and has the id after the largest one.
 4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
    the filter list all rows.
 
@@ -119,7 +119,8 @@ def write_sstable(
     rows = _conform(table, base)
     name = paths.sstable_name(clock.token_hex(4), generation)
     attempt = _Attempt(location, shard_id, name, rows, base)
-    work = [lambda: attempt.write_data(storage_version), lambda: attempt.write_keys(newest), attempt.write_filter]
+    version = _file_version(rows, storage_version)
+    work = [lambda: attempt.write_data(version), lambda: attempt.write_keys(newest), attempt.write_filter]
     _, replaced, _ = _share(work, clock, f"memwal-flush-{generation}")
     attempt.finish(replaced, clock)
     if after_data is not None:
@@ -150,6 +151,26 @@ def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) ->
         return whole.combine_chunks().cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise InvalidInputError(f"rows do not fit the base table: {error}") from error
+
+
+def _file_version(rows: pa.Table, storage_version: str) -> str:
+    """The base table's file version, or the next one where that cannot hold the rows.
+
+    Version 2.0 has no null structs, but a tombstone is null in every column outside the key. Readers open a generation
+    as a dataset of its own, so that its version is free.
+    """
+    if storage_version == "2.0" and any(_has_null_struct(column.combine_chunks()) for column in rows.columns):
+        return "2.1"
+    return storage_version
+
+
+def _has_null_struct(array: pa.Array) -> bool:
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return bool(array.null_count) or any(_has_null_struct(child) for child in array.flatten())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _has_null_struct(array.flatten())
+    return False
 
 
 def _share(work: Sequence[Callable[[], Any]], clock: Clock, name: str) -> list[Any]:

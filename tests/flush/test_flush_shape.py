@@ -1,0 +1,233 @@
+"""What a flush refuses, what it leaves on storage, and what its result says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from flush_peer import Tables, key_field, newest_of
+
+from memwal.clock import SystemClock
+from memwal.errors import CorruptDataError, InvalidInputError, MemWalError, UnavailableError
+from memwal.flush import SsTableSchema, write_sstable
+from memwal.format.shard_manifest import decode_manifest
+from memwal.store.location import resolve
+from memwal.store.port import ObjectStore
+
+SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return Tables(tmp_path, SCHEMA)
+
+
+class RecordingStore:
+    """Passes everything on, and remembers the calls in order."""
+
+    def __init__(self, inner: ObjectStore, calls: list[tuple[str, str]], fail: str | None = None) -> None:
+        self._inner, self._calls, self._fail = inner, calls, fail
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+
+        def call(path: str, *args: Any, **options: Any) -> Any:
+            self._calls.append((name, path))
+            if self._fail is not None and self._fail in path:
+                raise UnavailableError("the store is gone", retryable=False)
+            return method(path, *args, **options)
+
+        return call
+
+
+@pytest.mark.parametrize("nothing", [[], SCHEMA.append(pa.field("_tombstone", pa.bool_())).empty_table()])
+def test_a_generation_without_rows_is_refused(tables: Tables, nothing: Any) -> None:
+    with pytest.raises(InvalidInputError, match="without rows"):
+        tables.write(nothing)
+
+
+def test_other_columns_are_refused(tables: Tables) -> None:
+    rows = tables.rows([{"id": 1, "v": "a"}])
+    with pytest.raises(InvalidInputError, match="columns"):
+        tables.write(rows.select(["id", "_tombstone", "v"]))
+    with pytest.raises(InvalidInputError, match="columns"):
+        tables.write(rows.drop_columns(["_tombstone"]))
+
+
+def test_values_that_do_not_fit_are_refused(tables: Tables) -> None:
+    rows = pa.table({"id": ["x"], "v": ["a"], "_tombstone": [False]})
+    with pytest.raises(InvalidInputError, match="do not fit"):
+        tables.write(rows)
+
+
+def test_a_null_key_is_refused(tables: Tables) -> None:
+    rows = pa.table({"id": pa.array([None], pa.int64()), "v": ["a"], "_tombstone": [False]})
+    with pytest.raises(InvalidInputError, match="do not fit"):
+        tables.write(rows)
+
+
+def test_thousands_of_small_batches_become_one_fragment(tables: Tables) -> None:
+    whole = tables.rows([{"id": i % 700, "v": str(i)} for i in range(3_000)])
+    batches = [batch for start in range(3_000) for batch in whole.slice(start, 1).to_batches()]
+    sstable = tables.write(batches)
+    dataset = lance.dataset(str(tables.directory(sstable)))
+    assert dataset.version == 1
+    assert [fragment.physical_rows for fragment in dataset.get_fragments()] == [3_000]
+    assert dataset.count_rows() == 700
+    dataset.validate()
+    as_table = tables.write(pa.Table.from_batches(batches), generation=2)
+    assert lance.dataset(str(tables.directory(as_table))).to_table().equals(dataset.to_table())
+
+
+def test_rows_keep_their_insert_order(tables: Tables) -> None:
+    keys = [5, 3, 9, 1]
+    sstable = tables.write(tables.rows([{"id": key, "v": str(key)} for key in keys], [{"id": 7}]))
+    table = lance.dataset(str(tables.directory(sstable))).to_table()
+    assert table["id"].to_pylist() == [5, 3, 9, 1, 7]
+    assert table["_tombstone"].to_pylist() == [False, False, False, False, True]
+    assert table.schema == tables.schema.with_tombstone
+
+
+def test_the_result_counts_rows_and_bytes_like_the_reference(tables: Tables) -> None:
+    rows = [{"id": i % 3, "v": "abc"} for i in range(10)]
+    sstable = tables.write(tables.rows(rows))
+    assert sstable.physical_rows == 10
+    assert sstable.primary_key_bytes == 80
+    shard = tables.peer(rows).parent
+    newest = max((shard / "manifest").glob("*.binpb"), key=lambda path: int(path.stem[::-1], 2))
+
+    (theirs,) = decode_manifest(newest.read_bytes()).sstables
+    assert (sstable.physical_rows, sstable.primary_key_bytes) == (theirs.physical_rows, theirs.primary_key_bytes)
+    assert sstable.in_memory_bytes == pytest.approx(theirs.in_memory_bytes, rel=0.1)
+
+
+def test_every_attempt_writes_a_directory_of_its_own(tables: Tables) -> None:
+    rows = tables.rows([{"id": 1, "v": "a"}])
+    names = {tables.write(rows, generation=4).path for _ in range(3)}
+    assert len(names) == 3
+    assert all(re.fullmatch(r"[0-9a-f]{8}_gen_4", name) for name in names)
+
+
+def test_the_name_comes_from_the_clock(tables: Tables) -> None:
+    class FixedClock(SystemClock):
+        def token_hex(self, nbytes: int) -> str:  # type: ignore[override]
+            return "ab" * nbytes
+
+        def randbits(self, bits: int) -> int:  # type: ignore[override]
+            return (1 << bits) - 1
+
+    sstable = tables.write(tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}]), clock=FixedClock())
+    assert sstable.path == "abababab_gen_1"
+    (vector,) = (tables.directory(sstable) / "_deletions").iterdir()
+    assert vector.name == f"0-1-{(1 << 64) - 1}.bin"
+    assert tables.scan(sstable) == [{"id": 1, "v": "b"}]
+
+
+def test_with_fsync_the_finished_directory_is_synced_last(tmp_path: Path) -> None:
+    calls: list[tuple[str, str]] = []
+    tables = Tables(tmp_path, SCHEMA)
+    tables.location = resolve(tables.uri, wrap=lambda inner: RecordingStore(inner, calls))
+    rows = tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}])
+    tables.write(rows)
+    assert "sync_tree" not in {name for name, _ in calls}
+    sstable = write_sstable(
+        tables.location, tables.shard, 2, rows, base=tables.schema, storage_version="2.1", fsync=True
+    )
+    assert calls[-1] == ("sync_tree", f"_mem_wal/{tables.shard}/{sstable.path}")
+
+
+@pytest.mark.parametrize("part", ["bloom_filter.bin", "_deletions", ".manifest"])
+def test_a_failing_store_fails_the_flush_whatever_it_was_writing(tmp_path: Path, part: str) -> None:
+    tables = Tables(tmp_path, SCHEMA)
+    tables.location = resolve(tables.uri, wrap=lambda inner: RecordingStore(inner, [], fail=part))
+    with pytest.raises(UnavailableError, match="the store is gone"):
+        tables.write(tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}]))
+
+
+@pytest.mark.parametrize("target", ["data", "_pk_index"])
+def test_a_failing_lance_write_fails_the_flush_with_our_error(tmp_path: Path, target: str) -> None:
+    tables = Tables(tmp_path, SCHEMA)
+
+    class FixedClock(SystemClock):
+        def token_hex(self, nbytes: int) -> str:  # type: ignore[override]
+            return "cd" * nbytes
+
+    blocked = Path(tables.uri, "_mem_wal", tables.shard, "cdcdcdcd_gen_1", target)
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a directory should be")
+    with pytest.raises(MemWalError):
+        tables.write(tables.rows([{"id": 1, "v": "a"}]), clock=FixedClock())
+
+
+def test_the_callers_view_of_the_newest_rows_is_checked(tables: Tables) -> None:
+    rows = tables.rows([{"id": key, "v": "x"} for key in (4, 2, 4, 1)])
+    newest = newest_of([4, 2, 4, 1])
+    assert tables.write(rows, newest=newest[::-1]).physical_rows == 4
+    for wrong in (np.array([0, 1, 3]), np.array([1, 3]), np.arange(4)):
+        with pytest.raises(CorruptDataError, match="disagrees"):
+            tables.write(rows, newest=wrong)
+
+
+def test_an_index_after_the_data_sees_base_ids_and_no_replaced_row(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("gone", pa.int32()), key_field("id", pa.int64()), pa.field("v", pa.string())])
+    tables = Tables(tmp_path, schema, drop=["gone"], rows=[{"id": 1, "v": "base"}, {"id": 8, "v": "base"}])
+    seen: list[int] = []
+
+    def index(dataset: lance.LanceDataset) -> None:
+        seen.append(dataset.count_rows())
+        dataset.create_scalar_index("v", "BTREE", name="v_idx")
+
+    rows = tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}, {"id": 2, "v": "a"}])
+    sstable = tables.write(rows, after_data=index)
+    assert seen == [2]
+    dataset = lance.dataset(str(tables.directory(sstable)))
+    assert dataset.max_field_id == 3
+    assert dataset.to_table(filter="v = 'a'")["id"].to_pylist() == [2]
+    assert [entry.name for entry in dataset.describe_indices()] == ["v_idx"]
+    assert tables.scan(sstable) == [{"id": 1, "v": "b"}, {"id": 2, "v": "a"}, {"id": 8, "v": "base"}]
+
+
+def test_a_failing_index_fails_the_flush(tables: Tables) -> None:
+    def fail(dataset: lance.LanceDataset) -> None:
+        raise InvalidInputError("no such index")
+
+    with pytest.raises(InvalidInputError, match="no such index"):
+        tables.write(tables.rows([{"id": 1, "v": "a"}]), after_data=fail)
+
+
+def test_without_a_base_table_fields_are_numbered_from_zero(tmp_path: Path) -> None:
+    location = resolve(str(tmp_path / "table"))
+    schema = SsTableSchema.from_arrow(SCHEMA, None, ["id"])
+    rows = pa.table({"id": [1, 1], "v": ["a", "b"], "_tombstone": [False, False]})
+    shard = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
+    sstable = write_sstable(location, shard, 1, rows, base=schema, storage_version="2.1", fsync=True)
+    dataset = lance.dataset(str(tmp_path / "table" / "_mem_wal" / shard / sstable.path))
+    assert [field.id() for field in dataset.lance_schema.fields()] == [0, 1, 2]
+    assert dataset.to_table()["v"].to_pylist() == ["b"]
+
+
+def test_field_ids_that_do_not_match_the_columns_are_refused(tables: Tables) -> None:
+    tables.schema = SsTableSchema(tables.schema.arrow, (0, 1, 2), ("id",))
+    with pytest.raises(CorruptDataError, match="fields"):
+        tables.write(tables.rows([{"id": 1, "v": "a"}]))
+
+
+def test_a_schema_with_a_bad_key_or_the_reserved_column_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="nullable"):
+        SsTableSchema.from_arrow(pa.schema([pa.field("id", pa.int64())]), [0], ["id"])
+    with pytest.raises(InvalidInputError, match="reserved"):
+        SsTableSchema.from_arrow(pa.schema([pa.field("_tombstone", pa.bool_())]), [0], [])
+
+
+def test_the_base_table_is_not_touched(tables: Tables) -> None:
+    before = tables.base.refresh().version
+    tables.write(tables.rows([{"id": 1, "v": "a"}]))
+    assert tables.base.refresh().version == before
+    shutil.rmtree(Path(tables.uri, "_mem_wal"))
+    assert lance.dataset(tables.uri).count_rows() == 0
