@@ -1,0 +1,54 @@
+"""S3 for tests: moto's server as a process of its own, with one bucket."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from services.process import running
+
+_BUCKET = "memwal-tests"
+_SERVER = """
+import threading
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+host, port = server.get_host_and_port()
+print(f"ready http://{host}:{port}", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of an S3 service that knows no bucket but `memwal-tests`."""
+    with running([sys.executable, "-c", _SERVER], r"ready (http://\S+)") as ready:
+        endpoint = ready.group(1)
+        request = urllib.request.Request(f"{endpoint}/{_BUCKET}", method="PUT")
+        with urllib.request.urlopen(request, timeout=30):
+            pass
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def s3_location_options(s3_endpoint: str) -> tuple[str, dict[str, str]]:
+    """A URI to put tables under, and the storage options for it, for memwal and Lance alike."""
+    options = {
+        "aws_access_key_id": "memwal-tests",
+        "aws_secret_access_key": "memwal-tests-secret",
+        "aws_region": "us-east-1",
+        "aws_endpoint": s3_endpoint,
+        "allow_http": "true",
+    }
+    return f"s3://{_BUCKET}", options
+
+
+@pytest.fixture
+def s3_table(s3_location_options: tuple[str, dict[str, str]]) -> tuple[str, dict[str, str]]:
+    """The URI of a table that nobody else uses, and its storage options."""
+    prefix, options = s3_location_options
+    return f"{prefix}/{uuid.uuid4().hex}", options
