@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 from memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
 from memwal.format.index_details import INDEX_NAME, MemWalDetails, decode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
+from memwal.format.lance_commit import hand_commit_is_safe
 from memwal.format.lance_manifest import (
     VERSIONS_DIR,
     IndexEntry,
@@ -89,12 +90,20 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
+@dataclass(frozen=True, slots=True)
+class _ManifestFile:
+    path: str
+    data: bytes
+    parsed: LanceManifest
+
+
 @dataclass(frozen=True)
 class BaseTable:
     """One version of the base table."""
 
     location: Location
     dataset: lance.LanceDataset
+    _read: list[_ManifestFile] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
@@ -129,12 +138,12 @@ class BaseTable:
     @cached_property
     def field_ids(self) -> tuple[int, ...]:
         """The Lance ids of all fields, nested ones included, in pre-order."""
-        return tuple(number for field in self.dataset.lance_schema.fields() for number in _ids(field))
+        return tuple(number for item in self.dataset.lance_schema.fields() for number in _ids(item))
 
     @cached_property
     def column_ids(self) -> dict[str, int]:
         """The Lance id of every top-level column."""
-        return {field.name(): int(field.id()) for field in self.dataset.lance_schema.fields()}
+        return {item.name(): int(item.id()) for item in self.dataset.lance_schema.fields()}
 
     @cached_property
     def primary_key(self) -> tuple[str, ...]:
@@ -148,30 +157,45 @@ class BaseTable:
         """The Lance file version of data files."""
         return str(self.dataset.data_storage_version)
 
-    @cached_property
+    @property
     def manifest(self) -> LanceManifest:
         """The parsed manifest of this version."""
-        path = version_path(self.version)
-        try:
-            data = self.location.store.get(path)
-        except ObjectNotFoundError:
-            path = old_version_path(self.version)
-            data = self.location.store.get(path)
-        return parse_lance_manifest(data, path=path)
+        return self._load_manifest().parsed
+
+    @property
+    def manifest_bytes(self) -> bytes:
+        """The manifest file of this version."""
+        return self._load_manifest().data
+
+    @property
+    def takes_hand_commit(self) -> bool:
+        """Whether a version made by `memwal.format.lance_commit` may follow this one."""
+        return self._load_manifest().path == version_path(self.version) and hand_commit_is_safe(self.manifest)
+
+    def _load_manifest(self) -> _ManifestFile:
+        if not self._read:  # two threads may read the same immutable file; a lock would be held over the request
+            path = version_path(self.version)
+            try:
+                data = self.location.store.get(path)
+            except ObjectNotFoundError:
+                path = old_version_path(self.version)
+                data = self.location.store.get(path)
+            self._read.append(_ManifestFile(path, data, parse_lance_manifest(data, path=path)))
+        return self._read[0]
 
     @property
     def index_entries(self) -> tuple[IndexEntry, ...]:
         """The indexes of this version."""
         return self.manifest.index_entries
 
-    @cached_property
+    @property
     def details(self) -> MemWalDetails | None:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)
-        return None if entry is None else decode_details(entry.details)
+        return None if entry is None else decode_details(entry.details, path=self._load_manifest().path)
 
 
-def _ids(field: Any) -> Iterator[int]:
-    yield int(field.id())
-    for child in field.children():
+def _ids(item: Any) -> Iterator[int]:
+    yield int(item.id())
+    for child in item.children():
         yield from _ids(child)

@@ -118,6 +118,16 @@ def test_datasets_with_old_manifest_names_are_read(tmp_path: Path) -> None:
     base = opened(uri)
     assert base.version == 2
     assert base.details is not None
+    assert not base.takes_hand_commit
+
+
+def test_a_hand_made_commit_is_taken_where_the_manifest_is_known_to_be_safe(tmp_path: Path) -> None:
+    base = Tables(tmp_path, SCHEMA).base
+    assert base.takes_hand_commit
+    assert base.manifest_bytes.endswith(b"LANC")
+    uri = str(tmp_path / "stable")
+    lance.write_dataset(SCHEMA.empty_table(), uri, enable_stable_row_ids=True)
+    assert not opened(uri).takes_hand_commit
 
 
 def test_a_key_of_a_forbidden_type_is_refused_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -212,21 +212,18 @@ def set_number(fields: Sequence[wire.Field], number: int, value: int) -> list[wi
 
 
 def _parse(data: bytes) -> LanceManifest:
-    message = wire.parse(_manifest_message(data))
-    section = _optional_int(message, INDEX_SECTION)
-    transaction = _optional_int(message, TRANSACTION_SECTION)
-    data_format = wire.parse(_bytes(message, DATA_FORMAT))
+    message = wire.Message(_manifest_message(data))
     manifest = LanceManifest(
-        version=_int(message, VERSION),
-        fields=tuple(_field(field.as_bytes()) for field in message if field.number == FIELDS),
-        reader_flags=_int(message, READER_FLAGS),
-        writer_flags=_int(message, WRITER_FLAGS),
-        max_fragment_id=_optional_int(message, MAX_FRAGMENT_ID),
-        data_storage_version=_text(data_format, 2),
-        transaction_file=_text(message, TRANSACTION_FILE) or None,
-        transaction=None if transaction is None else _section(data, transaction),
-        index_entries=() if section is None else _index_entries(_section(data, section)),
-        message=tuple(message),
+        version=message.number(VERSION),
+        fields=tuple(_field(field) for field in message.all(FIELDS)),
+        reader_flags=message.number(READER_FLAGS),
+        writer_flags=message.number(WRITER_FLAGS),
+        max_fragment_id=message.number(MAX_FRAGMENT_ID) if message.has(MAX_FRAGMENT_ID) else None,
+        data_storage_version=wire.Message(message.data(DATA_FORMAT)).text(2),
+        transaction_file=message.text(TRANSACTION_FILE) or None,
+        transaction=_optional_section(data, message, TRANSACTION_SECTION),
+        index_entries=_index_entries(_optional_section(data, message, INDEX_SECTION)),
+        message=message.fields,
     )
     _check_tree(manifest.fields)
     return manifest
@@ -254,6 +251,10 @@ def _section(data: bytes, position: int) -> bytes:
     return data[start : start + length]
 
 
+def _optional_section(data: bytes, message: wire.Message, number: int) -> bytes | None:
+    return _section(data, message.number(number)) if message.has(number) else None
+
+
 def _check_tree(fields: Sequence[LanceField]) -> None:
     ids = [field.id for field in fields]
     if len(set(ids)) != len(ids) or any(not 0 <= number < 1 << 31 for number in ids):
@@ -268,73 +269,72 @@ def _check_tree(fields: Sequence[LanceField]) -> None:
 
 
 def _field(data: bytes) -> LanceField:
-    fields = wire.parse(data)
-    entries = [wire.parse(field.as_bytes()) for field in fields if field.number == 10]
+    message = wire.Message(data)
+    entries = [wire.Message(entry) for entry in message.all(10)]
     return LanceField(
-        name=_text(fields, 2),
-        id=_signed(fields, 3),
-        parent_id=_signed(fields, 4),
-        logical_type=_text(fields, 5),
-        nullable=bool(_int(fields, 6)),
-        metadata={_text(entry, 1): _bytes(entry, 2) for entry in entries},
-        is_primary_key=bool(_int(fields, 12)),
-        primary_key_position=_int(fields, 13),
+        name=message.text(2),
+        id=message.signed(3),
+        parent_id=message.signed(4),
+        logical_type=message.text(5),
+        nullable=bool(message.number(6)),
+        metadata={entry.text(1): entry.data(2) for entry in entries},
+        is_primary_key=bool(message.number(12)),
+        primary_key_position=message.number(13),
     )
 
 
 def _fragment(data: bytes) -> Fragment:
-    fields = wire.parse(data)
-    deletion = _bytes(fields, 3) if any(field.number == 3 for field in fields) else None
+    message = wire.Message(data)
     return Fragment(
-        id=_int(fields, 1),
-        files=tuple(_data_file(field.as_bytes()) for field in fields if field.number == 2),
-        deletion=None if deletion is None else _deletion_file(deletion),
-        physical_rows=_int(fields, 4),
+        id=message.number(1),
+        files=tuple(_data_file(file) for file in message.all(2)),
+        deletion=_deletion_file(message.data(3)) if message.has(3) else None,
+        physical_rows=message.number(4),
     )
 
 
 def _data_file(data: bytes) -> DataFile:
-    fields = wire.parse(data)
+    message = wire.Message(data)
     return DataFile(
-        path=_text(fields, 1),
-        field_ids=_packed(fields, 2),
-        column_indices=_packed(fields, 3),
-        major_version=_int(fields, 4),
-        minor_version=_int(fields, 5),
-        size_bytes=_int(fields, 6),
+        path=message.text(1),
+        field_ids=message.numbers(2),
+        column_indices=message.numbers(3),
+        major_version=message.number(4),
+        minor_version=message.number(5),
+        size_bytes=message.number(6),
     )
 
 
 def _deletion_file(data: bytes) -> DeletionFile:
-    fields = wire.parse(data)
-    return DeletionFile(_int(fields, 1), _int(fields, 2), _int(fields, 3), _int(fields, 4))
+    message = wire.Message(data)
+    return DeletionFile(message.number(1), message.number(2), message.number(3), message.number(4))
 
 
-def _index_entries(section: bytes) -> tuple[IndexEntry, ...]:
-    return tuple(_index_entry(field.as_bytes()) for field in wire.parse(section) if field.number == 1)
+def _index_entries(section: bytes | None) -> tuple[IndexEntry, ...]:
+    return () if section is None else tuple(_index_entry(entry) for entry in wire.Message(section).all(1))
 
 
 def _index_entry(data: bytes) -> IndexEntry:
-    fields = wire.parse(data)
-    identity = _bytes(wire.parse(_bytes(fields, 1)), 1)
+    message = wire.Message(data)
+    identity = wire.Message(message.data(1)).data(1)
     if len(identity) != 16:
         raise CorruptDataError("index uuid does not have 16 bytes")
-    details = wire.parse(_bytes(fields, 6))
+    details = wire.Message(message.data(6))
     return IndexEntry(
         uuid=str(uuid.UUID(bytes=identity)),
-        name=_text(fields, 3),
-        field_ids=_packed(fields, 2),
-        dataset_version=_int(fields, 4),
-        details_type=_text(details, 1),
-        details=_bytes(details, 2),
+        name=message.text(3),
+        field_ids=message.numbers(2),
+        dataset_version=message.number(4),
+        details_type=details.text(1),
+        details=details.data(2),
         raw=data,
     )
 
 
 def _renumber_field(data: bytes, field_ids: Mapping[int, int]) -> bytes:
-    fields = wire.parse(data)
-    number, parent = _signed(fields, 3), _signed(fields, 4)
-    fields = set_number(fields, 3, field_ids.get(number, number))
+    message = wire.Message(data)
+    number, parent = message.signed(3), message.signed(4)
+    fields = set_number(message.fields, 3, field_ids.get(number, number))
     return wire.join(set_number(fields, 4, parent if parent < 0 else field_ids.get(parent, parent)))
 
 
@@ -364,41 +364,3 @@ def encode_deletion_file(deletion: DeletionFile) -> bytes:
     """The DeletionFile message."""
     values = (deletion.file_type, deletion.read_version, deletion.id, deletion.num_deleted_rows)
     return wire.join(wire.varint_field(i, value) for i, value in enumerate(values, 1) if value)
-
-
-def _last(fields: Sequence[wire.Field], number: int) -> wire.Field | None:
-    return next((field for field in reversed(fields) if field.number == number), None)
-
-
-def _optional_int(fields: Sequence[wire.Field], number: int) -> int | None:
-    field = _last(fields, number)
-    return None if field is None else field.as_int()
-
-
-def _int(fields: Sequence[wire.Field], number: int) -> int:
-    return _optional_int(fields, number) or 0
-
-
-def _signed(fields: Sequence[wire.Field], number: int) -> int:
-    field = _last(fields, number)
-    return 0 if field is None else field.as_signed()
-
-
-def _bytes(fields: Sequence[wire.Field], number: int) -> bytes:
-    field = _last(fields, number)
-    return b"" if field is None else field.as_bytes()
-
-
-def _text(fields: Sequence[wire.Field], number: int) -> str:
-    field = _last(fields, number)
-    return "" if field is None else field.as_text()
-
-
-def _packed(fields: Sequence[wire.Field], number: int) -> tuple[int, ...]:
-    """A repeated int32: packed, or one by one (both are legal on the wire)."""
-    numbers: list[int] = []
-    for field in fields:
-        if field.number == number:
-            values = [field.as_int()] if field.wire_type == wire.VARINT else wire.varints(field.as_bytes())
-            numbers += [value - (1 << 64) if value >> 63 else value for value in values]
-    return tuple(numbers)

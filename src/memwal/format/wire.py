@@ -17,7 +17,18 @@ from typing import NamedTuple
 
 from memwal.errors import CorruptDataError
 
-__all__ = ["BYTES", "VARINT", "Field", "bytes_field", "join", "parse", "varint_field", "varints", "varints_of"]
+__all__ = [
+    "BYTES",
+    "VARINT",
+    "Field",
+    "Message",
+    "bytes_field",
+    "join",
+    "parse",
+    "varint_field",
+    "varints",
+    "varints_of",
+]
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _MAX = (1 << 64) - 1
@@ -50,10 +61,52 @@ class Field(NamedTuple):
         except UnicodeDecodeError as error:
             raise CorruptDataError(f"protobuf field {self.number} is not UTF-8") from error
 
-    def as_signed(self) -> int:
-        """The number in an int32 or int64 field."""
-        number = self.as_int()
-        return number - (1 << 64) if number >> 63 else number
+
+class Message:
+    """The fields of a message by number. An absent field has its proto3 default; of a repeated scalar the last counts."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, data: bytes) -> None:
+        self.fields = tuple(parse(data))
+
+    def has(self, number: int) -> bool:
+        """Whether the field is there, if only with its default."""
+        return any(field.number == number for field in self.fields)
+
+    def number(self, number: int) -> int:
+        """An unsigned number."""
+        field = self._last(number)
+        return 0 if field is None else field.as_int()
+
+    def signed(self, number: int) -> int:
+        """An int32 or int64."""
+        return _to_signed(self.number(number))
+
+    def data(self, number: int) -> bytes:
+        """Bytes, or the bytes of a message."""
+        field = self._last(number)
+        return b"" if field is None else field.as_bytes()
+
+    def text(self, number: int) -> str:
+        """A string."""
+        field = self._last(number)
+        return "" if field is None else field.as_text()
+
+    def all(self, number: int) -> list[bytes]:
+        """Every occurrence of a repeated bytes or message field."""
+        return [field.as_bytes() for field in self.fields if field.number == number]
+
+    def numbers(self, number: int) -> tuple[int, ...]:
+        """A repeated int32 or int64: packed, or one by one (both are legal)."""
+        out: list[int] = []
+        for field in self.fields:
+            if field.number == number:
+                out += [field.as_int()] if field.wire_type == VARINT else varints(field.as_bytes())
+        return tuple(_to_signed(value) for value in out)
+
+    def _last(self, number: int) -> Field | None:
+        return next((field for field in reversed(self.fields) if field.number == number), None)
 
 
 def parse(data: bytes) -> list[Field]:
@@ -117,6 +170,10 @@ def varints(data: bytes) -> Iterator[int]:
 def varints_of(numbers: Iterable[int]) -> bytes:
     """The content of a packed repeated field."""
     return b"".join(_varint(number & _MAX) for number in numbers)
+
+
+def _to_signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 def _varint(number: int) -> bytes:

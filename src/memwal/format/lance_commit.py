@@ -1,0 +1,190 @@
+"""A version of the base table that Lance's API cannot commit: rows appended and generations marked, at once.
+
+Owns building the transaction and manifest bytes of that version from the bytes of the one before. Needed for tables
+without a primary key only; where there is a key, Lance's own merge carries the mark. Invariants:
+
+1. The new version holds every fragment, index and setting of the old one, unchanged, plus the new fragments.
+2. A generation is marked only above the recorded one, the rule that Lance itself applies.
+3. Pure: the caller draws names and times, and creates both objects; whoever loses the race for the manifest's path has
+   committed nothing.
+
+`hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know, stable row
+ids above all (their fragments carry row ids), would become unreadable.
+
+Called by: compaction of append-only tables.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
+from memwal.format import lance_manifest as lm
+from memwal.format import wire
+from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, decode_details, encode_details
+
+__all__ = ["AppendCommit", "append_commit", "fragment_of", "hand_commit_is_safe"]
+
+# Deletion files, the flag of old files of format 2, and table configuration: none of them concerns an append.
+_SAFE_FLAGS = 1 | 4 | 8
+# Everything else in a manifest is a feature that an append might have to keep up (row ids, base paths, branches ...).
+_SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 15, 16, 19, 23})
+_REPLACED_FIELDS = frozenset(
+    {lm.VERSION, lm.INDEX_SECTION, lm.TIMESTAMP, lm.MAX_FRAGMENT_ID, lm.TRANSACTION_FILE, lm.TRANSACTION_SECTION}
+)
+_UPDATE = 108  # the operation of a transaction that adds fragments and marks generations
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCommit:
+    """What to create, in this order, each only if absent: the transaction, then the manifest, which is the commit."""
+
+    version: int
+    transaction_path: str
+    transaction: bytes
+    manifest_path: str
+    manifest: bytes
+
+
+def hand_commit_is_safe(manifest: lm.LanceManifest) -> bool:
+    """Whether everything in this version is known to stay right when fragments are appended by hand."""
+    flags = manifest.reader_flags | manifest.writer_flags
+    fields = {field.number for field in manifest.message}
+    return not flags & ~_SAFE_FLAGS and fields <= _SAFE_FIELDS and manifest.data_storage_version.startswith("2.")
+
+
+def fragment_of(metadata: Any) -> lm.Fragment:
+    """A fragment as Lance describes one that it has written but not committed (`LanceFragment.create`)."""
+    files = tuple(
+        lm.DataFile(
+            path=str(file.path),
+            field_ids=tuple(file.fields),
+            column_indices=tuple(file.column_indices),
+            major_version=int(file.file_major_version),
+            minor_version=int(file.file_minor_version),
+            size_bytes=int(file.file_size_bytes or 0),
+        )
+        for file in metadata.files
+    )
+    return lm.Fragment(id=0, files=files, deletion=None, physical_rows=int(metadata.physical_rows))
+
+
+def append_commit(
+    data: bytes,
+    fragments: Sequence[lm.Fragment],
+    compacted: Mapping[str, int],
+    *,
+    transaction_uuid: str,
+    index_uuid: str,
+    now_ms: int,
+) -> AppendCommit:
+    """The version after the manifest file `data`, with `fragments` appended and `compacted` generations marked.
+
+    `ConflictError` if a generation is not above the recorded one: somebody else was faster.
+    """
+    old = lm.parse_lance_manifest(data)
+    if not hand_commit_is_safe(old):
+        raise UnsupportedFormatError("the base table has features that a hand-made commit would not keep")
+    version = old.version + 1
+    first_id = 0 if old.max_fragment_id is None else old.max_fragment_id + 1
+    numbered = [replace(fragment, id=first_id + i) for i, fragment in enumerate(fragments)]
+    transaction = _transaction(old.version, transaction_uuid, fragments, compacted)
+    transaction_name = f"{old.version}-{transaction_uuid}.txn"
+    indexes = lm.join_section(_index_section(old, compacted, version, index_uuid, now_ms))
+    changed = [
+        *(wire.bytes_field(lm.FRAGMENTS, _encode_fragment(fragment)) for fragment in numbered),
+        wire.varint_field(lm.VERSION, version),
+        wire.varint_field(lm.INDEX_SECTION, 0),
+        wire.bytes_field(lm.TIMESTAMP, _timestamp(now_ms)),
+        wire.bytes_field(lm.TRANSACTION_FILE, transaction_name),
+        wire.varint_field(lm.TRANSACTION_SECTION, len(indexes)),
+    ]
+    last_id = first_id + len(numbered) - 1
+    if last_id >= 0:
+        changed.append(wire.varint_field(lm.MAX_FRAGMENT_ID, last_id))
+    kept = [field for field in old.message if field.number not in _REPLACED_FIELDS]
+    return AppendCommit(
+        version=version,
+        transaction_path=f"_transactions/{transaction_name}",
+        transaction=transaction,
+        manifest_path=lm.version_path(version),
+        manifest=lm.join_manifest_file(_in_order([*kept, *changed]), indexes + lm.join_section(transaction)),
+    )
+
+
+def _transaction(
+    read_version: int, identity: str, fragments: Sequence[lm.Fragment], compacted: Mapping[str, int]
+) -> bytes:
+    update = [
+        *(wire.bytes_field(3, _encode_fragment(replace(fragment, id=0))) for fragment in fragments),
+        *(wire.bytes_field(5, _encode_mark(shard, generation)) for shard, generation in sorted(compacted.items())),
+    ]
+    operation = wire.bytes_field(_UPDATE, wire.join(update))
+    return wire.join([wire.varint_field(1, read_version), wire.bytes_field(2, identity), operation])
+
+
+def _index_section(
+    old: lm.LanceManifest, compacted: Mapping[str, int], version: int, index_uuid: str, now_ms: int
+) -> bytes:
+    entry = old.index(INDEX_NAME)
+    if entry is None:
+        raise CorruptDataError("the base table has no MemWAL index to mark generations in")
+    details = decode_details(entry.details)
+    for shard, generation in compacted.items():
+        if generation <= details.compacted.get(shard, 0):
+            raise ConflictError(f"generation {generation} of shard {shard} is compacted already")
+    marked = encode_details(replace(details, compacted={**details.compacted, **compacted}))
+    renewed = _in_order(
+        [
+            wire.bytes_field(1, wire.join([wire.bytes_field(1, uuid.UUID(index_uuid).bytes)])),
+            wire.bytes_field(3, INDEX_NAME),
+            wire.varint_field(4, version),
+            wire.bytes_field(6, wire.join([wire.bytes_field(1, DETAILS_TYPE_URL), wire.bytes_field(2, marked)])),
+            *(field for field in wire.parse(entry.raw) if field.number not in {1, 3, 4, 6, 8}),
+            wire.varint_field(8, now_ms),
+        ]
+    )
+    return wire.join(
+        wire.bytes_field(1, wire.join(renewed) if other.name == INDEX_NAME else other.raw)
+        for other in old.index_entries
+    )
+
+
+def _in_order(fields: Iterable[wire.Field]) -> list[wire.Field]:
+    """By number, as the reference writes; repeated fields keep their order."""
+    return sorted(fields, key=lambda field: field.number)
+
+
+def _encode_fragment(fragment: lm.Fragment) -> bytes:
+    files = [wire.bytes_field(2, _encode_data_file(file)) for file in fragment.files]
+    return wire.join(
+        [*_scalars((1, fragment.id)), *files, *_scalars((4, fragment.physical_rows))],
+    )
+
+
+def _encode_data_file(file: lm.DataFile) -> bytes:
+    return wire.join(
+        [
+            wire.bytes_field(1, file.path),
+            wire.bytes_field(2, wire.varints_of(file.field_ids)),
+            wire.bytes_field(3, wire.varints_of(file.column_indices)),
+            *_scalars((4, file.major_version), (5, file.minor_version), (6, file.size_bytes)),
+        ]
+    )
+
+
+def _encode_mark(shard_id: str, generation: int) -> bytes:
+    shard = wire.join([wire.bytes_field(1, uuid.UUID(shard_id).bytes)])
+    return wire.join([wire.bytes_field(1, shard), *_scalars((2, generation))])
+
+
+def _timestamp(now_ms: int) -> bytes:
+    return wire.join(_scalars((1, now_ms // 1000), (2, now_ms % 1000 * 1_000_000)))
+
+
+def _scalars(*values: tuple[int, int]) -> list[wire.Field]:
+    """Proto3 scalars: zeros are not written."""
+    return [wire.varint_field(number, value) for number, value in values if value]

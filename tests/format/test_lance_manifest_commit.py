@@ -1,0 +1,212 @@
+"""A hand-made append with its mark is a version like any other to Lance, or it is not made."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.fragment import LanceFragment
+from lance.mem_wal import CompactedSsTable
+
+from memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
+from memwal.format import wire
+from memwal.format.index_details import decode_details
+from memwal.format.lance_commit import AppendCommit, append_commit, fragment_of, hand_commit_is_safe
+from memwal.format.lance_manifest import LanceManifest, join_manifest_file, parse_lance_manifest, version_path
+
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("s", pa.struct([pa.field("x", pa.int32())]))])
+SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
+OTHER = "00000000-55a1-4d0e-9c44-0f6b2f9d1c10"
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.Table.from_pylist([{"id": i, "s": {"x": i}} for i in ids], schema=SCHEMA)
+
+
+def create(root: Path, **options: Any) -> str:
+    uri = str(root / "table")
+    lance.write_dataset(rows(1, 2), uri, **options).initialize_mem_wal()
+    return uri
+
+
+def newest(uri: str) -> bytes:
+    return Path(uri, version_path(lance.dataset(uri).version)).read_bytes()
+
+
+def build(uri: str, table: pa.Table, compacted: dict[str, int], *, data: bytes | None = None) -> AppendCommit:
+    dataset = lance.dataset(uri)
+    fragment = LanceFragment.create(uri, table, mode="append", data_storage_version=dataset.data_storage_version)
+    return append_commit(
+        data or newest(uri),
+        [fragment_of(fragment)],
+        compacted,
+        transaction_uuid=str(uuid.uuid4()),
+        index_uuid=str(uuid.uuid4()),
+        now_ms=1_700_000_000_123,
+    )
+
+
+def publish(uri: str, commit: AppendCommit) -> None:
+    for path, data in ((commit.transaction_path, commit.transaction), (commit.manifest_path, commit.manifest)):
+        with open(os.path.join(uri, path), "xb") as file:
+            file.write(data)
+
+
+def compacted_in(uri: str) -> dict[str, int]:
+    entry = parse_lance_manifest(newest(uri)).index("__lance_mem_wal")
+    assert entry is not None
+    return decode_details(entry.details).compacted
+
+
+def ids_in(uri: str) -> list[int]:
+    return sorted(lance.dataset(uri).to_table()["id"].to_pylist())
+
+
+@pytest.mark.parametrize("storage", ["2.0", "2.1", "2.2"])
+def test_rows_and_mark_appear_together(tmp_path: Path, storage: str) -> None:
+    uri = create(tmp_path, data_storage_version=storage)
+    publish(uri, build(uri, rows(1, 3), {SHARD: 4, OTHER: 1}))
+    dataset = lance.dataset(uri)
+    assert dataset.version == 3
+    assert ids_in(uri) == [1, 1, 2, 3]
+    assert compacted_in(uri) == {SHARD: 4, OTHER: 1}
+    dataset.validate()
+    assert dataset.versions()[-1]["timestamp"].year == 2023
+    publish(uri, build(uri, rows(9), {SHARD: 5}))
+    assert ids_in(uri) == [1, 1, 2, 3, 9]
+    assert compacted_in(uri) == {SHARD: 5, OTHER: 1}
+    assert [f.fragment_id for f in lance.dataset(uri).get_fragments()] == [0, 1, 2]
+
+
+def test_lance_goes_on_from_such_a_version(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    publish(uri, build(uri, rows(3), {SHARD: 1}))
+    lance.write_dataset(rows(4), uri, mode="append")
+    lance.dataset(uri).delete("id = 1")
+    lance.dataset(uri).optimize.compact_files()
+    assert ids_in(uri) == [2, 3, 4]
+    assert compacted_in(uri) == {SHARD: 1}
+
+
+def test_a_stale_handle_of_lance_respects_the_mark(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    stale = lance.dataset(uri)
+    publish(uri, build(uri, rows(3), {SHARD: 2}))
+    merge = stale.merge_insert("id").when_not_matched_insert_all()
+    with pytest.raises(OSError, match="Stale SSTable compaction"):
+        merge.mark_sstables_as_compacted([CompactedSsTable(SHARD, 2)]).execute(rows(8))
+    assert ids_in(uri) == [1, 2, 3]
+
+
+def test_a_stale_append_of_lance_lands_behind_it(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    stale = lance.dataset(uri)
+    publish(uri, build(uri, rows(3), {SHARD: 1}))
+    stale.insert(rows(4))
+    assert ids_in(uri) == [1, 2, 3, 4]
+    assert compacted_in(uri) == {SHARD: 1}
+
+
+def test_indexes_of_the_table_are_kept_and_new_rows_are_found_through_them(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    lance.dataset(uri).create_scalar_index("id", "BTREE", name="by_id")
+    before = parse_lance_manifest(newest(uri)).index("by_id")
+    publish(uri, build(uri, rows(2, 7), {SHARD: 1}))
+    assert parse_lance_manifest(newest(uri)).index("by_id") == before
+    assert lance.dataset(uri).to_table(filter="id = 7")["id"].to_pylist() == [7]
+    assert lance.dataset(uri).to_table(filter="id = 2").num_rows == 2
+    lance.dataset(uri).optimize.optimize_indices()
+    assert lance.dataset(uri).to_table(filter="id = 7")["id"].to_pylist() == [7]
+
+
+def test_deletions_and_configuration_are_kept(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    lance.dataset(uri).delete("id = 1")
+    lance.dataset(uri).update_config({"note": "kept"})
+    publish(uri, build(uri, rows(3), {SHARD: 1}))
+    assert ids_in(uri) == [2, 3]
+    assert lance.dataset(uri).config()["note"] == "kept"
+
+
+def test_an_empty_base_table_takes_its_first_fragment(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    lance.write_dataset(SCHEMA.empty_table(), uri).initialize_mem_wal()
+    publish(uri, build(uri, rows(5), {SHARD: 1}))
+    assert ids_in(uri) == [5]
+    lance.dataset(uri).validate()
+
+
+def test_only_one_of_two_racing_commits_wins(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    data = newest(uri)
+    first, second = build(uri, rows(3), {SHARD: 1}, data=data), build(uri, rows(3), {SHARD: 1}, data=data)
+    publish(uri, first)
+    with pytest.raises(FileExistsError):
+        publish(uri, second)
+    assert ids_in(uri) == [1, 2, 3]
+
+
+def test_a_generation_that_is_marked_already_is_a_conflict(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    publish(uri, build(uri, rows(3), {SHARD: 2}))
+    for generation in (1, 2):
+        with pytest.raises(ConflictError, match="compacted already"):
+            build(uri, rows(4), {SHARD: generation})
+    with pytest.raises(ConflictError):
+        build(uri, rows(4), {OTHER: 0})
+
+
+def test_a_table_without_mem_wal_is_refused(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    lance.write_dataset(rows(1), uri)
+    with pytest.raises(CorruptDataError, match="no MemWAL index"):
+        build(uri, rows(4), {SHARD: 1})
+
+
+def test_a_table_with_stable_row_ids_is_refused(tmp_path: Path) -> None:
+    uri = create(tmp_path, enable_stable_row_ids=True)
+    assert not hand_commit_is_safe(parse_lance_manifest(newest(uri)))
+    with pytest.raises(UnsupportedFormatError):
+        append_commit(newest(uri), [], {SHARD: 1}, transaction_uuid=SHARD, index_uuid=OTHER, now_ms=1)
+
+
+def plain(tmp_path: Path) -> LanceManifest:
+    return parse_lance_manifest(newest(create(tmp_path)))
+
+
+def test_a_branch_is_refused(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    branch = lance.dataset(uri).create_branch("work")
+    data = Path(branch.uri, version_path(branch.version)).read_bytes()
+    assert not hand_commit_is_safe(parse_lance_manifest(data))
+
+
+@pytest.mark.parametrize("flag", [0, 1, 4, 8, 13])
+def test_flags_that_do_not_concern_an_append_are_safe(tmp_path: Path, flag: int) -> None:
+    assert hand_commit_is_safe(dataclasses.replace(plain(tmp_path), reader_flags=flag))
+
+
+@pytest.mark.parametrize("flag", [2, 16, 32, 64, 1 << 40, 3])
+def test_unknown_flags_are_not_safe(tmp_path: Path, flag: int) -> None:
+    manifest = plain(tmp_path)
+    assert not hand_commit_is_safe(dataclasses.replace(manifest, reader_flags=flag))
+    assert not hand_commit_is_safe(dataclasses.replace(manifest, writer_flags=flag))
+
+
+@pytest.mark.parametrize("number", [14, 17, 18, 20, 24, 99])
+def test_unknown_fields_are_not_safe(tmp_path: Path, number: int) -> None:
+    manifest = plain(tmp_path)
+    message = [f for f in manifest.message if f.number not in {6, 12, 23}]
+    assert hand_commit_is_safe(parse_lance_manifest(join_manifest_file(message)))
+    more = parse_lance_manifest(join_manifest_file([*message, wire.varint_field(number, 1)]))
+    assert not hand_commit_is_safe(more)
+
+
+def test_files_of_the_first_format_are_not_safe(tmp_path: Path) -> None:
+    assert not hand_commit_is_safe(dataclasses.replace(plain(tmp_path), data_storage_version="0.1"))
