@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("flush", "sidecar")),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
     ("open", ("shard_target", "shard_writer")),
-    ("open", ("table",)),
+    ("open", ("table", "table_writer", "create")),
     ("open", (PACKAGE,)),  # the public names of __init__
     ("closed", ("spark", "cli", "ui", "testing", "demo")),
     ("open", ("__main__",)),
