@@ -14,9 +14,13 @@ from memwal.errors import (
     UnsupportedFormatError,
     WriterPoisonedError,
 )
+from memwal.format.index_details import MemWalDetails, ShardingField, ShardingSpec
 from memwal.manifest import ShardManifestStore
+from memwal.scan.scan import Scan
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import Bucket, Identity, Unsharded, route, shard_id_for
+from memwal.table import ShardInfo, Table, create_table, enable, open_table
+from memwal.table_writer import TableWriter
 from memwal.types import ShardManifest, ShardStatus, SsTable, WalEntry
 from memwal.wal import WalTailer
 from memwal.writer.engine import Ack, WriteResult
@@ -31,21 +35,31 @@ __all__ = [
     "FencedError",
     "Identity",
     "InvalidInputError",
+    "MemWalDetails",
     "MemWalError",
+    "Scan",
+    "ShardInfo",
     "ShardManifest",
     "ShardManifestStore",
     "ShardStatus",
     "ShardWriter",
+    "ShardingField",
+    "ShardingSpec",
     "SsTable",
+    "Table",
+    "TableWriter",
     "UnavailableError",
     "Unsharded",
     "UnsupportedFormatError",
     "WalAppender",
     "WalEntry",
     "WalTailer",
-    "WriterConfig",
     "WriteResult",
+    "WriterConfig",
     "WriterPoisonedError",
+    "create_table",
+    "enable",
+    "open_table",
     "route",
     "shard_id_for",
 ]

@@ -8,6 +8,7 @@ Called by: users, the table facade.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,15 @@ import pyarrow as pa
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
+from memwal.errors import InvalidInputError
+from memwal.ingest import key_batch
 from memwal.memscan import MemTableScanner
-from memwal.shard_target import target_of, writer_config
+from memwal.row_filter import FilterLike
+from memwal.scan.base_keys import BaseLookup
+from memwal.scan.lookup import lookup_rows
+from memwal.scan.scan import Scan
+from memwal.scan.snapshot import Snapshot, SnapshotSource
+from memwal.shard_target import table_schema, target_of, writer_config
 from memwal.store.location import Location, resolve
 from memwal.writer.engine import ShardEngine
 
@@ -51,3 +59,55 @@ class ShardWriter(ShardEngine):
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
         return MemTableScanner(self.in_memory_memtable_refs(), self._target.schema)
+
+    def lsm_scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        limit: int | None = None,
+        offset: int | None = None,
+        *,
+        with_row_address: bool = False,
+        with_generation: bool = False,
+    ) -> Scan:
+        """All live rows of this shard and the base table: base, SSTables, frozen and active memtables."""
+        return Scan(
+            self._capture_all,
+            columns=columns,
+            filter=filter,
+            limit=limit,
+            offset=offset,
+            with_row_address=with_row_address,
+            with_generation=with_generation,
+        )
+
+    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The live row of one key in this shard or the base table, or None."""
+        found = self.lookup([key], columns)
+        return found.to_pylist()[0] if found.num_rows else None
+
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
+        """The live rows of many keys in this shard or the base table, in no order."""
+        schema = self._target.schema
+        named = key_batch(keys, schema)
+        return lookup_rows(self._capture_all(), self._base_lookup, named, list(columns or schema.columns.names))
+
+    def _capture_all(self) -> Snapshot:
+        return self._snapshots.capture(shards=[self.shard_id], in_memory=self.in_memory_memtable_refs())
+
+    @cached_property
+    def _snapshots(self) -> SnapshotSource:
+        base = BaseTable.open(self._target.location)
+        if base is None:
+            raise InvalidInputError("there is no base table yet: scan() reads the memtables, create the table for more")
+        newest = [base]
+
+        def refreshed() -> BaseTable:
+            newest[0] = newest[0].refresh()
+            return newest[0]
+
+        return SnapshotSource(self._target.location, refreshed, table_schema, self._clock)
+
+    @cached_property
+    def _base_lookup(self) -> BaseLookup:
+        return BaseLookup(self._target.schema.primary_key)

@@ -210,7 +210,7 @@ def route(
     """Every row of `batch` with its shard, in order within the shard; only shards that get rows.
 
     `schema` is the table's: the column is hashed as the table holds it. Where all rows go to one shard the batch itself
-    is returned; otherwise the batches are slices of one reordered copy.
+    is returned; otherwise every shard gets its own copy, so that no shard keeps the rows of another in memory.
     """
     if sharding is None:
         raise InvalidInputError("a table with manual shards cannot route rows: write to a shard by its id")
@@ -221,13 +221,7 @@ def route(
     groups = _groups(sharding, _column(batch, sharding, schema))
     if len(groups) == 1:
         return [(groups[0][0], batch)]
-    reordered = batch.take(pa.array(np.concatenate([rows for _, rows in groups])))
-    routed = []
-    start = 0
-    for shard_id, rows in groups:
-        routed.append((shard_id, reordered.slice(start, len(rows))))
-        start += len(rows)
-    return routed
+    return [(shard_id, batch.take(pa.array(rows))) for shard_id, rows in groups]
 
 
 def check_rows_in_shard(batch: pa.RecordBatch, sharding: Sharding | None, schema: pa.Schema, shard_id: str) -> None:

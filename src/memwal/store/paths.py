@@ -35,6 +35,7 @@ __all__ = [
     "pk_index_dir",
     "quarantine_path",
     "shard_dir",
+    "sstable_data_path",
     "sstable_dir",
     "sstable_name",
     "txn_map_path",
@@ -132,6 +133,13 @@ def check_sstable_name(name: str) -> str:
 def sstable_dir(shard_id: str, name: str) -> str:
     """Directory of one SSTable."""
     return f"{shard_dir(shard_id)}/{check_sstable_name(name)}"
+
+
+def sstable_data_path(shard_id: str, name: str, data_file: str) -> str:
+    """Path of a data file of an SSTable's dataset, whose manifest names it."""
+    if "/" in data_file or data_file.startswith("."):
+        raise CorruptDataError(f"data file name is malformed: {data_file[:80]!r}")
+    return f"{sstable_dir(shard_id, name)}/data/{data_file}"
 
 
 def pk_index_dir(shard_id: str, name: str) -> str:

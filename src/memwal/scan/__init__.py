@@ -1,0 +1,1 @@
+"""The merged read path: snapshot, sources, pruning, newest-wins merge, batches; point lookups."""

@@ -1,0 +1,95 @@
+"""Point lookups: the newest live row of each key, tier by tier, newest first.
+
+Owns `Lookup`. Invariants:
+
+1. A key that a tier has, even as a tombstone, is decided there; older tiers are not asked for it.
+2. A key that memory decides costs no look at SSTables or the base table.
+3. A tier is asked once for all keys that are left.
+
+Called by: the table facade, `ShardWriter.get` and `lookup`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.format.wal_entry import TOMBSTONE
+from memwal.memtable import key_values
+from memwal.scan.base_keys import BaseLookup
+from memwal.scan.keys import key_array
+from memwal.scan.merge import SHARED_INDEXES, ShardMerge
+from memwal.scan.snapshot import Snapshot
+
+__all__ = ["lookup_rows"]
+
+
+def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+    """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
+    left = np.arange(keys.num_rows)
+    parts: list[pa.Table] = []
+    for view in snapshot.shards:
+        merge = ShardMerge(view, snapshot, SHARED_INDEXES)
+        if len(left) and view.memory:
+            left = _from_memory(merge, keys, left, columns, parts)
+        if len(left) and view.sstables:
+            left = _from_sstables(merge, snapshot, keys, left, columns, parts)
+    if len(left):
+        wanted = keys if len(left) == keys.num_rows else keys.take(pa.array(left))
+        parts.append(base_lookup.find(snapshot.base, wanted, columns).select(list(columns)))
+    schema = pa.schema([snapshot.schema.columns.field(name) for name in columns])
+    return _union(parts, schema)
+
+
+def _from_memory(
+    merge: ShardMerge, keys: pa.RecordBatch, left: npt.NDArray[np.int64], columns: Sequence[str], parts: list[pa.Table]
+) -> npt.NDArray[np.int64]:
+    """Answer what memory knows, newest generation first; returns the keys that are still open."""
+    values = key_values([column.take(pa.array(left)) for column in keys.columns])
+    open_keys = np.ones(len(left), dtype=bool)
+    for ref in reversed(merge.view.memory):
+        found = ref.find(values)
+        hits = open_keys & (found >= 0)
+        if hits.any():
+            rows = ref.table().select([*columns, TOMBSTONE]).take(pa.array(found[hits]))
+            parts.append(_living(rows))
+            open_keys &= ~hits
+    return left[open_keys]
+
+
+def _from_sstables(
+    merge: ShardMerge,
+    snapshot: Snapshot,
+    keys: pa.RecordBatch,
+    left: npt.NDArray[np.int64],
+    columns: Sequence[str],
+    parts: list[pa.Table],
+) -> npt.NDArray[np.int64]:
+    """Answer what the shard's SSTables know; returns the keys that are still open."""
+    index = merge.index
+    if index is None:
+        return left
+    wanted = key_array(keys.columns if len(left) == keys.num_rows else keys.take(pa.array(left)).columns)
+    entries = index.locate(wanted)
+    known = entries[entries >= 0]
+    for owner in np.unique(index.owners[known]).tolist():
+        offsets = index.offsets[known[index.owners[known] == owner]]
+        parts.append(_living(index.readers[owner].take(snapshot.schema, offsets, columns)))
+    return left[entries < 0]
+
+
+def _living(rows: pa.Table) -> pa.Table:
+    flags = rows.column(TOMBSTONE).to_numpy()
+    live = rows.drop_columns([TOMBSTONE])
+    return live.filter(pa.array(~flags)) if flags.any() else live
+
+
+def _union(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Rows of several tiers under one schema; tiers differ in nullability only."""
+    some = [pa.Table.from_arrays(part.columns, schema=schema) for part in parts if part.num_rows]
+    if not some:
+        return schema.empty_table()
+    return some[0] if len(some) == 1 else pa.concat_tables(some)

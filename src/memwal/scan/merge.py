@@ -1,0 +1,279 @@
+"""The newest-wins merge of a snapshot's tiers, as a stream of batches.
+
+Owns `Merge`. Order of output: memory, SSTables, base table. Invariants:
+
+1. Recency is decided by key alone, before filter and limit: what a newer tier replaced or deleted is hidden whether or
+   not the newer row matches.
+2. Keys are compared within a shard, and between any shard and the base table.
+3. Tombstones never appear. Every row of an append-only table does.
+4. Base rows stream; memory holds the keys of the fresh tiers and one batch per source.
+
+Called by: `Scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.base_table import lance_errors
+from memwal.clock import thread_pool
+from memwal.format.wal_entry import TOMBSTONE
+from memwal.memscan import winners
+from memwal.memtable import InMemoryMemTableRef
+from memwal.row_filter import RowFilter
+from memwal.scan.fresh import FreshIndex, FreshIndexCache
+from memwal.scan.keys import KeySet, concat_keys, key_array, one_array
+from memwal.scan.snapshot import ShardView, Snapshot
+from memwal.scan.sstables import SHARED_CACHE, SsTableReader
+
+__all__ = ["GENERATION", "ROW_ADDRESS", "SHARED_INDEXES", "Merge", "Projection", "ShardMerge"]
+
+ROW_ADDRESS = "_rowaddr"
+GENERATION = "_memtable_gen"
+SHARED_INDEXES = FreshIndexCache(SHARED_CACHE)
+_TARGET_BATCH_BYTES = 4 << 20
+_OPEN_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The columns of the answer, and whether row address and generation come with them."""
+
+    columns: tuple[str, ...]
+    with_row_address: bool = False
+    with_generation: bool = False
+
+    def schema(self, table: pa.Schema) -> pa.Schema:
+        """The Arrow schema of the answer."""
+        fields = [table.field(name) for name in self.columns]
+        fields += [pa.field(ROW_ADDRESS, pa.uint64())] if self.with_row_address else []
+        fields += [pa.field(GENERATION, pa.uint64())] if self.with_generation else []
+        return pa.schema(fields)
+
+
+class ShardMerge:
+    """The fresh tiers of one shard: winners in memory, hidden rows per SSTable."""
+
+    def __init__(self, view: ShardView, snapshot: Snapshot, indexes: FreshIndexCache = SHARED_INDEXES) -> None:
+        self.view = view
+        self._snapshot = snapshot
+        self._indexes = indexes
+        self.readers = [indexes.sstables.reader(snapshot.location, view.shard_id, s) for s in view.sstables]
+
+    @property
+    def _keyed(self) -> bool:
+        return bool(self._snapshot.schema.primary_key)
+
+    @cached_property
+    def memory(self) -> list[tuple[InMemoryMemTableRef, npt.NDArray[np.bool_]]]:
+        """Per memtable the mask of rows that nothing in memory hides, tombstones included."""
+        return winners(self.view.memory)
+
+    @cached_property
+    def memory_keys(self) -> pa.Array | None:
+        """Every key in memory, tombstones included; None without a primary key or without rows."""
+        if not self._keyed or not self.memory:
+            return None
+        names = list(self._snapshot.schema.primary_key)
+        parts = []
+        for ref, mask in self.memory:
+            keys = ref.table().select(names)
+            parts.append(key_array((keys if mask.all() else keys.filter(pa.array(mask))).columns))
+        return concat_keys(parts)
+
+    @cached_property
+    def index(self) -> FreshIndex | None:
+        """The newest row per key over the SSTables; None without any, or without a primary key."""
+        if not self._keyed or not self.readers:
+            return None
+        self._load_entries()
+        return self._indexes.index(self.readers)
+
+    def _load_entries(self) -> None:
+        if len(self.readers) < 2:
+            return
+        with thread_pool(_OPEN_AT_ONCE, "memwal-open") as pool:
+            list(pool.map(lambda reader: reader.entries(), self.readers))
+
+    def hidden_offsets(self) -> list[npt.NDArray[np.int64]]:
+        """Per reader (ascending) the offsets of rows that a newer SSTable or memory replaced."""
+        index = self.index
+        if index is None:
+            return [_NO_OFFSETS] * len(self.readers)
+        hidden = list(reversed(index.hidden))
+        if self.memory_keys is not None:
+            entries = index.locate(self.memory_keys)
+            entries = entries[entries >= 0]
+            owners, offsets = index.owners[entries], index.offsets[entries]
+            last = len(self.readers) - 1
+            hidden = [
+                np.concatenate([known, offsets[owners == last - i]]) if len(entries) else known
+                for i, known in enumerate(hidden)
+            ]
+        return hidden
+
+    def all_keys(self) -> list[pa.Array]:
+        """Every key of the fresh tiers, tombstones included, some twice."""
+        found = [] if self.memory_keys is None else [self.memory_keys]
+        return found if self.index is None else [*found, self.index.keys]
+
+
+_NO_OFFSETS = np.empty(0, dtype=np.int64)
+
+
+class Merge:
+    """One read of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot, projection: Projection, row_filter: RowFilter | None) -> None:
+        self.snapshot = snapshot
+        self.projection = projection
+        self.row_filter = row_filter
+        self.shards = [ShardMerge(view, snapshot) for view in snapshot.shards]
+        self.schema = projection.schema(snapshot.schema.columns)
+
+    def prepare(self) -> None:
+        """Open everything that the stream needs; a missing SSTable shows here, before the first batch."""
+        for shard in self.shards:
+            _ = shard.index
+            for reader in shard.readers:
+                _ = reader.dataset
+
+    @cached_property
+    def fresh_keys(self) -> KeySet | None:
+        """The keys that hide base rows; None if nothing can."""
+        if not self.snapshot.schema.primary_key:
+            return None
+        parts = [keys for shard in self.shards for keys in shard.all_keys() if len(keys)]
+        return KeySet(concat_keys(parts)) if parts else None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All live rows that match, in batches of the answer's schema."""
+        for shard in self.shards:
+            yield from self._memory_batches(shard)
+        for shard in self.shards:
+            yield from self._sstable_batches(shard)
+        yield from self._base_batches()
+
+    # ------------------------------------------------------------------------------------------------------ tiers
+
+    def _memory_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
+        for ref, mask in shard.memory:
+            table = ref.table()
+            alive = mask & ~_flags(table)
+            yield from self._finish(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation, self.row_filter)
+
+    def _sstable_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
+        if not shard.readers:
+            return
+        hidden = shard.hidden_offsets()
+        for reader, dead in zip(shard.readers, hidden, strict=True):
+            yield from self._one_sstable(reader, dead)
+
+    def _one_sstable(self, reader: SsTableReader, dead: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        schema, generation = self.snapshot.schema, reader.sstable.generation
+        hides = np.sort(dead)
+        if SHARED_CACHE.keeps_rows(reader.sstable):
+            table, offsets = reader.all_rows(schema)
+            alive = _not_in(offsets, hides) & ~_flags(table)
+            yield from self._finish(table, alive, offsets, generation, self.row_filter)
+            return
+        columns = list(self.projection.columns)
+        for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
+            part = pa.Table.from_batches([batch])
+            alive = _not_in(offsets, hides) & ~_flags(part)
+            yield from self._finish(part, alive, offsets, generation, None)
+
+    def _base_batches(self) -> Iterator[pa.RecordBatch]:
+        snapshot, projection = self.snapshot, self.projection
+        keys = self.fresh_keys
+        names = list(snapshot.schema.primary_key) if keys is not None else []
+        columns = list(dict.fromkeys([*projection.columns, *names]))
+        with lance_errors("scanning the base table"):
+            scanner = snapshot.base.dataset.scanner(
+                columns=columns,
+                filter=None if self.row_filter is None else self.row_filter.source,
+                with_row_address=projection.with_row_address or not columns,
+                batch_size=self._batch_rows(),
+                scan_in_order=False,
+            )
+            for batch in scanner.to_batches():
+                if batch.num_rows == 0:
+                    continue
+                if keys is not None:
+                    gone = keys.contains(key_array([batch.column(name) for name in names]))
+                    if gone.all():
+                        continue
+                    if gone.any():
+                        batch = batch.filter(pa.array(~gone))
+                yield self._dress(batch, 0)
+
+    # ------------------------------------------------------------------------------------------------------ shaping
+
+    def _finish(
+        self,
+        table: pa.Table,
+        alive: npt.NDArray[np.bool_],
+        offsets: npt.NDArray[np.int64],
+        generation: int,
+        row_filter: RowFilter | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The living, matching rows of an in-memory table as batches of the answer."""
+        if not alive.any():
+            return
+        if self.projection.with_row_address:
+            table = table.append_column(ROW_ADDRESS, pa.array(offsets.astype(np.uint64)))
+        if not alive.all():
+            table = table.filter(pa.array(alive))
+        if row_filter is not None:
+            table = row_filter.apply(table)
+        for batch in table.to_batches():
+            if batch.num_rows:
+                yield self._dress(batch, generation)
+
+    def _dress(self, batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+        arrays = [batch.column(name) for name in self.projection.columns]
+        if self.projection.with_row_address:
+            arrays.append(batch.column(ROW_ADDRESS))
+        if self.projection.with_generation:
+            arrays.append(pa.array(np.full(batch.num_rows, generation, dtype=np.uint64)))
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, type=pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _batch_rows(self) -> int:
+        """Rows per batch that make about four megabytes."""
+        width = sum(_width(self.snapshot.schema.columns.field(name).type) for name in self.projection.columns)
+        return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
+
+
+def _flags(table: pa.Table) -> npt.NDArray[np.bool_]:
+    return np.asarray(one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False))
+
+
+def _not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Per offset: whether it is not among the sorted `hidden` ones."""
+    if not len(hidden):
+        return np.ones(len(offsets), dtype=bool)
+    at = np.searchsorted(hidden, offsets)
+    at[at == len(hidden)] = 0
+    return np.asarray(hidden[at] != offsets)
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bytes per value, guessed for values of no fixed width."""
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _width(kind.value_type)
+    if pa.types.is_struct(kind):
+        return sum(_width(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_nested(kind):
+        return 256
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return 32

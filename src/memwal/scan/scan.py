@@ -1,0 +1,155 @@
+"""A scan of a table: all live rows of all tiers, projected, filtered, limited.
+
+Owns the public `Scan`. Invariants:
+
+1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
+2. Limit and offset count live, matching rows.
+3. An SSTable that vanished before the first batch restarts the read on a fresh snapshot (bounded); later it is
+   `CollectedError`.
+
+Called by: the table facade, `ShardWriter.lsm_scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError
+from memwal.row_filter import FilterLike, RowFilter
+from memwal.scan.explain import explain
+from memwal.scan.merge import Merge, Projection
+from memwal.scan.snapshot import Snapshot
+
+__all__ = ["Scan"]
+
+_RESTARTS = 3
+
+
+class Scan:
+    """A read of one snapshot; iterate over it, or turn it into a table."""
+
+    def __init__(
+        self,
+        capture: Callable[[], Snapshot],
+        *,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_address: bool = False,
+        with_generation: bool = False,
+    ) -> None:
+        """`capture` gives a snapshot: once now, and again only if collection removed what it needs."""
+        self._capture = capture
+        self._snapshot = capture()
+        table = self._snapshot.schema.columns
+        self._projection = Projection(_checked(columns, table), with_row_address, with_generation)
+        self._filter = None if filter is None else RowFilter(filter, table)
+        self._limit = _count("limit", limit)
+        self._offset = _count("offset", offset) or 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the answer."""
+        return self._projection.schema(self._snapshot.schema.columns)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What this scan reads."""
+        return self._snapshot
+
+    def _merge(self) -> Merge:
+        for attempt in range(_RESTARTS + 1):
+            merge = Merge(self._snapshot, self._projection, self._filter)
+            try:
+                merge.prepare()
+            except ObjectNotFoundError as error:
+                if attempt == _RESTARTS:
+                    raise CollectedError(f"collection removed what this scan needs; scan again ({error})") from None
+                self._snapshot = self._capture()
+            else:
+                return merge
+        raise AssertionError("unreachable")
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as a stream of batches."""
+        skip, left = self._offset, self._limit
+        if left == 0:
+            return
+        try:
+            for batch in self._merge().batches():
+                if skip >= batch.num_rows:
+                    skip -= batch.num_rows
+                    continue
+                part = batch.slice(skip, left) if skip or left is not None else batch
+                skip = 0
+                yield part
+                if left is not None:
+                    left -= part.num_rows
+                    if left <= 0:
+                        return
+        except ObjectNotFoundError as error:
+            raise CollectedError(f"collection removed what this scan needs; scan again ({error})") from None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.to_batches()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a streaming reader."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        """The rows as a table."""
+        return pa.Table.from_batches(self.to_batches(), schema=self.schema)
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas frame."""
+        return self.to_table().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The rows as a polars frame (polars must be installed)."""
+        import polars
+
+        return polars.from_arrow(self.to_table())
+
+    def count_rows(self) -> int:
+        """The number of rows, reading no more columns than it must."""
+        plain = self._filter is None and not self._offset and self._limit is None
+        if plain and not self._snapshot.shards:
+            return int(self._snapshot.base.dataset.count_rows())
+        narrow = Scan.__new__(Scan)
+        narrow._capture, narrow._snapshot, narrow._filter = self._capture, self._snapshot, self._filter
+        narrow._limit, narrow._offset = self._limit, self._offset
+        key = self._snapshot.schema.primary_key
+        narrow._projection = Projection(key or tuple(self._snapshot.schema.columns.names[:1]))
+        return sum(batch.num_rows for batch in narrow.to_batches())
+
+    def explain(self) -> str:
+        """What this scan reads and what it leaves out, for people."""
+        return explain(self._snapshot, self._projection, self._filter, self._limit, self._offset)
+
+    def __repr__(self) -> str:
+        shards = len(self._snapshot.shards)
+        return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
+
+
+def _checked(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
+    if columns is None:
+        return tuple(table.names)
+    if isinstance(columns, str):
+        raise InvalidInputError("columns must be a list of names")
+    for name in columns:
+        if name not in table.names:
+            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
+    if len(set(columns)) != len(columns):
+        raise InvalidInputError("columns must not repeat")
+    return tuple(columns)
+
+
+def _count(name: str, value: int | None) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise InvalidInputError(f"{name} must be a number >= 0, not {value!r}")
+    return value

@@ -1,0 +1,208 @@
+"""What one read sees: captured once, from the newest tier down.
+
+Owns `capture`. Data only ever moves down (memtable, SSTable, base table), so capturing memtables first, then manifests,
+then WAL tails from their cursors, then the base version may meet a row twice but never misses it. Invariants:
+
+1. After the capture, whatever an older tier of it already holds is dropped: memtables and tail entries below the
+   manifest's `current_generation`, and everything up to the generation that the captured base version has compacted.
+2. A writer in this process is used only if the newest manifest carries its epoch; otherwise its shard's WAL tail is read.
+3. A missing WAL position is the tip only if a listing shows nothing above it and the manifest has not moved meanwhile;
+   otherwise the shard is captured again, a bounded number of times.
+4. Reading claims nothing, writes nothing and fences nobody.
+
+Called by: `Scan`, lookups, search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from memwal import live
+from memwal.adapt import RowAdapter
+from memwal.base_table import BaseTable
+from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from memwal.errors import ConflictError, CorruptDataError, InvalidInputError
+from memwal.manifest import ShardManifestStore
+from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
+from memwal.schema import TableSchema
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
+from memwal.wal import list_positions, read_run
+
+__all__ = ["Consistency", "ShardView", "Snapshot", "SnapshotSource", "list_shards"]
+
+Consistency = Literal["fresh", "flushed"]
+_MAX_TRIES = 16
+_BACKOFF_SECONDS = 0.01
+_PARALLEL_READS = 8
+
+
+def list_shards(location: Location) -> list[str]:
+    """Every shard directory of the table, in order of id."""
+    found = []
+    for name in location.store.list_names(paths.MEM_WAL_DIR):
+        try:
+            found.append(check_shard_id(name))
+        except InvalidInputError:
+            continue
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """One shard of a snapshot; `memory` and `sstables` ascend by generation and overlap with nothing below them."""
+
+    shard_id: str
+    manifest: ShardManifest
+    memory: tuple[InMemoryMemTableRef, ...]
+    sstables: tuple[SsTable, ...]
+    from_tail: bool = False
+    skipped_generations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All tiers of a table at one moment."""
+
+    location: Location
+    schema: TableSchema
+    base: BaseTable
+    shards: tuple[ShardView, ...]
+    pruned_shards: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upper:
+    """The tiers of one shard above the base table, before the base version is known."""
+
+    shard_id: str
+    manifest: ShardManifest
+    memory: tuple[InMemoryMemTableRef, ...]
+    from_tail: bool
+
+
+class SnapshotSource:
+    """Captures snapshots of one table."""
+
+    def __init__(
+        self,
+        location: Location,
+        base: Callable[[], BaseTable],
+        schema: Callable[[BaseTable], TableSchema],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`base` gives the newest base version, `schema` the columns of a version."""
+        self.location = location
+        self._base = base
+        self._schema = schema
+        self._clock = clock
+
+    def capture(
+        self,
+        *,
+        consistency: Consistency = "fresh",
+        shards: Collection[str] | None = None,
+        in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
+        candidates: Collection[str] | None = None,
+    ) -> Snapshot:
+        """One snapshot. `shards` restricts what is read; `candidates` are the shards that can hold matching rows."""
+        if consistency not in ("fresh", "flushed"):
+            raise InvalidInputError(f"consistency must be 'fresh' or 'flushed', not {consistency!r}")
+        given = _by_shard(in_memory)
+        known = list_shards(self.location)
+        wanted = known if shards is None else [s for s in known if s in {check_shard_id(x) for x in shards}]
+        if candidates is not None:
+            pruned = tuple(s for s in wanted if s not in candidates)
+            wanted = [s for s in wanted if s in candidates]
+        else:
+            pruned = ()
+        schema = self._schema(self._base())
+        captured = {s: given.get(s) or self._live(s, consistency) for s in wanted}
+        uppers = self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, schema))
+        base = self._base()
+        compacted = base.details.compacted if base.details is not None else {}
+        views = tuple(_view(upper, compacted.get(upper.shard_id, 0)) for upper in uppers if upper is not None)
+        return Snapshot(self.location, self._schema(base), base, views, pruned)
+
+    def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:
+        if consistency == "flushed":
+            return None
+        shard = live.find(self.location.key, shard_id)
+        return None if shard is None else shard.capture()
+
+    def _each(self, shards: Sequence[str], read: Callable[[str], _Upper | None]) -> list[_Upper | None]:
+        if self.location.is_local or len(shards) < 2:
+            return [read(shard) for shard in shards]
+        with thread_pool(min(_PARALLEL_READS, len(shards)), "memwal-snapshot") as pool:
+            return list(pool.map(read, shards))
+
+    def _capture_shard(
+        self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, schema: TableSchema
+    ) -> _Upper | None:
+        manifests = ShardManifestStore(self.location, shard_id, clock=self._clock)
+        for attempt in range(_MAX_TRIES):
+            manifest = manifests.read_latest()
+            if manifest is None:
+                return None
+            if consistency == "flushed":
+                return _Upper(shard_id, manifest, (), from_tail=False)
+            if memtables is not None and memtables.epoch == manifest.writer_epoch:
+                return _Upper(shard_id, manifest, memtables.ascending, from_tail=False)
+            memtables = None
+            tail = self._read_tail(shard_id, manifest, manifests, schema, last=attempt == _MAX_TRIES - 1)
+            if tail is not None:
+                return _Upper(shard_id, manifest, tail, from_tail=True)
+            self._clock.sleep(_BACKOFF_SECONDS * self._clock.random() * (attempt + 1))
+        raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
+
+    def _read_tail(
+        self, shard_id: str, manifest: ShardManifest, manifests: ShardManifestStore, schema: TableSchema, *, last: bool
+    ) -> tuple[InMemoryMemTableRef, ...] | None:
+        """The unflushed entries as memtables, one per generation; None if the shard moved on meanwhile."""
+        cursor = manifest.replay_after_wal_entry_position
+        above = [position for position in list_positions(self.location, shard_id) if position > cursor]
+        end = above[-1] + 1 if above else cursor + 1
+        try:
+            tables = self._load(read_run(self.location, shard_id, cursor + 1, end), manifest, schema)
+        except CorruptDataError:
+            if last or manifests.list_versions()[-1:] == [manifest.version]:
+                raise
+            return None
+        return tables if manifests.list_versions()[-1:] == [manifest.version] else None
+
+    def _load(
+        self, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema
+    ) -> tuple[InMemoryMemTableRef, ...]:
+        adapter = RowAdapter(schema)
+        tables: list[MemTable] = []
+        for entry in entries:
+            generation = manifest.current_generation if entry.generation is None else entry.generation
+            if not entry.batches or generation < manifest.current_generation:
+                continue
+            if not tables or tables[-1].generation != generation:
+                tables.append(MemTable(schema, generation, 0, entry.position))
+            for batch in entry.batches:
+                tables[-1].append(*adapter.adapt(batch, position=entry.position))
+        return tuple(table.capture() for table in tables)
+
+
+def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
+    if in_memory is None:
+        return {}
+    return {c.shard_id: c for c in ([in_memory] if isinstance(in_memory, InMemoryMemTables) else in_memory)}
+
+
+def _view(upper: _Upper, compacted: int) -> ShardView:
+    """The shard without what a lower tier of the same snapshot holds already."""
+    manifest = upper.manifest
+    memory = tuple(
+        ref
+        for ref in upper.memory
+        if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
+    )
+    live_tables = tuple(sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation))
+    skipped = len(manifest.sstables) - len(live_tables)
+    return ShardView(upper.shard_id, manifest, memory, live_tables, upper.from_tail, skipped)

@@ -1,0 +1,212 @@
+"""SSTables as readers use them: opened once, their keys and small ones' rows kept within a byte limit.
+
+Owns `SsTableReader` and `SsTableCache`. Invariants:
+
+1. A generation directory never changes, so what was read of it stays right for ever.
+2. Columns are matched by field id: a column that was renamed since reads under its new name, one that was added reads as
+   null, one that was dropped is not read.
+3. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
+
+Called by: the merge, lookups.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance.file import LanceFileReader
+
+from memwal.base_table import lance_errors, lance_options
+from memwal.errors import CorruptDataError, ObjectNotFoundError
+from memwal.format.wal_entry import TOMBSTONE
+from memwal.row_filter import RowFilter
+from memwal.scan.keys import one_array
+from memwal.schema import TableSchema
+from memwal.sidecar import PkSidecar
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.types import SsTable
+
+__all__ = ["SHARED_CACHE", "SsTableCache", "SsTableReader"]
+
+_ROW_ADDRESS = "_rowaddr"
+_KEPT_SHARE = 8
+DEFAULT_CACHE_BYTES = 512 << 20
+
+
+class SsTableReader:
+    """One SSTable. Opening reads nothing; threads may share it."""
+
+    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
+        self.location = location
+        self.shard_id = shard_id
+        self.sstable = sstable
+        self.sidecar = PkSidecar.open(location, shard_id, sstable)
+        self._dataset: lance.LanceDataset | None = None
+        self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
+        self._rows: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
+        self._reader: LanceFileReader | None = None
+        self.size_bytes = 0
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
+        if self._dataset is None:
+            directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+            try:
+                with lance_errors(f"opening generation {self.sstable.generation} of shard {self.shard_id}"):
+                    self._dataset = lance.dataset(
+                        self.location.child_uri(directory), storage_options=lance_options(self.location)
+                    )
+            except Exception:
+                if not self.location.store.list_names(directory):
+                    raise ObjectNotFoundError(directory) from None
+                raise
+        return self._dataset
+
+    def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        """Every key once, ascending, and the offset of its newest row."""
+        if self._entries is None:
+            self._entries = self.sidecar.all_entries()
+            self.size_bytes += self._entries[0].nbytes + self._entries[1].nbytes
+        return self._entries
+
+    def names_by_column(self, schema: TableSchema) -> list[str | None]:
+        """Per table column the name under which this generation holds it, or None."""
+        fields = self.dataset.lance_schema.fields()
+        if schema.field_ids is None:
+            stored = {field.name() for field in fields}
+            return [name if name in stored else None for name in schema.columns.names]
+        by_id = {int(field.id()): field.name() for field in fields}
+        return [by_id.get(ids.id) for ids in schema.field_ids]
+
+    def all_rows(self, schema: TableSchema) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
+        if self._rows is None or self._rows[0].schema != schema.memory:
+            if self._rows is not None:
+                self.size_bytes -= self._rows[0].nbytes + self._rows[1].nbytes
+            parts = list(self.batches(schema, schema.columns.names, None, 1 << 16))
+            table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
+            offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
+            self._rows = (table, offsets)
+            self.size_bytes += table.nbytes + offsets.nbytes
+        return self._rows
+
+    def batches(
+        self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
+    ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+        """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
+        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        same = all(names[c] == c for c in (row_filter.columns if row_filter is not None else ()))
+        pushed = row_filter.source if row_filter is not None and same else None
+        late = row_filter if row_filter is not None and not same else None
+        wanted = list(dict.fromkeys([*columns, *(late.columns if late is not None else ())]))
+        stored = [name for c in wanted if (name := names[c]) is not None]
+        with lance_errors(f"reading generation {self.sstable.generation} of shard {self.shard_id}"):
+            scanner = self.dataset.scanner(
+                columns=[*stored, TOMBSTONE], filter=pushed, with_row_address=True, batch_size=batch_rows
+            )
+            for batch in scanner.to_batches():
+                if batch.num_rows == 0:
+                    continue
+                table = _conform(pa.Table.from_batches([batch]), wanted, names, schema)
+                if late is not None:
+                    table = late.apply(table)
+                offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
+                rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
+                if rows:
+                    yield rows[0], offsets
+
+    def take(self, schema: TableSchema, offsets: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
+        if self._rows is not None and self._rows[0].schema == schema.memory:
+            table, known = self._rows
+            at = np.searchsorted(known, offsets)
+            return table.select([*columns, TOMBSTONE]).take(pa.array(at))
+        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        with lance_errors(f"reading generation {self.sstable.generation} of shard {self.shard_id}"):
+            table = self._file().take_rows(offsets.tolist()).to_table()
+        if table.num_rows != len(offsets):
+            raise CorruptDataError(
+                "an SSTable lacks a row that its sidecar names",
+                path=paths.sstable_dir(self.shard_id, self.sstable.path),
+            )
+        return _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
+
+    def _file(self) -> LanceFileReader:
+        """The one data file of the generation: its rows are the offsets that the sidecar names."""
+        if self._reader is None:
+            name = self.dataset.get_fragments()[0].metadata.files[0].path
+            path = paths.sstable_data_path(self.shard_id, self.sstable.path, name)
+            self._reader = LanceFileReader(self.location.child_uri(path), storage_options=lance_options(self.location))
+        return self._reader
+
+
+def _conform(table: pa.Table, columns: Sequence[str], names: dict[str, str | None], schema: TableSchema) -> pa.Table:
+    """`table` with the table's column names and types, nulls for columns that it lacks; other columns are kept."""
+    arrays, fields = [], []
+    for column in columns:
+        field = schema.memory.field(column)
+        name = names[column]
+        array = pa.nulls(table.num_rows, field.type) if name is None else table.column(name)
+        if array.type != field.type:
+            raise CorruptDataError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
+        arrays.append(array)
+        fields.append(field)
+    for extra in (TOMBSTONE, _ROW_ADDRESS):
+        if extra in table.schema.names:
+            flags = table.column(extra)
+            arrays.append(flags.fill_null(False) if extra == TOMBSTONE else flags)
+            fields.append(schema.memory.field(TOMBSTONE) if extra == TOMBSTONE else table.schema.field(extra))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class SsTableCache:
+    """Readers of recently used SSTables, within a limit of bytes."""
+
+    def __init__(self, limit_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[tuple[str, str, str], SsTableReader] = OrderedDict()
+
+    def reader(self, location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
+        """The reader of one SSTable."""
+        key = (location.key, shard_id, sstable.path)
+        with self._lock:
+            found = self._readers.get(key)
+            if found is None:
+                found = self._readers[key] = SsTableReader(location, shard_id, sstable)
+            self._readers.move_to_end(key)
+            self._shrink()
+        return found
+
+    def keeps_rows(self, sstable: SsTable) -> bool:
+        """Whether the rows of this SSTable are small enough to be kept."""
+        size = sstable.in_memory_bytes
+        return size is not None and size * _KEPT_SHARE <= self.limit_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held now."""
+        with self._lock:
+            return sum(reader.size_bytes for reader in self._readers.values())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._readers.clear()
+
+    def _shrink(self) -> None:
+        held = sum(reader.size_bytes for reader in self._readers.values())
+        while held > self.limit_bytes and len(self._readers) > 1:
+            _, oldest = self._readers.popitem(last=False)
+            held -= oldest.size_bytes
+
+
+SHARED_CACHE = SsTableCache()

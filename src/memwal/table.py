@@ -1,0 +1,365 @@
+"""The facade: a table, its writers and its reads.
+
+Owns `create_table`, `enable`, `open_table` and `Table`; no engine logic. Invariants:
+
+1. A table follows new base versions by itself: every read and every new writer looks at the newest one.
+2. A table whose MemWAL entry was lost (overwritten or dropped base) says so and gives no writer.
+
+Called by: users, the command line, Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from memwal.base_table import BaseTable
+from memwal.clock import SYSTEM_CLOCK
+from memwal.config import WriterConfig
+from memwal.create import commit_details, make_details, write_base
+from memwal.errors import InvalidInputError
+from memwal.format.index_details import MemWalDetails
+from memwal.ingest import key_batch
+from memwal.manifest import ShardManifestStore
+from memwal.memtable import InMemoryMemTables
+from memwal.row_filter import FilterLike
+from memwal.scan.base_keys import BaseLookup
+from memwal.scan.lookup import lookup_rows
+from memwal.scan.prune import values_in_filter
+from memwal.scan.scan import Scan
+from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards
+from memwal.schema import TableSchema
+from memwal.shard_target import table_schema, target_of, writer_config
+from memwal.shard_writer import ShardWriter
+from memwal.sharding import (
+    Bucket,
+    Identity,
+    Sharding,
+    Unsharded,
+    from_details,
+    shard_ids,
+    shards_for_values,
+)
+from memwal.store.location import Location, resolve
+from memwal.table_writer import TableWriter
+from memwal.transactions import load_generation_maps, merge_seen
+from memwal.types import ShardStatus
+from memwal.wal import list_positions, newest_seen
+
+__all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard as storage shows it: its owner's epoch, what is flushed, and what is only in the log."""
+
+    shard_id: str
+    epoch: int
+    status: ShardStatus
+    generations: tuple[int, ...]
+    current_generation: int
+    wal_tail: int
+    bytes: int
+
+
+def create_table(
+    uri: str,
+    data_or_schema: Any,
+    *,
+    primary_key: str | Sequence[str] | None = None,
+    sharding: Sharding | None = None,
+    maintained_indexes: str | Sequence[str] | None = "all",
+    writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
+    allow_keys_across_shards: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    exist_ok: bool = False,
+) -> Table:
+    """A new table with a MemWAL index; data that is given becomes its first base rows.
+
+    Without a primary key the table is append-only. `sharding=None` means manual shards.
+    """
+    location = resolve(uri, storage_options)
+    base = BaseTable.open(location)
+    if base is not None and not exist_ok:
+        raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
+    if base is None:
+        base = write_base(location, data_or_schema, primary_key)
+    if base.details is None:
+        details = make_details(
+            base,
+            sharding=sharding,
+            maintained_indexes=maintained_indexes,
+            writer_defaults=writer_defaults,
+            allow_keys_across_shards=allow_keys_across_shards,
+        )
+        base = commit_details(base, details)
+    return Table(location, base)
+
+
+def enable(
+    uri_or_lance_dataset: str | lance.LanceDataset,
+    *,
+    sharding: Sharding | None = None,
+    maintained_indexes: str | Sequence[str] | None = "all",
+    writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
+    allow_keys_across_shards: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Put a MemWAL index on an existing Lance table; its rows stay as they are."""
+    given = uri_or_lance_dataset
+    location = resolve(given.uri if isinstance(given, lance.LanceDataset) else given, storage_options)
+    base = _need_base(location)
+    details = make_details(
+        base,
+        sharding=sharding,
+        maintained_indexes=maintained_indexes,
+        writer_defaults=writer_defaults,
+        allow_keys_across_shards=allow_keys_across_shards,
+    )
+    return Table(location, commit_details(base, details))
+
+
+def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Table:
+    """The table at `uri`; says so if it has no MemWAL index, or lost it."""
+    location = resolve(uri, storage_options)
+    base = _need_base(location)
+    table = Table(location, base)
+    table.details()
+    return table
+
+
+def _need_base(location: Location) -> BaseTable:
+    base = BaseTable.open(location)
+    if base is None:
+        raise InvalidInputError(f"there is no table at {location.describe()}; create it with memwal.create_table")
+    return base
+
+
+class Table:
+    """A Lance table with a write path in front: fresh reads over all tiers, writers for its shards."""
+
+    def __init__(self, location: Location, base: BaseTable) -> None:
+        """Use `open_table`, `create_table` or `enable`."""
+        self.location = location
+        self._base = base
+        self._schemas: tuple[int, TableSchema] | None = None
+        self._snapshots = SnapshotSource(location, self._newest_base, self._schema_of)
+        self._lookup = BaseLookup(base.primary_key)
+
+    def __repr__(self) -> str:
+        key = ", ".join(self._base.primary_key) or "none"
+        return f"Table({self.uri!r}, primary_key=({key}), version={self._base.version})"
+
+    # ------------------------------------------------------------------------------------------------------ the table
+
+    @property
+    def uri(self) -> str:
+        """Where the table is, without credentials."""
+        return self.location.describe()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the newest base version."""
+        return self._newest_base().schema
+
+    @property
+    def primary_key(self) -> list[str]:
+        """The key columns in key order; empty for an append-only table."""
+        return list(self._base.primary_key)
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How rows are spread over shards; None for manual shards."""
+        return self._sharding(self._newest_base())
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The newest version of the base table."""
+        return self._newest_base().dataset
+
+    def details(self) -> MemWalDetails:
+        """What the MemWAL index of the newest base version records."""
+        details = self._newest_base().details
+        if details is None:
+            raise InvalidInputError(
+                f"the table at {self.uri} has no MemWAL index: it was never enabled, or the base was overwritten or the "
+                "index dropped. Call memwal.enable(); rows left in shards are recovered by Table.repair()"
+            )
+        return details
+
+    def shards(self) -> list[ShardInfo]:
+        """Every shard on storage."""
+        return [info for shard_id in list_shards(self.location) if (info := self._shard_info(shard_id)) is not None]
+
+    def _shard_info(self, shard_id: str) -> ShardInfo | None:
+        manifest = ShardManifestStore(self.location, shard_id).read_latest()
+        if manifest is None:
+            return None
+        cursor = manifest.replay_after_wal_entry_position
+        tail = sum(position > cursor for position in list_positions(self.location, shard_id))
+        size = sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables)
+        generations = tuple(sstable.generation for sstable in manifest.sstables)
+        return ShardInfo(
+            shard_id, manifest.writer_epoch, manifest.status, generations, manifest.current_generation, tail, size
+        )
+
+    def transactions(self) -> dict[str, dict[str, int]]:
+        """Per shard the newest version of every application that wrote with a transaction."""
+        found: dict[str, dict[str, int]] = {}
+        for shard_id in list_shards(self.location):
+            manifest = ShardManifestStore(self.location, shard_id).read_latest()
+            if manifest is not None:
+                log = newest_seen(self.location, shard_id, list_positions(self.location, shard_id))
+                seen = merge_seen([log, load_generation_maps(self.location, manifest)])
+                found[shard_id] = {app: item.version for app, item in seen.items()}
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def writer(self, *, config: WriterConfig | None = None, **overrides: Any) -> TableWriter:
+        """A writer that routes rows to shards; shard writers are opened when rows need them."""
+        self.details()
+        base = self._newest_base()
+        writer_config(base, config, overrides, ())
+        sharding = self._sharding(base)
+        return TableWriter(
+            self,
+            self._schema_of(base),
+            sharding,
+            lambda shard_id: self._open_shard(shard_id, config, overrides, routed=True),
+        )
+
+    def shard_writer(
+        self, shard_id: str | None = None, *, config: WriterConfig | None = None, **overrides: Any
+    ) -> ShardWriter:
+        """The writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
+        self.details()
+        return self._open_shard(shard_id, config, overrides, routed=False)
+
+    def _open_shard(
+        self, shard_id: str | None, config: WriterConfig | None, overrides: dict[str, Any], *, routed: bool
+    ) -> ShardWriter:
+        base = self._newest_base()
+        if shard_id is None and not (config is not None and config.shard_id) and "shard_id" not in overrides:
+            shard_id = self._default_shard(self._sharding(base))
+        settings = writer_config(base, config, overrides, ())
+        if shard_id is not None:
+            settings = settings.replace(shard_id=shard_id)
+        return ShardWriter(target_of(self.location, base, None, routed=routed), settings, SYSTEM_CLOCK)
+
+    def _default_shard(self, sharding: Sharding | None) -> str | None:
+        if isinstance(sharding, Bucket | Identity):
+            raise InvalidInputError(
+                f"the table is sharded by {sharding.column!r}: name a shard (memwal.shard_id_for), or use Table.writer()"
+            )
+        ids = shard_ids(sharding)
+        return ids[0] if ids else None
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        limit: int | None = None,
+        offset: int | None = None,
+        *,
+        with_row_address: bool = False,
+        with_generation: bool = False,
+        consistency: Consistency = "fresh",
+        shards: Collection[str] | None = None,
+        in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
+    ) -> Scan:
+        """All live rows of all tiers as of now; see `Scan` for the ways to read them."""
+
+        def capture() -> Snapshot:
+            candidates = self._candidates(filter)
+            return self._snapshots.capture(
+                consistency=consistency, shards=shards, in_memory=in_memory, candidates=candidates
+            )
+
+        return Scan(
+            capture,
+            columns=columns,
+            filter=filter,
+            limit=limit,
+            offset=offset,
+            with_row_address=with_row_address,
+            with_generation=with_generation,
+        )
+
+    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The live row of one key, or None."""
+        found = self.lookup([key], columns)
+        return found.to_pylist()[0] if found.num_rows else None
+
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
+        """The live rows of many keys, in no order; keys without a row are left out."""
+        base = self._newest_base()
+        schema = self._schema_of(base)
+        named = key_batch(keys, schema)
+        wanted = list(schema.columns.names) if columns is None else list(columns)
+        for name in wanted:
+            if name not in schema.columns.names:
+                raise InvalidInputError(f"column {name!r} is not in the table")
+        snapshot = self._snapshots.capture(candidates=self._shards_of_keys(named, base))
+        return lookup_rows(snapshot, self._lookup, named, wanted)
+
+    def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
+        """The number of live rows."""
+        return self.scan(filter=filter, consistency=consistency).count_rows()
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _newest_base(self) -> BaseTable:
+        self._base = base = self._base.refresh()
+        return base
+
+    def _schema_of(self, base: BaseTable) -> TableSchema:
+        if self._schemas is None or self._schemas[0] != base.version:
+            self._schemas = (base.version, table_schema(base))
+        return self._schemas[1]
+
+    def _sharding(self, base: BaseTable) -> Sharding | None:
+        if base.details is None:
+            return None
+        return from_details(base.details, {number: name for name, number in base.column_ids.items()})
+
+    def _candidates(self, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
+        """The shards in which rows can match, or None for all."""
+        base = self._base
+        sharding = self._sharding(base)
+        if not isinstance(filter, str) or not isinstance(sharding, Bucket | Identity):
+            return None
+        if base.primary_key and sharding.column not in base.primary_key:
+            return None
+        values = values_in_filter(filter, sharding.column)
+        return None if values is None else self._shards_of_values(sharding, values, base)
+
+    def _shards_of_values(self, sharding: Bucket | Identity, values: Any, base: BaseTable) -> set[str] | None:
+        named = shards_for_values(sharding, values, base.schema.field(sharding.column).type)
+        if named is None:
+            return None
+        derived = set(shard_ids(sharding) or ())
+        return {s for s in list_shards(self.location) if s in named or not _is_derived(s, derived)}
+
+    def _shards_of_keys(self, keys: pa.RecordBatch, base: BaseTable) -> set[str] | None:
+        sharding = self._sharding(base)
+        if isinstance(sharding, Unsharded) or not isinstance(sharding, Bucket | Identity):
+            return None
+        if sharding.column not in base.primary_key:
+            return None
+        column = keys.column(base.primary_key.index(sharding.column))
+        return self._shards_of_values(sharding, column, base)
+
+
+def _is_derived(shard_id: str, derived: Collection[str]) -> bool:
+    """Whether routing made this shard; others (opened by hand with an id of their own) may hold any row.
+
+    Identity shards cannot be enumerated, but routed ones are UUIDs of version 5, which nobody draws at random.
+    """
+    return shard_id in derived if derived else shard_id[14] == "5"

@@ -1,0 +1,229 @@
+"""The table-level writer: every row to its shard, one acknowledgement for all.
+
+Owns `TableWriter`. Invariants:
+
+1. A row goes to the shard that its sharding column names; shard writers are opened when the first row needs them.
+2. `put` returns when every shard that got rows has them durable (in durable mode); it is atomic per shard.
+3. Reads through the writer see everything that it acknowledged.
+
+Called by: users, through `Table.writer`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from memwal.clock import thread_pool
+from memwal.errors import ClosedError, InvalidInputError
+from memwal.ingest import key_batch, to_batches
+from memwal.scan.scan import Scan
+from memwal.schema import Reconciler, TableSchema
+from memwal.shard_writer import ShardWriter
+from memwal.sharding import Bucket, Identity, Sharding, Unsharded, route
+from memwal.types import Transaction
+from memwal.writer.engine import Ack, WriteResult
+from memwal.writer.stats import WriteStats
+
+if TYPE_CHECKING:
+    from memwal.table import Table
+
+__all__ = ["TableAck", "TableWriter"]
+
+_PARALLEL_SHARDS = 8
+
+
+class TableAck(Ack):
+    """The durability of one routed write: that of all its shards."""
+
+    __slots__ = ("_acks",)
+
+    def __init__(self, acks: list[Ack]) -> None:
+        self._acks = acks
+
+    @property
+    def durable(self) -> bool:
+        """Whether the write is on storage in every shard."""
+        return all(ack.durable for ack in self._acks)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the write is on storage in every shard, or raise what prevented it."""
+        for ack in self._acks:
+            ack.wait(timeout)
+
+
+class TableWriter:
+    """Writes a table: routes rows over its shards. Threads may share it."""
+
+    def __init__(
+        self,
+        table: Table,
+        schema: TableSchema,
+        sharding: Sharding | None,
+        open_shard: Callable[[str | None], ShardWriter],
+    ) -> None:
+        """Use `Table.writer`."""
+        self._table = table
+        self._schema = schema
+        self._sharding = sharding
+        self._open_shard = open_shard
+        self._reconciler = Reconciler(schema)
+        self._lock = threading.Lock()
+        self._writers: dict[str, ShardWriter] = {}
+        self._manual: ShardWriter | None = None
+        self._closed = False
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
+        """Insert or replace rows; an empty table is a no-op. Returns what each shard did.
+
+        With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there.
+        """
+        routed = self._route(data)
+        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
+
+    def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
+        """Delete rows by primary key. The sharding column must be part of the key, or be given beside it."""
+        routed = self._route_keys(keys)
+        return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn))
+
+    def put_nowait(self, data: Any) -> TableAck:
+        """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
+        routed = self._route(data)
+        return TableAck([self._writer(shard_id).put_nowait(rows) for shard_id, rows in routed.items()])
+
+    def _route(self, data: Any) -> dict[str, list[pa.RecordBatch]]:
+        batches = [batch for batch in to_batches(data, self._schema.columns) if batch.num_rows]
+        with self._lock:
+            fitted = [self._reconciler.fit(batch) for batch in batches]
+        return self._split(fitted)
+
+    def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
+        if not batches:
+            return {}
+        if self._sharding is None or isinstance(self._sharding, Unsharded):
+            return {self._single(): batches}
+        routed: dict[str, list[pa.RecordBatch]] = {}
+        for batch in batches:
+            for shard_id, rows in route(batch, self._sharding, self._schema.columns):
+                routed.setdefault(shard_id, []).append(rows)
+        return routed
+
+    def _route_keys(self, keys: Any) -> dict[str, list[pa.RecordBatch]]:
+        named = key_batch(keys, self._schema)
+        if not named.num_rows:
+            return {}
+        sharding = self._sharding
+        if isinstance(sharding, Bucket | Identity) and sharding.column not in self._schema.primary_key:
+            raise InvalidInputError(
+                f"the shard column {sharding.column!r} is not part of the key, so a key does not name its shard; "
+                "delete through the shard's own writer"
+            )
+        return self._split([named])
+
+    def _single(self) -> str:
+        """The shard of an unsharded table, or this writer's own one of a table with manual shards."""
+        with self._lock:
+            if self._manual is None:
+                self._refuse_closed()
+                self._manual = self._open_shard(None)
+                self._writers[self._manual.shard_id] = self._manual
+            return self._manual.shard_id
+
+    def _writer(self, shard_id: str) -> ShardWriter:
+        writer = self._writers.get(shard_id)
+        if writer is None:
+            with self._lock:
+                self._refuse_closed()
+                writer = self._writers.get(shard_id)
+                if writer is None:
+                    writer = self._writers[shard_id] = self._open_shard(shard_id)
+        return writer
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ClosedError("the table writer is closed; open a new one")
+
+    def _each(
+        self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], WriteResult]
+    ) -> dict[str, WriteResult]:
+        """Write to every shard; in parallel where storage is remote."""
+        self._refuse_closed()
+        if len(routed) < 2 or self._table.location.is_local:
+            return {shard_id: write(self._writer(shard_id), rows) for shard_id, rows in routed.items()}
+        with thread_pool(min(_PARALLEL_SHARDS, len(routed)), "memwal-put") as pool:
+            futures = {s: pool.submit(write, self._writer(s), rows) for s, rows in routed.items()}
+            return {shard_id: future.result() for shard_id, future in futures.items()}
+
+    # ------------------------------------------------------------------------------------------------------ closing
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Seal and flush all shards that this writer opened: their rows are SSTables when this returns."""
+        writers = list(self._writers.values())
+        for writer in writers:
+            writer.force_seal_active()
+        for writer in writers:
+            writer.wait_for_flush_drain(timeout)
+
+    def close(self) -> None:
+        """Close all shard writers; raises the first failure after all were tried. Idempotent."""
+        with self._lock:
+            self._closed = True
+            writers = list(self._writers.values())
+        failures = []
+        for writer in writers:
+            try:
+                writer.close()
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def abort(self) -> None:
+        """Stop without flushing. Idempotent."""
+        with self._lock:
+            self._closed = True
+            writers = list(self._writers.values())
+        for writer in writers:
+            writer.abort()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------ looking
+
+    @property
+    def shard_writers(self) -> dict[str, ShardWriter]:
+        """The shard writers that are open, by shard id."""
+        return dict(self._writers)
+
+    def stats(self) -> dict[str, WriteStats]:
+        """Totals per shard."""
+        return {shard_id: writer.stats() for shard_id, writer in self._writers.items()}
+
+    def scan(self, *args: Any, **options: Any) -> Scan:
+        """`Table.scan`, with everything that this writer acknowledged."""
+        return self._table.scan(*args, **options)
+
+    def get(self, key: Any, columns: list[str] | None = None) -> dict[str, Any] | None:
+        """`Table.get`, with everything that this writer acknowledged."""
+        return self._table.get(key, columns)
+
+    def lookup(self, keys: Any, columns: list[str] | None = None) -> pa.Table:
+        """`Table.lookup`, with everything that this writer acknowledged."""
+        return self._table.lookup(keys, columns)
+
+    def count_rows(self, *args: Any, **options: Any) -> int:
+        """`Table.count_rows`, with everything that this writer acknowledged."""
+        return self._table.count_rows(*args, **options)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"TableWriter({self._table.uri!r}, shards={len(self._writers)}, {state})"
