@@ -11,11 +11,11 @@ the bloom filter. Invariants:
 4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
    the filter list all rows.
 
-Order of effects: the data file is written while keys are sorted and hashed and the sidecar is written; then the
-deletion vector; then the version-1 manifest is rewritten in place with ids and vector (nobody knows the directory
-yet); then `after_data` (indexes) runs on the finished dataset. The order is not free: an index records field ids in a
-new version, so a rewrite of version 1 behind it would be neither seen nor consistent, while an index that is built
-after the rewrite leaves out the replaced rows by itself. Indexes therefore add dataset versions, which readers accept.
+Order of effects: the data file is written while keys are sorted and hashed and sidecar, filter and deletion vector are
+written; then the manifest of version 1, made by us because Lance's API cannot commit chosen field ids or a deletion
+vector there, so that an attempt that died is no dataset at all; then `after_data` (indexes) runs on the finished
+dataset. That order is not free: an index records field ids and adds a version, so it needs the final manifest, and
+built after it, it leaves out the replaced rows by itself. Readers accept the versions that indexes add.
 
 Called by: the writer's flush worker, `Table.flush`, bulk load.
 """
@@ -25,13 +25,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from lance.fragment import write_fragments
 
 from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK, Clock
@@ -39,12 +40,13 @@ from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.format.bloom import build_bloom
 from memwal.format.deletions import encode_deletions
 from memwal.format.keys import check_primary_key, key_hashes
+from memwal.format.lance_commit import fragment_of
 from memwal.format.lance_manifest import (
     BITMAP,
     DeletionFile,
+    Fragment,
     deletion_path,
-    parse_lance_manifest,
-    rewrite_generation_manifest,
+    generation_manifest,
     version_path,
 )
 from memwal.sidecar import SortedKeys, sort_keys, write_sidecar
@@ -118,11 +120,11 @@ def write_sstable(
     """
     rows = _conform(table, base)
     name = paths.sstable_name(clock.token_hex(4), generation)
-    attempt = _Attempt(location, shard_id, name, rows, base)
+    attempt = _Attempt(location, shard_id, name, rows, base, clock)
     version = _file_version(rows, storage_version)
     work = [lambda: attempt.write_data(version), lambda: attempt.write_keys(newest), attempt.write_filter]
-    _, replaced, _ = _share(work, clock, f"memwal-flush-{generation}")
-    attempt.finish(replaced, clock)
+    data, deletion, _ = _share(work, clock, f"memwal-flush-{generation}")
+    attempt.write_manifest(data, deletion)
     if after_data is not None:
         attempt.run_on_dataset(after_data)
     if fsync:
@@ -202,6 +204,15 @@ def _share(work: Sequence[Callable[[], Any]], clock: Clock, name: str) -> list[A
 
 
 @dataclass(frozen=True, slots=True)
+class _Data:
+    """A data file on storage: its version, the fields in it, and the fragment that it makes."""
+
+    storage_version: str
+    fields: tuple[bytes, ...]
+    fragment: Fragment
+
+
+@dataclass(frozen=True, slots=True)
 class _Attempt:
     """The directory of one flush attempt and what goes into it."""
 
@@ -210,6 +221,7 @@ class _Attempt:
     name: str
     rows: pa.Table
     base: SsTableSchema
+    clock: Clock
 
     def _path(self, relative: str) -> str:
         return f"{paths.sstable_dir(self.shard_id, self.name)}/{relative}"
@@ -218,62 +230,77 @@ class _Attempt:
     def _uri(self) -> str:
         return self.location.child_uri(paths.sstable_dir(self.shard_id, self.name))
 
-    def write_data(self, storage_version: str) -> None:
-        """Write the dataset with Lance's own field ids."""
+    def write_data(self, storage_version: str) -> _Data:
+        """Write the rows as one fragment that no version holds yet."""
         with lance_errors("writing a generation"):
-            lance.write_dataset(
+            transaction = write_fragments(
                 self.rows,
                 self._uri,
-                data_storage_version=cast(Any, storage_version),
+                mode="create",
+                data_storage_version=storage_version,
                 max_rows_per_file=_ONE_FRAGMENT_ROWS,
                 storage_options=lance_options(self.location),
+                return_transaction=True,
             )
+        written: Any = transaction.operation
+        if len(written.fragments) != 1:
+            raise CorruptDataError(f"Lance wrote {len(written.fragments)} fragments instead of one")
+        return _Data(storage_version, _field_messages(written.new_schema), fragment_of(written.fragments[0]))
 
     def write_filter(self) -> None:
         """Write the bloom filter; without a primary key it holds the hash of no bytes, as the reference's does."""
         filter_bytes = build_bloom(key_hashes(self._key_columns()))
         self.location.store.put(paths.bloom_path(self.shard_id, self.name), filter_bytes)
 
-    def write_keys(self, newest: npt.NDArray[np.integer] | None) -> npt.NDArray[np.integer]:
-        """Write the sidecar; return the offsets of rows that a later row of the same key replaces."""
+    def write_keys(self, newest: npt.NDArray[np.integer] | None) -> DeletionFile | None:
+        """Write the sidecar, and the deletion vector if a later row of the same key replaces any."""
         if not self.base.primary_key:
-            return np.empty(0, np.int64)
+            return None
         keys = sort_keys(self._key_columns())
         if newest is not None:
             _check_newest(keys, newest)
         write_sidecar(self.location, self.shard_id, self.name, keys)
-        return keys.replaced
+        if not len(keys.replaced):
+            return None
+        deletion = DeletionFile(BITMAP, 1, self.clock.randbits(64), len(keys.replaced))
+        self.location.store.put(self._path(deletion_path(0, deletion)), encode_deletions(keys.replaced))
+        return deletion
 
     def _key_columns(self) -> list[pa.Array]:
         return [self.rows.column(column).combine_chunks() for column in self.base.primary_key]
 
-    def finish(self, replaced: npt.NDArray[np.integer], clock: Clock) -> None:
-        """Write the deletion vector and give version 1 its final manifest."""
-        deletion = None
-        if len(replaced):
-            deletion = DeletionFile(BITMAP, 1, clock.randbits(64), len(replaced))
-            self.location.store.put(self._path(deletion_path(0, deletion)), encode_deletions(replaced))
-        manifest_path = self._path(version_path(1))
-        written = self.location.store.get(manifest_path)
-        ids = self._renumbering(written, manifest_path)
-        if deletion is not None or any(old != new for old, new in ids.items()):
-            final = rewrite_generation_manifest(written, field_ids=ids, deletion=deletion)
-            self.location.store.put(manifest_path, final)
+    def write_manifest(self, data: _Data, deletion: DeletionFile | None) -> None:
+        """Make the directory a dataset."""
+        manifest = generation_manifest(
+            data.fields,
+            replace(data.fragment, deletion=deletion),
+            field_ids=self._renumbering(data.fields),
+            schema_metadata=self.base.arrow.metadata or {},
+            storage_version=data.storage_version,
+            lance_version=lance.__version__,
+            now_ms=self.clock.now_ms(),
+        )
+        self.location.store.put(self._path(version_path(1)), manifest)
 
-    def _renumbering(self, written: bytes, path: str) -> dict[int, int]:
-        fields = parse_lance_manifest(written, path=path).fields
+    def _renumbering(self, fields: Sequence[bytes]) -> dict[int, int]:
         if self.base.field_ids is None:
             return {}
         wanted = (*self.base.field_ids, max(self.base.field_ids) + 1)
         if len(fields) != len(wanted):
-            raise CorruptDataError(f"generation has {len(fields)} fields, the base table {len(wanted) - 1}", path=path)
-        return {field.id: number for field, number in zip(fields, wanted, strict=True)}
+            raise InvalidInputError(f"the rows have {len(fields) - 1} fields, the base table has {len(wanted) - 1}")
+        return dict(enumerate(wanted))  # a new dataset is numbered from zero in pre-order
 
     def run_on_dataset(self, action: Callable[[lance.LanceDataset], None]) -> None:
         """Open the finished dataset and hand it over."""
         with lance_errors("opening a generation"):
             dataset = lance.dataset(self._uri, storage_options=lance_options(self.location))
         action(dataset)
+
+
+def _field_messages(schema: Any) -> tuple[bytes, ...]:
+    """The Field messages of a Lance schema, in pre-order: what it is pickled as."""
+    _, (_, *messages) = schema.__reduce__()
+    return tuple(messages)
 
 
 def _check_newest(keys: SortedKeys, newest: npt.NDArray[np.integer]) -> None:

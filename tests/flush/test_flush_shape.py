@@ -193,6 +193,18 @@ def test_an_index_after_the_data_sees_base_ids_and_no_replaced_row(tmp_path: Pat
     assert tables.scan(sstable) == [{"id": 1, "v": "b"}, {"id": 2, "v": "a"}, {"id": 8, "v": "base"}]
 
 
+def test_until_its_last_file_is_written_a_generation_is_no_dataset(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, SCHEMA)
+    calls: list[tuple[str, str]] = []
+    tables.location = resolve(tables.uri, wrap=lambda inner: RecordingStore(inner, calls, fail="_versions"))
+    with pytest.raises(UnavailableError):
+        tables.write(tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}]))
+    (attempt,) = Path(tables.uri, "_mem_wal", tables.shard).iterdir()
+    assert {path.name for path in attempt.iterdir()} == {"data", "_pk_index", "_deletions", "bloom_filter.bin"}
+    with pytest.raises(ValueError, match="not found"):
+        lance.dataset(str(attempt))
+
+
 def test_a_failing_index_fails_the_flush(tables: Tables) -> None:
     def fail(dataset: lance.LanceDataset) -> None:
         raise InvalidInputError("no such index")
@@ -214,7 +226,7 @@ def test_without_a_base_table_fields_are_numbered_from_zero(tmp_path: Path) -> N
 
 def test_field_ids_that_do_not_match_the_columns_are_refused(tables: Tables) -> None:
     tables.schema = SsTableSchema(tables.schema.arrow, (0, 1, 2), ("id",))
-    with pytest.raises(CorruptDataError, match="fields"):
+    with pytest.raises(InvalidInputError, match="fields"):
         tables.write(tables.rows([{"id": 1, "v": "a"}]))
 
 

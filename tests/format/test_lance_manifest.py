@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from memwal.format.lance_manifest import (
     DeletionFile,
     LanceManifest,
     deletion_path,
+    generation_manifest,
     join_manifest_file,
     old_version_path,
     parse_lance_manifest,
-    rewrite_generation_manifest,
     version_path,
 )
 
@@ -114,24 +115,44 @@ def test_stable_row_ids_are_seen(tmp_path: Path) -> None:
     assert parse_lance_manifest(newest(write(tmp_path, enable_stable_row_ids=True))).has_stable_row_ids
 
 
-def test_a_manifest_without_sections_has_no_indexes_and_no_transaction(tmp_path: Path) -> None:
-    manifest = parse_lance_manifest(rewrite_generation_manifest(newest(write(tmp_path)), field_ids={}))
+def test_a_manifest_without_sections_has_no_indexes_and_no_transaction() -> None:
+    manifest = parse_lance_manifest(join_manifest_file([]))
     assert manifest.index_entries == ()
     assert manifest.transaction is None
     assert manifest.transaction_file is None
+    assert manifest.max_fragment_id is None
 
 
-# -------------------------------------------------------------------------------------------------------- rewrite
+# ---------------------------------------------------------------------------------------------------- generations
 
 IDS = {0: 4, 1: 0, 2: 9, 3: 11, 4: 200, 5: 1}
 
 
-def test_a_rewrite_changes_ids_and_deletions_and_nothing_else(tmp_path: Path) -> None:
-    table = write(tmp_path, data_storage_version="2.1")
-    before = newest(table)
+def remade(old: LanceManifest, **changes: Any) -> bytes:
+    """A generation's manifest from the fields and the fragment of another dataset's."""
+    options: dict[str, Any] = {
+        "field_ids": {},
+        "schema_metadata": {},
+        "storage_version": old.data_storage_version,
+        "lance_version": lance.__version__,
+        "now_ms": 1_700_000_000_123,
+    }
+    deletion = changes.pop("deletion", None)
+    (fragment,) = old.fragments()
+    fields = [f.as_bytes() for f in old.message if f.number == 1]
+    return generation_manifest(fields, replace(fragment, deletion=deletion), **{**options, **changes})
+
+
+def test_a_generation_of_unchanged_ids_is_the_manifest_that_lance_wrote(tmp_path: Path) -> None:
+    old = parse_lance_manifest(newest(write(tmp_path)))
+    new = parse_lance_manifest(remade(old))
+    assert [f for f in new.message if f.number != 7] == [f for f in old.message if f.number not in {7, 12, 23}]
+
+
+def test_a_generation_has_the_chosen_ids_and_deletions(tmp_path: Path) -> None:
+    old = parse_lance_manifest(newest(write(tmp_path, data_storage_version="2.1")))
     deletion = DeletionFile(BITMAP, 1, (1 << 64) - 1, 3)
-    after = rewrite_generation_manifest(before, field_ids=IDS, deletion=deletion)
-    old, new = parse_lance_manifest(before), parse_lance_manifest(after)
+    new = parse_lance_manifest(remade(old, field_ids=IDS, deletion=deletion))
     assert [f.id for f in new.fields] == [4, 0, 9, 11, 200, 1]
     assert [f.parent_id for f in new.fields] == [-1, -1, 0, 0, 11, -1]
     assert names(new) == names(old)
@@ -140,60 +161,41 @@ def test_a_rewrite_changes_ids_and_deletions_and_nothing_else(tmp_path: Path) ->
     assert now.files[0].field_ids == tuple(IDS[i] for i in was.files[0].field_ids)
     assert now.files[0].column_indices == was.files[0].column_indices
     assert (now.files[0].path, now.physical_rows) == (was.files[0].path, was.physical_rows)
-    dropped = {6, 12, 23}
-    assert [f for f in new.message if f.number > 2] == [
-        f for f in old.message if f.number > 2 and f.number not in dropped
-    ]
 
 
 def names(manifest: LanceManifest) -> list[Any]:
     return [(f.name, f.logical_type, f.nullable, f.metadata, f.is_primary_key) for f in manifest.fields]
 
 
-def test_a_rewrite_there_and_back_gives_the_same_message(tmp_path: Path) -> None:
-    before = newest(write(tmp_path))
-    plain = rewrite_generation_manifest(before, field_ids={})
-    there = rewrite_generation_manifest(before, field_ids=IDS)
-    assert there != plain
-    assert rewrite_generation_manifest(there, field_ids={new: old for old, new in IDS.items()}) == plain
+def test_ids_there_and_back_give_the_same_message(tmp_path: Path) -> None:
+    old = parse_lance_manifest(newest(write(tmp_path)))
+    there = parse_lance_manifest(remade(old, field_ids=IDS))
+    assert remade(there, field_ids={new: old for old, new in IDS.items()}) == remade(old) != remade(old, field_ids=IDS)
 
 
-def test_a_rewrite_keeps_fields_that_nobody_knows(tmp_path: Path) -> None:
-    manifest = parse_lance_manifest(newest(write(tmp_path)))
+def test_fields_keep_what_nobody_knows(tmp_path: Path) -> None:
+    old = parse_lance_manifest(newest(write(tmp_path)))
     unknown = wire.bytes_field(500, b"future")
-    message = []
-    for field in manifest.message:
-        if field.number in {1, 2}:
-            field = wire.bytes_field(field.number, field.as_bytes() + wire.join([unknown]))
-        message.append(field)
-    after = rewrite_generation_manifest(
-        join_manifest_file([*(f for f in message if f.number not in {12, 23}), unknown]),
-        field_ids=IDS,
-        deletion=DeletionFile(BITMAP, 1, 7, 1),
-    )
-    rewritten = parse_lance_manifest(after)
-    assert unknown in rewritten.message
-    assert all(unknown in wire.parse(f.as_bytes()) for f in rewritten.message if f.number in {1, 2})
+    richer = [
+        wire.bytes_field(1, f.as_bytes() + wire.join([unknown])) if f.number == 1 else f
+        for f in old.message
+        if f.number not in {12, 23}
+    ]
+    new = parse_lance_manifest(remade(parse_lance_manifest(join_manifest_file(richer)), field_ids=IDS))
+    assert all(unknown in wire.parse(f.as_bytes()) for f in new.message if f.number == 1)
 
 
-def test_lance_reads_a_rewritten_manifest(tmp_path: Path) -> None:
+def test_lance_reads_a_made_manifest_with_its_metadata(tmp_path: Path) -> None:
     table = write(tmp_path)
     path = table / version_path(1)
-    path.write_bytes(rewrite_generation_manifest(path.read_bytes(), field_ids={5: 8}))
+    old = parse_lance_manifest(path.read_bytes())
+    path.write_bytes(remade(old, field_ids={5: 8}, schema_metadata={b"k": b"v", b"a": b""}))
     dataset = lance.dataset(str(table))
     assert [f.id() for f in dataset.lance_schema.fields()] == [0, 1, 8]
     assert dataset.to_table().to_pylist() == ROWS
+    assert dataset.schema.metadata == {b"k": b"v", b"a": b""}
+    assert dataset.versions()[0]["timestamp"].year == 2023
     dataset.validate()
-
-
-def test_a_dataset_with_indexes_is_not_rewritten(rich: bytes) -> None:
-    with pytest.raises(UnsupportedFormatError, match="indexes"):
-        rewrite_generation_manifest(rich, field_ids={0: 1})
-
-
-def test_a_dataset_with_two_fragments_is_not_a_generation(tmp_path: Path) -> None:
-    with pytest.raises(CorruptDataError, match="2 fragments"):
-        rewrite_generation_manifest(newest(write(tmp_path, max_rows_per_file=5)), field_ids={})
 
 
 # ------------------------------------------------------------------------------------------------- hostile bytes

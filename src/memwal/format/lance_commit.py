@@ -95,10 +95,10 @@ def append_commit(
     transaction_name = f"{old.version}-{transaction_uuid}.txn"
     indexes = lm.join_section(_index_section(old, compacted, version, index_uuid, now_ms))
     changed = [
-        *(wire.bytes_field(lm.FRAGMENTS, _encode_fragment(fragment)) for fragment in numbered),
+        *(wire.bytes_field(lm.FRAGMENTS, lm.encode_fragment(fragment)) for fragment in numbered),
         wire.varint_field(lm.VERSION, version),
         wire.varint_field(lm.INDEX_SECTION, 0),
-        wire.bytes_field(lm.TIMESTAMP, _timestamp(now_ms)),
+        wire.bytes_field(lm.TIMESTAMP, lm.encode_timestamp(now_ms)),
         wire.bytes_field(lm.TRANSACTION_FILE, transaction_name),
         wire.varint_field(lm.TRANSACTION_SECTION, len(indexes)),
     ]
@@ -119,7 +119,7 @@ def _transaction(
     read_version: int, identity: str, fragments: Sequence[lm.Fragment], compacted: Mapping[str, int]
 ) -> bytes:
     update = [
-        *(wire.bytes_field(3, _encode_fragment(replace(fragment, id=0))) for fragment in fragments),
+        *(wire.bytes_field(3, lm.encode_fragment(replace(fragment, id=0))) for fragment in fragments),
         *(wire.bytes_field(5, _encode_mark(shard, generation)) for shard, generation in sorted(compacted.items())),
     ]
     operation = wire.bytes_field(_UPDATE, wire.join(update))
@@ -158,33 +158,6 @@ def _in_order(fields: Iterable[wire.Field]) -> list[wire.Field]:
     return sorted(fields, key=lambda field: field.number)
 
 
-def _encode_fragment(fragment: lm.Fragment) -> bytes:
-    files = [wire.bytes_field(2, _encode_data_file(file)) for file in fragment.files]
-    return wire.join(
-        [*_scalars((1, fragment.id)), *files, *_scalars((4, fragment.physical_rows))],
-    )
-
-
-def _encode_data_file(file: lm.DataFile) -> bytes:
-    return wire.join(
-        [
-            wire.bytes_field(1, file.path),
-            wire.bytes_field(2, wire.varints_of(file.field_ids)),
-            wire.bytes_field(3, wire.varints_of(file.column_indices)),
-            *_scalars((4, file.major_version), (5, file.minor_version), (6, file.size_bytes)),
-        ]
-    )
-
-
 def _encode_mark(shard_id: str, generation: int) -> bytes:
     shard = wire.join([wire.bytes_field(1, uuid.UUID(shard_id).bytes)])
-    return wire.join([wire.bytes_field(1, shard), *_scalars((2, generation))])
-
-
-def _timestamp(now_ms: int) -> bytes:
-    return wire.join(_scalars((1, now_ms // 1000), (2, now_ms % 1000 * 1_000_000)))
-
-
-def _scalars(*values: tuple[int, int]) -> list[wire.Field]:
-    """Proto3 scalars: zeros are not written."""
-    return [wire.varint_field(number, value) for number, value in values if value]
+    return wire.join([wire.bytes_field(1, shard), wire.varint_field(2, generation)])

@@ -1,4 +1,4 @@
-"""The manifest file of a Lance dataset: reading it, and the two rewrites that Lance's API cannot do.
+"""The manifest file of a Lance dataset: reading it, and making one whose field ids we choose.
 
 Owns the file layout `[index section][transaction section][u32 length][Manifest][u64 position of the length word]
 [u16 major][u16 minor]"LANC"`, where a section is a u32 length and a message. Messages are handled as wire fields
@@ -6,8 +6,8 @@ Owns the file layout `[index section][transaction section][u32 length][Manifest]
 
 1. A manifest is used only if its frame, its schema tree and its sections are consistent; anything else is
    `CorruptDataError`, a layout that we do not know is `UnsupportedFormatError`.
-2. `rewrite_generation_manifest` changes field ids, the deletion file of the only fragment and the (now meaningless)
-   transaction fields, nothing else; the result has the layout of the reference's own flush.
+2. `generation_manifest` has the layout of the reference's own flush of duplicates: version 1, one fragment, no
+   transaction, base field ids.
 3. Nothing here does I/O or draws random numbers: names, ids and times come from the caller.
 
 Called by: flush, the base-table wrapper, compaction (through `memwal.format.lance_commit`), verify.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memwal.errors import CorruptDataError, UnsupportedFormatError
 from memwal.format import wire
@@ -33,10 +33,13 @@ __all__ = [
     "LanceField",
     "LanceManifest",
     "deletion_path",
+    "encode_fragment",
+    "encode_timestamp",
+    "generation_manifest",
     "join_manifest_file",
+    "join_section",
     "old_version_path",
     "parse_lance_manifest",
-    "rewrite_generation_manifest",
     "version_path",
 ]
 
@@ -49,9 +52,9 @@ _LENGTH = struct.Struct("<I")
 _MAX_VERSION = (1 << 64) - 1
 
 # Fields of the Manifest message.
-FIELDS, FRAGMENTS, VERSION, INDEX_SECTION, TIMESTAMP = 1, 2, 3, 6, 7
+FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3, 5, 6, 7
 READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
-DATA_FORMAT, TRANSACTION_SECTION = 15, 23
+WRITER_VERSION, DATA_FORMAT, TRANSACTION_SECTION = 13, 15, 23
 _STABLE_ROW_IDS = 2
 
 
@@ -167,28 +170,39 @@ def parse_lance_manifest(data: bytes, *, path: str | None = None) -> LanceManife
         raise CorruptDataError(f"Lance manifest is malformed: {error}", path=path) from error
 
 
-def rewrite_generation_manifest(
-    data: bytes, *, field_ids: Mapping[int, int], deletion: DeletionFile | None = None
+def generation_manifest(
+    fields: Sequence[bytes],
+    fragment: Fragment,
+    *,
+    field_ids: Mapping[int, int],
+    schema_metadata: Mapping[bytes, bytes],
+    storage_version: str,
+    lance_version: str,
+    now_ms: int,
 ) -> bytes:
-    """The manifest of a fresh one-fragment dataset with other field ids and, if given, a deletion file.
+    """The manifest file of version 1 of a dataset with one fragment and chosen field ids.
 
-    Ids that `field_ids` does not name stay. The transaction that created the dataset no longer describes it, so its
-    fields are dropped, as the reference does. A dataset with indexes is refused: their entries name field ids.
+    `fields` are Field messages in pre-order and `fragment` a fragment as Lance numbered them; `field_ids` maps these
+    numbers to the wanted ones. Unknown parts of `fields` are kept.
     """
-    manifest = parse_lance_manifest(data)
-    if manifest.index_entries:
-        raise UnsupportedFormatError("field ids cannot change below existing indexes; create them after the rewrite")
-    if len(manifest.fragments()) != 1:
-        raise CorruptDataError(f"generation has {len(manifest.fragments())} fragments instead of one")
-    kept = []
-    for field in manifest.message:
-        if field.number == FIELDS:
-            kept.append(wire.bytes_field(FIELDS, _renumber_field(field.as_bytes(), field_ids)))
-        elif field.number == FRAGMENTS:
-            kept.append(wire.bytes_field(FRAGMENTS, _renumber_fragment(field.as_bytes(), field_ids, deletion)))
-        elif field.number not in {INDEX_SECTION, TRANSACTION_FILE, TRANSACTION_SECTION}:
-            kept.append(field)
-    return join_manifest_file(kept)
+    files = tuple(
+        replace(file, field_ids=tuple(field_ids.get(number, number) for number in file.field_ids))
+        for file in fragment.files
+    )
+    pairs = [wire.join([wire.bytes_field(1, k), wire.bytes_field(2, v)]) for k, v in sorted(schema_metadata.items())]
+    data_format = wire.join([wire.bytes_field(1, "lance"), wire.bytes_field(2, storage_version)])
+    writer_version = wire.join([wire.bytes_field(1, "lance"), wire.bytes_field(2, lance_version)])
+    message = [
+        *(wire.bytes_field(FIELDS, _renumber_field(field, field_ids)) for field in fields),
+        wire.bytes_field(FRAGMENTS, encode_fragment(replace(fragment, id=0, files=files))),
+        wire.varint_field(VERSION, 1),
+        *(wire.bytes_field(SCHEMA_METADATA, pair) for pair in pairs),
+        wire.bytes_field(TIMESTAMP, encode_timestamp(now_ms)),
+        wire.varint_field(MAX_FRAGMENT_ID, 0),
+        wire.bytes_field(WRITER_VERSION, writer_version),
+        wire.bytes_field(DATA_FORMAT, data_format),
+    ]
+    return join_manifest_file(message)
 
 
 def join_manifest_file(message: Iterable[wire.Field], sections: bytes = b"") -> bytes:
@@ -202,13 +216,56 @@ def join_section(message: bytes) -> bytes:
     return _LENGTH.pack(len(message)) + message
 
 
-def set_number(fields: Sequence[wire.Field], number: int, value: int) -> list[wire.Field]:
-    """The fields with a proto3 scalar set: in ascending place, absent if zero."""
+def encode_fragment(fragment: Fragment) -> bytes:
+    """The DataFragment message."""
+    deletion = fragment.deletion
+    parts = [
+        *_scalars((1, fragment.id)),
+        *(wire.bytes_field(2, _encode_data_file(file)) for file in fragment.files),
+        *([] if deletion is None else [wire.bytes_field(3, _encode_deletion_file(deletion))]),
+        *_scalars((4, fragment.physical_rows)),
+    ]
+    return wire.join(parts)
+
+
+def encode_timestamp(now_ms: int) -> bytes:
+    """The Timestamp message."""
+    return wire.join(_scalars((1, now_ms // 1000), (2, now_ms % 1000 * 1_000_000)))
+
+
+def _encode_data_file(file: DataFile) -> bytes:
+    return wire.join(
+        [
+            wire.bytes_field(1, file.path),
+            wire.bytes_field(2, wire.varints_of(file.field_ids)),
+            wire.bytes_field(3, wire.varints_of(file.column_indices)),
+            *_scalars((4, file.major_version), (5, file.minor_version), (6, file.size_bytes)),
+        ]
+    )
+
+
+def _encode_deletion_file(deletion: DeletionFile) -> bytes:
+    values = (deletion.file_type, deletion.read_version, deletion.id, deletion.num_deleted_rows)
+    return wire.join(_scalars(*enumerate(values, 1)))
+
+
+def _scalars(*values: tuple[int, int]) -> list[wire.Field]:
+    """Proto3 scalars: zeros are not written."""
+    return [wire.varint_field(number, value) for number, value in values if value]
+
+
+def _renumber_field(data: bytes, field_ids: Mapping[int, int]) -> bytes:
+    message = wire.Message(data)
+    number, parent = message.signed(3), message.signed(4)
+    fields = _set_number(message.fields, 3, field_ids.get(number, number))
+    return wire.join(_set_number(fields, 4, parent if parent < 0 else field_ids.get(parent, parent)))
+
+
+def _set_number(fields: Sequence[wire.Field], number: int, value: int) -> list[wire.Field]:
+    """The fields with a scalar set, in ascending place."""
     others = [field for field in fields if field.number != number]
-    if value == 0:
-        return others
     at = next((i for i, field in enumerate(others) if field.number > number), len(others))
-    return [*others[:at], wire.varint_field(number, value), *others[at:]]
+    return [*others[:at], *_scalars((number, value)), *others[at:]]
 
 
 def _parse(data: bytes) -> LanceManifest:
@@ -329,38 +386,3 @@ def _index_entry(data: bytes) -> IndexEntry:
         details=details.data(2),
         raw=data,
     )
-
-
-def _renumber_field(data: bytes, field_ids: Mapping[int, int]) -> bytes:
-    message = wire.Message(data)
-    number, parent = message.signed(3), message.signed(4)
-    fields = set_number(message.fields, 3, field_ids.get(number, number))
-    return wire.join(set_number(fields, 4, parent if parent < 0 else field_ids.get(parent, parent)))
-
-
-def _renumber_fragment(data: bytes, field_ids: Mapping[int, int], deletion: DeletionFile | None) -> bytes:
-    kept = []
-    for field in wire.parse(data):
-        if field.number == 2:
-            kept.append(wire.bytes_field(2, _renumber_data_file(field.as_bytes(), field_ids)))
-        elif field.number != 3 or deletion is None:
-            kept.append(field)
-    if deletion is not None:
-        at = next((i for i, field in enumerate(kept) if field.number > 3), len(kept))
-        kept.insert(at, wire.bytes_field(3, encode_deletion_file(deletion)))
-    return wire.join(kept)
-
-
-def _renumber_data_file(data: bytes, field_ids: Mapping[int, int]) -> bytes:
-    def renumber(field: wire.Field) -> wire.Field:
-        if field.number != 2:
-            return field
-        return wire.bytes_field(2, wire.varints_of(field_ids.get(i, i) for i in wire.varints(field.as_bytes())))
-
-    return wire.join(renumber(field) for field in wire.parse(data))
-
-
-def encode_deletion_file(deletion: DeletionFile) -> bytes:
-    """The DeletionFile message."""
-    values = (deletion.file_type, deletion.read_version, deletion.id, deletion.num_deleted_rows)
-    return wire.join(wire.varint_field(i, value) for i, value in enumerate(values, 1) if value)
