@@ -190,11 +190,11 @@ class LocalStore:
 
     def _locate(self, path: str) -> tuple[str, str]:
         """The checked directory and the name of `path`."""
-        relative, _, name = path.rpartition("/")
+        relative, slash, name = path.rpartition("/")
         directory = self._directories.get(relative)
         if directory is None:
             directory = self._check_directory(relative)
-        if name in _BAD_NAMES or "\0" in name:
+        if name in _BAD_NAMES or "\0" in name or (slash and not relative):
             raise InvalidInputError(f"not a path of an object: {path!r}")
         return directory, name
 
