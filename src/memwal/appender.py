@@ -5,6 +5,8 @@ Owns `WalAppender`. Invariants:
 1. `open` owns the shard: claim, sentinel, second look at the manifest; it fixes the next position.
 2. `append` returns the position of an entry that is on storage, or raises; nothing is buffered in between.
 3. An appender whose log failed refuses everything that follows, since the outcome of an entry may be unknown.
+4. What the appender remembers (columns, transactions, the run of its generation) changes only with an entry on storage.
+5. An entry is one that every reader takes: rows of this shard, at most `max_memtable_batches` batches.
 
 Called by: users who need a queue or a feed without a memtable.
 """
@@ -13,20 +15,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder
+from memwal.hooks import reach
 from memwal.ingest import to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
-from memwal.schema import Reconciler, TableSchema
+from memwal.schema import Reconciler, TableSchema, nullable_except
+from memwal.sharding import Sharding, check_rows_in_shard, from_details
 from memwal.store.location import Location, resolve
 from memwal.transactions import as_transaction, is_repeat, with_transaction
 from memwal.types import SeenTransaction, Transaction
@@ -34,28 +40,34 @@ from memwal.wal import OpenedLog, PersistPolicy, open_log
 
 __all__ = ["WalAppender"]
 
+_QUICK_COUNT_BYTES = 64 * 1024
+
 
 class WalAppender:
     """The claimed end of one shard's log. Threads may share it: appends are serialised."""
 
     def __init__(
-        self, opened: OpenedLog, manifests: ShardManifestStore, schema: TableSchema | None, config: WriterConfig
+        self,
+        opened: OpenedLog,
+        manifests: ShardManifestStore,
+        config: WriterConfig,
+        *,
+        schema: TableSchema | None = None,
+        sharding: Sharding | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Use `open`."""
-        self._opened = opened
         self._log = opened.log
         self._manifests = manifests
         self._config = config
+        self._sharding = sharding
+        self._clock = clock
         self._run = LogRun.of_tail(opened)
         self._seen: dict[str, SeenTransaction] = opened.seen
-        self._schema: TableSchema | None = None
-        self._reconciler: Reconciler | None = None
+        self._rows = None if schema is None else _Rows(schema)
         self._encoder: EntryEncoder | None = None
-        self._flags: dict[int, pa.BooleanArray] = {}
         self._lock = threading.Lock()
         self._failed: MemWalError | None = None
-        if schema is not None:
-            self._use(schema)
 
     @classmethod
     def open(
@@ -70,15 +82,22 @@ class WalAppender:
         """Own the shard: claim an epoch and fence its predecessor. Without a base table the first append sets the columns."""
         location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         base = BaseTable.open(location)
-        schema = None if base is None else TableSchema.from_lance(base.schema, base.dataset.lance_schema)
-        config, spec_id = WriterConfig(shard_id=shard_id), 0
+        schema, sharding, config, spec_id = None, None, WriterConfig(), 0
+        if base is not None:
+            schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         if base is not None and base.details is not None:
+            sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
             config = WriterConfig.from_defaults(base.details.writer_config_defaults)
             spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
         sync = fsync and location.is_local
         manifests = ShardManifestStore(location, shard_id, fsync=sync, clock=clock)
-        opened = open_log(manifests, spec_id=spec_id, policy=PersistPolicy(fsync=sync), clock=clock)
-        return cls(opened, manifests, schema, config)
+        policy = PersistPolicy(
+            max_retries=config.max_wal_persist_retries,
+            base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
+            fsync=sync,
+        )
+        opened = open_log(manifests, spec_id=spec_id, policy=policy, clock=clock)
+        return cls(opened, manifests, config, schema=schema, sharding=sharding, clock=clock)
 
     @property
     def epoch(self) -> int:
@@ -103,66 +122,55 @@ class WalAppender:
         given = [batches] if type(batches) is pa.RecordBatch else to_batches(batches, self._columns())
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
+        for number, batch in enumerate(given):
+            if batch.num_rows == 0:
+                raise InvalidInputError(f"Batch {number} is empty: give batches with rows")
         transaction = as_transaction(txn)
         with self._lock:
             if self._failed is not None:
                 raise self._failed
-            rows = [self._fit(i, batch) for i, batch in enumerate(given)]
+            rows = self._rows or _Rows.like(given[0])
+            fitted = self._fit(rows, given)
             if transaction is not None and is_repeat(transaction, self._seen):
                 return 0
-            return self._append(rows, transaction)
+            position = self._append(rows, fitted, transaction)
+            self._rows = rows
+            return position
 
-    def _append(self, rows: list[pa.RecordBatch], txn: Transaction | None) -> int:
-        size = sum(batch.get_total_buffer_size() for batch in rows)
+    def _fit(self, rows: _Rows, given: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        fitted = [rows.fit(batch) for batch in given]
+        if len(fitted) > self._config.max_memtable_batches:
+            even = [pa.RecordBatch.from_arrays(batch.columns, schema=rows.schema.memory) for batch in fitted]
+            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
+        for batch in fitted:
+            check_rows_in_shard(batch, self._sharding, rows.schema.columns, self.shard_id)
+        return fitted
+
+    def _append(self, rows: _Rows, fitted: list[pa.RecordBatch], txn: Transaction | None) -> int:
+        size = sum(map(_size_bytes, fitted))
         if size > self._config.max_entry_bytes:
             raise InvalidInputError(
                 f"{size} bytes are too many for one WAL entry; use ShardWriter.put or several appends"
             )
-        generation = self._run.add(sum(batch.num_rows for batch in rows), len(rows), size, self._config)
-        if self._encoder is None or self._encoder.generation != generation:
-            if self._schema is None:
-                raise AssertionError("the first append sets the schema")
-            self._encoder = EntryEncoder(self._schema.wal, self.epoch, generation)
-        seen = self._seen if txn is None else with_transaction(self._seen, txn, SYSTEM_CLOCK.now_ms())
+        run = replace(self._run)
+        generation = run.add(sum(batch.num_rows for batch in fitted), len(fitted), size, self._config)
+        encoder = self._encoder
+        if encoder is None or encoder.generation != generation:
+            encoder = EntryEncoder(rows.schema.wal, self.epoch, generation)
+        seen = self._seen if txn is None else with_transaction(self._seen, txn, self._clock.now_ms())
+        data = encoder.encode(fitted, txn=txn, seen=seen)
+        reach("wal.before_put")
         try:
-            position = self._log.append(self._encoder.encode(rows, txn=txn, seen=seen))
+            position = self._log.append(data)
         except MemWalError as error:
             self._failed = error
             raise
-        self._seen = seen
+        reach("wal.after_put")
+        self._run, self._seen, self._encoder = run, seen, encoder
         return position
 
-    def _fit(self, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if batch.num_rows == 0:
-            raise InvalidInputError(f"Batch {number} is empty: give batches with rows")
-        at = batch.schema.get_field_index(TOMBSTONE)
-        flags = None
-        if at >= 0:
-            flags = batch.column(at)
-            if not pa.types.is_boolean(flags.type) or flags.null_count:
-                raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
-            batch = batch.drop_columns([TOMBSTONE])
-        if self._reconciler is None:
-            self._use(TableSchema.from_arrow(batch.schema))
-        if self._reconciler is None:
-            raise AssertionError("unreachable")
-        fitted = self._reconciler.fit(batch)
-        return fitted.append_column(TOMBSTONE_FIELD, flags if flags is not None else self._live(batch.num_rows))
-
-    def _live(self, rows: int) -> pa.BooleanArray:
-        flags = self._flags.get(rows)
-        if flags is None:
-            flags = pa.array(np.zeros(rows, dtype=bool))
-            if len(self._flags) < 64:
-                self._flags[rows] = flags
-        return flags
-
-    def _use(self, schema: TableSchema) -> None:
-        self._schema = schema
-        self._reconciler = Reconciler(schema)
-
     def _columns(self) -> pa.Schema:
-        return pa.schema([]) if self._schema is None else self._schema.columns
+        return pa.schema([]) if self._rows is None else self._rows.schema.columns
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the newest manifest carries a higher epoch."""
@@ -174,3 +182,55 @@ class WalAppender:
 
     def __repr__(self) -> str:
         return f"WalAppender(shard_id={self.shard_id!r}, epoch={self.epoch}, next_position={self.next_position})"
+
+
+def _size_bytes(batch: pa.RecordBatch) -> int:
+    """The bytes of the rows; a slice does not count its parent (the exact count is slow, so small batches get the quick one)."""
+    size: int = batch.get_total_buffer_size()
+    return size if size <= _QUICK_COUNT_BYTES else int(batch.nbytes)
+
+
+class _Rows:
+    """Input made to fit the columns of the table, `_tombstone` last."""
+
+    __slots__ = ("_flags", "_reconciler", "_with_nulls", "schema")
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.schema = schema
+        self._reconciler = Reconciler(schema)
+        relaxed = nullable_except(schema.columns, schema.primary_key)
+        self._with_nulls = Reconciler(TableSchema(relaxed, schema.primary_key, schema.field_ids))
+        self._flags: dict[int, pa.BooleanArray] = {}
+
+    @classmethod
+    def like(cls, batch: pa.RecordBatch) -> _Rows:
+        """The columns of `batch`, where there is no base table to say what they are."""
+        at = batch.schema.get_field_index(TOMBSTONE)
+        return cls(TableSchema.from_arrow(batch.schema if at < 0 else batch.schema.remove(at)))
+
+    def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""
+        at = batch.schema.get_field_index(TOMBSTONE)
+        if at < 0:
+            return self._reconciler.fit(batch).append_column(TOMBSTONE_FIELD, self._live(batch.num_rows))
+        flags = batch.column(at)
+        if not pa.types.is_boolean(flags.type) or flags.null_count:
+            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
+        return self._fit_flagged(batch.drop_columns([TOMBSTONE]), flags).append_column(TOMBSTONE_FIELD, flags)
+
+    def _fit_flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray) -> pa.RecordBatch:
+        if flags.true_count == 0:
+            return self._reconciler.fit(batch)
+        if self.schema.field_ids is not None and not self.schema.primary_key:
+            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
+        fitted = self._with_nulls.fit(batch)
+        self._reconciler.fit(fitted.filter(pc.invert(flags)))  # only a tombstone may leave a NOT NULL column out
+        return fitted
+
+    def _live(self, rows: int) -> pa.BooleanArray:
+        flags = self._flags.get(rows)
+        if flags is None:
+            flags = pa.array(np.zeros(rows, dtype=bool))
+            if len(self._flags) < 64:
+                self._flags[rows] = flags
+        return flags

@@ -9,6 +9,8 @@ Owns `ShardManifestStore`. Invariants:
    which a newer version is found (a slot that collection emptied can be created again by a claimer that slept).
 4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put.
 5. The hint is written after the verdict, best effort.
+6. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
+   the way to us would be written back for good.
 
 Called by: the log (claims), the writer (flush commits), compaction (trims), readers (`read_latest`).
 """
@@ -28,6 +30,7 @@ from memwal.errors import (
     MemWalError,
     ObjectExistsError,
     ObjectNotFoundError,
+    UnavailableError,
 )
 from memwal.format.shard_manifest import decode_manifest, encode_manifest
 from memwal.invariants import check_manifest_transition
@@ -86,23 +89,36 @@ class ShardManifestStore:
 
     def read_latest(self) -> ShardManifest | None:
         """The newest version, or None for a shard that nobody claimed yet."""
+        return self._read_newest(self.read_version)
+
+    def _read_twice(self, version: int) -> ShardManifest:
+        manifest = self.read_version(version)
+        if self.read_version(version) != manifest:
+            raise CorruptDataError("two reads of one manifest differ", path=paths.manifest_path(self.shard_id, version))
+        return manifest
+
+    def _read_newest(self, read: Callable[[int], ShardManifest]) -> ShardManifest | None:
         for attempt in range(_MAX_TRIES):
             versions = self.list_versions()
             if not versions:
                 return None
             try:
-                return self.read_version(versions[-1])
+                return read(versions[-1])
             except ObjectNotFoundError:  # collected between the listing and the read: something newer exists
                 self._back_off(attempt)
         raise ConflictError(f"the manifest of shard {self.shard_id} changes faster than it can be read; retry")
 
     def check_fenced(self, epoch: int) -> ShardManifest:
         """The newest manifest, or `FencedError` if it carries a higher epoch than `epoch`."""
-        latest = self.read_latest()
+        latest = self._read_newest(self._read_twice)
         if latest is None:
             raise CorruptDataError("the shard has no manifest", path=paths.manifest_dir(self.shard_id))
         if latest.writer_epoch > epoch:
             raise FencedError(epoch, latest.writer_epoch, f"shard {self.shard_id}")
+        if latest.writer_epoch < epoch:
+            raise UnavailableError(
+                f"the manifests of shard {self.shard_id} end before epoch {epoch}, which was claimed"
+            )
         return latest
 
     # ------------------------------------------------------------------------------------------------ writing
@@ -110,8 +126,9 @@ class ShardManifestStore:
     def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
         """Own the shard: a new epoch, above every epoch claimed before, and the manifest that carries it."""
         for attempt in range(_MAX_TRIES):
-            latest = self.read_latest()
+            latest = self._read_newest(self._read_twice)
             claimed = self._next_claim(latest, spec_id)
+            check_manifest_transition(latest, claimed)
             if self._create(claimed) is PutResult.CREATED and self._is_newest(claimed.version):
                 self._write_hint(claimed.version)
                 _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
@@ -151,20 +168,20 @@ class ShardManifestStore:
             if updated is latest:
                 return latest
             check_manifest_transition(latest, updated)
-            outcome = self._create(updated)
-            if outcome is PutResult.CREATED and self._is_newest(updated.version):
+            if updated.writer_epoch != latest.writer_epoch:
+                raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
+            if self._create(updated) is PutResult.CREATED and self._is_newest(updated.version):
                 self._write_hint(updated.version)
                 return updated
-            if outcome is not None:  # created, but not the newest; or created with its acknowledgement lost
-                newest = self.read_latest()
-                if newest is not None and (newest == updated or (landed is not None and landed(newest))):
-                    self._write_hint(newest.version)
-                    return newest
+            newest = self.read_latest()  # an "exists" may be the answer to an attempt of ours that was lost
+            if newest is not None and (newest == updated or (landed is not None and landed(newest))):
+                self._write_hint(newest.version)
+                return newest
             self._back_off(attempt)
         raise ConflictError(f"the manifest of shard {self.shard_id} is contended; retry")
 
     def _latest_of_epoch(self, epoch: int | None) -> ShardManifest:
-        latest = self.read_latest()
+        latest = self._read_newest(self._read_twice)
         if latest is None:
             raise InvalidInputError(f"shard {self.shard_id} has no manifest to update; claim it first")
         if epoch is not None and latest.writer_epoch > epoch:

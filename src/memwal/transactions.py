@@ -35,14 +35,25 @@ EXPIRY_MS = 30 * 24 * 3600 * 1000
 
 
 def as_transaction(txn: Transaction | tuple[str, int] | None) -> Transaction | None:
-    """`txn` as given by a user: a pair of application and version."""
-    if txn is None or isinstance(txn, Transaction):
-        return txn
-    if isinstance(txn, tuple) and len(txn) in (2, 3) and isinstance(txn[0], str) and txn[0]:
-        version = txn[1]
-        if isinstance(version, int) and not isinstance(version, bool) and 0 <= version < 1 << 63:
-            return Transaction(*txn)
-    raise InvalidInputError(f"txn must be (application, version >= 0), not {txn!r}")
+    """`txn` as given by a user, checked: what is refused here would make the log unreadable."""
+    if txn is None:
+        return None
+    if isinstance(txn, tuple) and len(txn) in (2, 3):
+        txn = Transaction(*txn)
+    if not isinstance(txn, Transaction) or not _is_valid(txn):
+        raise InvalidInputError(f"txn must be (application, version >= 0), not {txn!r}")
+    return txn
+
+
+def _is_valid(txn: Transaction) -> bool:
+    return (
+        isinstance(txn.app, str)
+        and txn.app != ""
+        and isinstance(txn.version, int)
+        and not isinstance(txn.version, bool)
+        and 0 <= txn.version < 1 << 63
+        and (txn.query is None or isinstance(txn.query, str))
+    )
 
 
 def is_repeat(txn: Transaction, seen: SeenMap) -> bool:
@@ -87,7 +98,7 @@ def load_generation_maps(location: Location, manifest: ShardManifest) -> dict[st
             found.append(parse_seen(json.loads(location.store.get(path)), path=path))
         except ObjectNotFoundError:
             continue
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptDataError("transaction map is not JSON", path=path) from error
     return merge_seen(found)
 

@@ -4,17 +4,20 @@ Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the rea
 
 1. `open_log` claims, places a sentinel above everything that is in the log (epoch > 1), and looks at the manifest again:
    whoever slept in between finds a higher epoch and stops. The next position is fixed from then on, never discovered.
-2. The bytes of an entry are fixed per position at the first attempt; a retry sends exactly those.
+2. The bytes of an entry are fixed per position at the first attempt; a retry sends exactly those. An entry that is found
+   to be there already is made durable before it counts: the attempt that wrote it may have failed at just that.
 3. "Already exists" is answered by reading: our epoch and our bytes are success; our epoch with other bytes poisons; a higher
    epoch fences; a lower-epoch sentinel moves us on; a lower-epoch entry with rows moves on a sentinel only.
 4. A missing position is the tip only if a listing shows nothing above it and the cursor, read again, has not moved.
 5. Tailers and readers never write.
+6. A forked child appends nothing: two processes must not share an epoch.
 
 Called by: the writer, the appender, the read path, garbage collection.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -23,6 +26,7 @@ from threading import Event
 
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import (
+    ClosedError,
     CollectedError,
     ConflictError,
     CorruptDataError,
@@ -79,7 +83,17 @@ def list_positions(location: Location, shard_id: str) -> list[int]:
 class ShardLog:
     """The claimed end of one shard's log. Not thread-safe: one appender at a time, led by its caller."""
 
-    __slots__ = ("_clock", "_directory", "_policy", "_store", "epoch", "location", "next_position", "shard_id")
+    __slots__ = (
+        "_clock",
+        "_directory",
+        "_policy",
+        "_process",
+        "_store",
+        "epoch",
+        "location",
+        "next_position",
+        "shard_id",
+    )
 
     def __init__(
         self, location: Location, shard_id: str, epoch: int, next_position: int, policy: PersistPolicy, clock: Clock
@@ -92,6 +106,7 @@ class ShardLog:
         self._clock = clock
         self._store = location.store_once
         self._directory = paths.wal_dir(shard_id)
+        self._process = os.getpid()
 
     def append(self, data: bytes) -> int:
         """The position at which `data`, the bytes of one entry of our epoch, is now durable.
@@ -99,6 +114,8 @@ class ShardLog:
         Raises `FencedError` if a successor owns the log, `WriterPoisonedError` if the entry could not be written: its
         outcome may be unknown, so the shard must be reopened.
         """
+        if os.getpid() != self._process:
+            raise ClosedError(f"the log of shard {self.shard_id} belongs to the process that opened it; open it here")
         position = self._persist(data, self.next_position, placing_sentinel=False)
         self.next_position = position + 1
         return position
@@ -124,6 +141,8 @@ class ShardLog:
         except _OccupiedError as met:
             return met.entry
         except WriterPoisonedError as error:  # nothing was acknowledged yet: the open failed, nobody is poisoned
+            if isinstance(error.__cause__, (CorruptDataError, ConflictError)):
+                raise error.__cause__ from None
             raise UnavailableError(f"shard {self.shard_id} could not be fenced; retry the open") from error
         return None
 
@@ -132,31 +151,30 @@ class ShardLog:
         while True:
             path = paths.entry_path_below(self._directory, position)
             try:
-                self._store.put_new(path, data, sync=self._policy.fsync)
-            except ObjectExistsError:
-                found = self._read_back(path)
-                if found == data:
-                    return position
-                if found is not None:
-                    position = self._after_collision(found, position, path, placing_sentinel=placing_sentinel)
-                    continue
-                cause: Exception = UnavailableError(f"the entry at position {position} cannot be read back")
-            except UnavailableError as error:
-                cause = error
-            else:
+                found = self._put_or_read(path, data)
+            except (ObjectNotFoundError, UnavailableError) as error:
+                failures += 1
+                if failures > self._policy.max_retries:
+                    raise self._poison(position, error) from error
+                ceiling = self._policy.base_delay_seconds * 2 ** (failures - 1)
+                self._clock.sleep(ceiling * (0.5 + self._clock.random() / 2))
+                continue
+            if found is None:
                 return position
-            failures += 1
-            if failures > self._policy.max_retries:
-                raise self._poison(position, cause) from cause
-            ceiling = self._policy.base_delay_seconds * 2 ** (failures - 1)
-            self._clock.sleep(ceiling * (0.5 + self._clock.random() / 2))
+            position = self._after_collision(found, position, path, placing_sentinel=placing_sentinel)
 
-    def _read_back(self, path: str) -> bytes | None:
-        """The bytes at `path`; None where they are gone or cannot be read just now (then the put is tried again)."""
+    def _put_or_read(self, path: str, data: bytes) -> bytes | None:
+        """None once `path` holds `data`, durable; otherwise what it holds instead."""
+        sync = self._policy.fsync
         try:
-            return self._store.get(path)
-        except (ObjectNotFoundError, UnavailableError):
-            return None
+            self._store.put_new(path, data, sync=sync)
+        except ObjectExistsError:
+            found = self._store.get(path)
+            if found != data:
+                return found
+            if sync:
+                self._store.sync_tree(path)
+        return None
 
     def _after_collision(self, found: bytes, position: int, path: str, *, placing_sentinel: bool) -> int:
         """Where to go on after meeting somebody else's entry at our position."""
@@ -297,13 +315,11 @@ class WalTailer:
     def first_position(self) -> int:
         """Where the contiguous run that ends at the tip starts; the next position if the log is empty."""
         positions = list_positions(self.location, self.shard_id)
-        if not positions:
-            return self._cursor() + 1
-        first = positions[-1]
-        for position in reversed(positions[:-1]):
-            if position != first - 1:
+        first = self._cursor() + 1
+        for position in reversed(positions):
+            if position < first - 1:  # collection passed here; above the cursor a hole is no boundary but an error
                 break
-            first = position
+            first = min(first, position)
         return first
 
     def next_position(self) -> int:

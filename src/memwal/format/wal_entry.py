@@ -30,7 +30,7 @@ from typing import Any, Final, TypeGuard
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from memwal.errors import CorruptDataError
+from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.types import SeenMap, SeenTransaction, Transaction, WalEntry
 
 __all__ = [
@@ -62,6 +62,16 @@ _MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
 _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
+_ARROW_ERRORS: Final = (
+    pa.ArrowException,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OSError,
+    OverflowError,
+    EOFError,  # a marker in the middle of the stream
+)
 
 
 # ---------------------------------------------------------------------------------------------------- encoding
@@ -98,7 +108,7 @@ class EntryEncoder:
             parts.append(message)
         crc = zlib.crc32(_END_OF_STREAM, crc)
         parts += (_END_OF_STREAM, extension, _footer(length, crc, extension))
-        return b"".join(parts)
+        return _bounded(b"".join(parts))
 
 
 def encode_sentinel(epoch: int, seen: SeenMap | None = None) -> bytes:
@@ -125,7 +135,14 @@ def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> byte
 
 
 def _with_footer(stream: bytes, extension: bytes) -> bytes:
-    return b"".join((stream, extension, _footer(len(stream), zlib.crc32(stream), extension)))
+    return _bounded(b"".join((stream, extension, _footer(len(stream), zlib.crc32(stream), extension))))
+
+
+def _bounded(data: bytes) -> bytes:
+    """`data`, unless it is more than a decoder takes: what is in the log must be readable for ever."""
+    if len(data) > MAX_ENTRY_BYTES:
+        raise InvalidInputError(f"{len(data)} bytes are too many for one WAL entry, at most {MAX_ENTRY_BYTES}")
+    return data
 
 
 def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
@@ -139,7 +156,10 @@ def _encode_extension(txn: Transaction | None, seen: SeenMap | None) -> bytes:
         value["txn"] = {"app": txn.app, "version": txn.version, "query": txn.query}
     if seen:
         value["seen"] = seen_to_json(seen)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    data = json.dumps(value, separators=(",", ":")).encode()  # ASCII: any text that JSON can hold comes back unchanged
+    if len(data) > _MAX_EXTENSION_BYTES:
+        raise InvalidInputError(f"the transaction map is too large: {len(data)} bytes, at most {_MAX_EXTENSION_BYTES}")
+    return data
 
 
 def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
@@ -194,10 +214,10 @@ class EntryDecoder:
             schema, batches = self._read(data, parts.stream_length)
         except _MalformedError:
             raise
-        except (pa.ArrowException, ValueError, KeyError, IndexError, TypeError, OSError, OverflowError) as error:
-            raise _MalformedError(_first_line(error)) from error
         except MemoryError as error:
             raise _MalformedError("decoding asks for too much memory") from error
+        except _ARROW_ERRORS as error:
+            raise _MalformedError(_first_line(error)) from error
         return _entry(data, position, schema, batches, parts)
 
     def _read(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
@@ -327,8 +347,8 @@ def _read_messages(data: bytes, start: int, end: int, schema: pa.Schema) -> tupl
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
     batch.validate(full=True)
-    if batch.num_rows == 0:
-        raise _MalformedError("a batch holds no rows")
+    if not 0 < batch.num_rows <= MAX_ENTRY_BYTES:  # columns of nulls cost no bytes, so the size alone bounds nothing
+        raise _MalformedError(f"a batch holds {batch.num_rows} rows")
     return batch
 
 
