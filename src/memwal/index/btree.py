@@ -231,9 +231,7 @@ class BTreeMemIndex(PendingColumn):
 
     def _absorb(self, pending: list[tuple[int, pa.Array]]) -> None:
         """Sort `pending`, which is contiguous, into a new run and restore invariant 2."""
-        values = pa.concat_arrays([array for _, array in pending])
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
+        values = pa.concat_arrays([_plain(array) for _, array in pending])
         positions = np.arange(pending[0][0], pending[0][0] + len(values), dtype=np.int64)
         nulls = self._nulls
         if values.null_count:
@@ -248,6 +246,18 @@ class BTreeMemIndex(PendingColumn):
             runs[-1] = runs[-1].merge(newest)
         self._runs, self._nulls = tuple(runs), nulls
         self._built_bytes = sum(run.size_bytes for run in runs) + sum(part.nbytes for part in nulls)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Decoded, and with 64-bit offsets where there are offsets, so that runs of any size can be joined."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    t = pa.types
+    if t.is_string(array.type) or t.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    if t.is_binary(array.type) or t.is_binary_view(array.type):
+        return array.cast(pa.large_binary())
+    return array
 
 
 def _collapse(parts: tuple[Positions, ...]) -> tuple[Positions, ...]:

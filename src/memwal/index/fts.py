@@ -272,6 +272,9 @@ def search_texts(
     live: Mask | None = None,
 ) -> Found:
     """Search several columns of one memtable together; otherwise as `FtsMemIndex.search`."""
+    for mask in (allowed, live):
+        if mask is not None and len(mask) < n:
+            raise InvalidInputError(f"the mask has {len(mask)} entries for {n} rows")
     if not isinstance(query, BoundLeaf | BoundNode):
         only = next(iter(indexes)) if len(indexes) == 1 else None
         query = bind_over(query, {name: [index] for name, index in indexes.items()}, n, live=live, column=only)

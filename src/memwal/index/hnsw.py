@@ -29,7 +29,7 @@ from usearch.index import Index
 
 from memwal.errors import InvalidInputError
 from memwal.index.pending import PendingColumn
-from memwal.index.vectors import Metric, Nearest, VectorBlock, is_vector, nearest_of, query_vector
+from memwal.index.vectors import Metric, Nearest, VectorBlock, check_search, is_vector, nearest_of, query_vector
 
 __all__ = ["HnswMemIndex"]
 
@@ -60,7 +60,8 @@ class HnswMemIndex(PendingColumn):
             raise InvalidInputError(f"column {column!r} of type {data_type} cannot have a vector index")
         super().__init__(name, column)
         self._dimension = int(data_type.list_size)
-        self._narrow = data_type.value_type != pa.float64()
+        self._precision = data_type.value_type.to_pandas_dtype()
+        self._narrow = self._precision != np.float64
         self._metric: Metric = metric
         self._m = m
         self._ef_construction = ef_construction
@@ -125,9 +126,10 @@ class HnswMemIndex(PendingColumn):
 
         A `metric` other than the graph's is searched exactly. `allowed` is indexed by position.
         """
-        vector = query_vector(query, self._dimension)
-        blocks = self._settle()
+        vector = query_vector(query, self._dimension, self._precision)
         metric = metric or self._metric
+        check_search(metric, allowed, n)
+        blocks = self._settle()
         positions = None
         settled = min(self._graph_rows, n)
         if k > 0 and settled > 0 and metric == self._metric:

@@ -34,14 +34,24 @@ Nearest = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 def is_vector(data_type: pa.DataType) -> bool:
     """Return whether a column of this type can have a vector index."""
-    return bool(pa.types.is_fixed_size_list(data_type) and pa.types.is_floating(data_type.value_type))
+    is_list = pa.types.is_fixed_size_list(data_type) and data_type.list_size > 0
+    return bool(is_list and pa.types.is_floating(data_type.value_type))
 
 
-def query_vector(query: npt.ArrayLike | pa.Array, dimension: int) -> npt.NDArray[np.float64]:
-    """Return `query` as one vector of `dimension` numbers, or raise InvalidInputError."""
+def check_search(metric: str, allowed: Mask | None, n: int) -> None:
+    """Raise InvalidInputError for a metric that is none, or a mask that does not reach row `n`."""
+    if metric not in METRICS:
+        raise InvalidInputError(f"metric must be one of {', '.join(METRICS)}, not {metric!r}")
+    if allowed is not None and len(allowed) < n:
+        raise InvalidInputError(f"the mask has {len(allowed)} entries for {n} rows")
+
+
+def query_vector(query: npt.ArrayLike | pa.Array, dimension: int, precision: npt.DTypeLike) -> npt.NDArray[np.float64]:
+    """Return `query` as one vector of `dimension` numbers, rounded to the column's `precision` as Lance does."""
     try:
         values = query.to_numpy(zero_copy_only=False) if isinstance(query, pa.Array) else query
-        vector = np.asarray(values, dtype=np.float64)
+        with np.errstate(over="ignore"):
+            vector = np.asarray(values, dtype=np.float64).astype(precision).astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInputError("the query vector is not a list of numbers") from error
     if vector.shape != (dimension,):
@@ -193,8 +203,15 @@ def exact_search(
     """Return row numbers and distances of the `k` nearest of `vectors` that `allowed` admits, exactly."""
     if isinstance(vectors, pa.ChunkedArray):
         vectors = vectors.combine_chunks()
-    block = VectorBlock.build(0, [vectors]) if isinstance(vectors, pa.Array) else VectorBlock.of_matrix(0, vectors)
-    vector = query_vector(query, block.matrix.shape[1])
+    if isinstance(vectors, pa.Array):
+        block, precision = VectorBlock.build(0, [vectors]), vectors.type.value_type.to_pandas_dtype()
+    else:
+        precision = vectors.dtype
+        block = VectorBlock.of_matrix(
+            0, vectors.astype(np.float64 if precision == np.float64 else np.float32, copy=False)
+        )
+    check_search(metric, allowed, len(block))
+    vector = query_vector(query, block.matrix.shape[1], precision)
     rows = block.rows(0, len(block), allowed)
     rows = block.candidates(vector, k, metric, rows) if k > 0 else rows[:0]
     return nearest_of(rows, block.distances(vector, metric, rows), k)

@@ -1,0 +1,243 @@
+"""BTree index: every answer equals a scan, in every type, at every watermark."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import math
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memwal.errors import InvalidInputError
+from memwal.index import BTreeIndex, BTreeMemIndex, Equals, In, IsNotNull, IsNull, MemIndex, Predicate, Range
+
+NEGATIVE_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0000))[0]
+
+
+def _floats(width: int) -> st.SearchStrategy[float]:
+    common = st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf, -math.inf])
+    return common | st.floats(width=width)  # type: ignore[arg-type]
+
+
+_DAY = st.dates(datetime.date(1900, 1, 1), datetime.date(2100, 1, 1))
+_MOMENT = st.datetimes(datetime.datetime(1900, 1, 1), datetime.datetime(2100, 1, 1))
+_AMOUNT = st.decimals(-999, 999, places=2, allow_nan=False, allow_infinity=False)
+
+COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "int8": (pa.int8(), st.integers(-128, 127)),
+    "int64": (pa.int64(), st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)),
+    "uint64": (pa.uint64(), st.integers(0, 3) | st.integers(0, 2**64 - 1)),
+    "float16": (pa.float16(), _floats(16)),
+    "float32": (pa.float32(), _floats(32)),
+    "float64": (pa.float64(), _floats(64)),
+    "bool": (pa.bool_(), st.booleans()),
+    "string": (pa.string(), st.text(max_size=3)),
+    "large_string": (pa.large_string(), st.text("ab\u00e9\U0001f600", max_size=2)),
+    "string_view": (pa.string_view(), st.text("ab", max_size=2)),
+    "binary": (pa.binary(), st.binary(max_size=2)),
+    "fixed_binary": (pa.binary(2), st.binary(min_size=2, max_size=2)),
+    "dictionary": (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(["a", "b", "c"])),
+    "date32": (pa.date32(), _DAY),
+    "date64": (pa.date64(), _DAY),
+    "time64": (pa.time64("us"), st.times()),
+    "timestamp": (pa.timestamp("us"), _MOMENT),
+    "timestamp_utc": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(datetime.UTC))),
+    "duration": (pa.duration("us"), st.timedeltas(datetime.timedelta(-9), datetime.timedelta(9))),
+    "decimal": (pa.decimal128(7, 2), _AMOUNT),
+}
+
+
+def _key(value: Any) -> Any:
+    """How Lance's filters order floats: -0.0 is 0.0, NaNs are beyond the infinity of their sign."""
+    if isinstance(value, float):
+        beyond = int(math.copysign(1, value)) if math.isnan(value) else 0
+        return (beyond, 0.0 if math.isnan(value) else value + 0.0)
+    return value
+
+
+def _satisfies(value: Any, predicate: Predicate) -> bool:
+    match predicate:
+        case IsNull():
+            return value is None
+        case IsNotNull():
+            return value is not None
+        case Equals(wanted):
+            return value is not None and wanted is not None and bool(_key(value) == _key(wanted))
+        case In(wanted_values):
+            return any(_satisfies(value, Equals(wanted)) for wanted in wanted_values)
+        case Range(lower, upper, with_lower, with_upper):
+            if value is None:
+                return False
+            above = lower is None or _key(value) > _key(lower) or (with_lower and _key(value) == _key(lower))
+            below = upper is None or _key(value) < _key(upper) or (with_upper and _key(value) == _key(upper))
+            return bool(above and below)
+
+
+def _index(values: list[Any], data_type: pa.DataType, cuts: list[int], query_between: bool = False) -> BTreeMemIndex:
+    index = BTreeIndex("x").build(pa.schema([("x", data_type)]))
+    bounds = sorted({0, len(values), *(cut % (len(values) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(bounds):
+        index.insert(pa.record_batch([pa.array(values[start:end], data_type)], names=["x"]), start)
+        if query_between:
+            index.positions(IsNull(), end)
+    return index
+
+
+def _predicates(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Predicate]:
+    optional = st.none() | values
+    return st.one_of(
+        st.builds(Equals, optional),
+        st.builds(In, st.lists(optional, max_size=5)),
+        st.builds(Range, optional, optional, st.booleans(), st.booleans()),
+        st.just(IsNull()),
+        st.just(IsNotNull()),
+    )
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_index_answers_what_a_scan_answers(column: str, data: st.DataObject) -> None:
+    data_type, values_of = COLUMNS[column]
+    values = data.draw(st.lists(st.none() | values_of, max_size=40))
+    cuts = data.draw(st.lists(st.integers(0, 40), max_size=8))
+    n = data.draw(st.integers(0, len(values)))
+    index = _index(values, data_type, cuts, query_between=data.draw(st.booleans()))
+    present = st.sampled_from([value for value in values if value is not None] or [None])
+    predicate = data.draw(_predicates(values_of | present))
+    expected = [i for i, value in enumerate(values[:n]) if _satisfies(value, predicate)]
+    assert index.positions(predicate, n).tolist() == expected
+
+
+@pytest.mark.parametrize("width", ["float", "double"])
+def test_floats_compare_as_in_lance_filters(width: str) -> None:
+    data_type = pa.float32() if width == "float" else pa.float64()
+    values = [-0.0, 0.0, math.nan, math.inf, -math.inf, 1.5, None, 0.1, -1.0, NEGATIVE_NAN]
+    dataset = lance.write_dataset(
+        pa.table({"i": range(len(values)), "x": pa.array(values, data_type)}), f"memory://btree-{width}"
+    )
+    index = _index(values, data_type, [4])
+    same: list[tuple[str, Predicate]] = [
+        ("x = 0.0", Equals(0.0)),
+        ("x = -0.0", Equals(-0.0)),
+        ("x < 0.0", Range(upper=0.0, upper_inclusive=False)),
+        ("x <= 0.0", Range(upper=0.0)),
+        ("x > 1.5", Range(lower=1.5, lower_inclusive=False)),
+        ("x > cast('inf' as double)", Range(lower=math.inf, lower_inclusive=False)),
+        ("x = cast('NaN' as double)", Equals(math.nan)),
+        ("x = 0.1", Equals(0.1)),
+        ("x IN (0.0, 0.1)", In([0.0, 0.1])),
+        ("x BETWEEN -1 AND 0.1", Range(-1.0, 0.1)),
+        ("x IS NULL", IsNull()),
+        ("x IS NOT NULL", IsNotNull()),
+    ]
+    for text, predicate in same:
+        expected = dataset.to_table(columns=["i"], filter=text)["i"].to_pylist()
+        assert index.positions(predicate, len(values)).tolist() == expected, text
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value"),
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), pa.scalar(1.5)),
+        (pa.int8(), 1000),
+        (pa.uint8(), -1),
+        (pa.int64(), "1"),
+        (pa.string(), 1),
+        (pa.binary(2), b"abc"),
+        (pa.decimal128(4, 2), decimal.Decimal("1.234")),
+    ],
+)
+def test_value_that_the_column_cannot_hold_is_refused(data_type: pa.DataType, value: object) -> None:
+    index = _index([], data_type, [])
+    for predicate in (Equals(value), In([value]), Range(lower=value), Range(upper=value)):
+        with pytest.raises(InvalidInputError, match="'x'"):
+            index.positions(predicate, 0)
+
+
+def test_integral_float_and_arrow_scalar_are_taken_for_an_integer_column() -> None:
+    index = _index([1, 2, 3], pa.int64(), [])
+    assert index.positions(Equals(2.0), 3).tolist() == [1]
+    assert index.positions(Equals(pa.scalar(2, pa.int8())), 3).tolist() == [1]
+
+
+def test_replayed_batch_is_ignored_and_a_gap_is_refused() -> None:
+    index = _index([1, 2, 3], pa.int64(), [])
+    batch = pa.record_batch({"x": [2, 3]})
+    index.insert(batch, 1)
+    assert index.indexed_rows == 3
+    assert index.positions(Equals(2), 3).tolist() == [1]
+    with pytest.raises(InvalidInputError, match="expects row 3"):
+        index.insert(batch, 2)
+    with pytest.raises(InvalidInputError, match="expects row 3"):
+        index.insert(batch, 4)
+
+
+def test_memory_grows_with_rows() -> None:
+    few, many = _index(list(range(100)), pa.int64(), []), _index(list(range(10_000)), pa.int64(), [])
+    for index in (few, many):
+        index.catch_up()
+    assert 100 * 16 <= few.size_bytes < 100 * 16 + 1000
+    assert 10_000 * 16 <= many.size_bytes < 10_000 * 16 + 1000
+
+
+def test_batches_that_nobody_asked_for_yet_count_in_the_size() -> None:
+    index = _index(list(range(1000)), pa.int64(), [])
+    one = index.size_bytes
+    for i in range(10):
+        index.insert(pa.record_batch({"x": [i]}), 1000 + i)
+    assert index.size_bytes > one > 0
+
+
+def test_index_keeps_the_protocol() -> None:
+    assert isinstance(_index([], pa.int64(), []), MemIndex)
+
+
+def _concurrently(readers: list[Callable[[], None]], write: Callable[[], None]) -> None:
+    failures: list[BaseException] = []
+
+    def run(action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(action,)) for action in (*readers, write)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def test_readers_see_exactly_the_rows_below_their_watermark_while_a_writer_inserts() -> None:
+    index = BTreeIndex("x").build(pa.schema([("x", pa.int64())]))
+    total, batch = 6000, 20
+    checked = [0]
+
+    def write() -> None:
+        for start in range(0, total, batch):
+            index.insert(pa.record_batch({"x": np.arange(start, start + batch) % 7}), start)
+
+    def read() -> None:
+        while True:
+            n = index.indexed_rows
+            expected = np.flatnonzero(np.arange(n) % 7 == 3)
+            assert np.array_equal(index.positions(Equals(3), n), expected)
+            checked[0] += 1
+            if n == total:
+                return
+
+    _concurrently([read, read, read], write)
+    assert checked[0] >= 3
