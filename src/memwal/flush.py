@@ -161,9 +161,8 @@ def _file_version(rows: pa.Table, storage_version: str) -> str:
     Version 2.0 has no null structs, but a tombstone is null in every column outside the key. Readers open a generation
     as a dataset of its own, so that its version is free.
     """
-    if storage_version == "2.0" and any(_has_null_struct(column.combine_chunks()) for column in rows.columns):
-        return "2.1"
-    return storage_version
+    chunks = (chunk for column in rows.columns for chunk in column.chunks)
+    return "2.1" if storage_version == "2.0" and any(map(_has_null_struct, chunks)) else storage_version
 
 
 def _has_null_struct(array: pa.Array) -> bool:
@@ -249,14 +248,16 @@ class _Attempt:
 
     def write_filter(self) -> None:
         """Write the bloom filter; without a primary key it holds the hash of no bytes, as the reference's does."""
-        filter_bytes = build_bloom(key_hashes(self._key_columns()))
+        with lance_errors("hashing the keys of a generation"):
+            filter_bytes = build_bloom(key_hashes(self._key_columns()))
         self.location.store.put(paths.bloom_path(self.shard_id, self.name), filter_bytes)
 
     def write_keys(self, newest: npt.NDArray[np.integer] | None) -> DeletionFile | None:
         """Write the sidecar, and the deletion vector if a later row of the same key replaces any."""
         if not self.base.primary_key:
             return None
-        keys = sort_keys(self._key_columns())
+        with lance_errors("sorting the keys of a generation"):
+            keys = sort_keys(self._key_columns())
         if newest is not None:
             _check_newest(keys, newest)
         write_sidecar(self.location, self.shard_id, self.name, keys)

@@ -37,6 +37,7 @@ __all__ = ["PAGE_ROWS", "PkSidecar", "SortedKeys", "sort_keys", "write_sidecar"]
 PAGE_ROWS = 8192
 _FILE_VERSION = "2.0"
 _SIGN = np.uint64(1 << 63)
+_ALL_BITS = (1 << 64) - 1
 _MAX_PAGE_ROWS = 1 << 24
 
 # Keys in the form that can be searched: numbers as an array, everything else as a list of bytes.
@@ -63,8 +64,10 @@ def sort_keys(columns: Sequence[pa.Array]) -> SortedKeys:
     keys = columns[0] if len(columns) == 1 else encode_composite(columns)
     if pa.types.is_integer(keys.type):
         order = _integer_order(keys.to_numpy())
-    else:
+    elif pa.types.is_boolean(keys.type):
         order = pc.array_sort_indices(keys).to_numpy()
+    else:
+        order = _binary_order(keys.cast(pa.large_binary()))
     values = keys.take(pa.array(order))
     return SortedKeys(values, order, order[:-1][_equals_next(values)])
 
@@ -131,6 +134,40 @@ def _integer_order(values: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     packed.sort()
     order: npt.NDArray[np.uint64] = packed & np.uint64((1 << offset_bits) - 1)
     return order
+
+
+def _binary_order(keys: pa.Array) -> npt.NDArray[np.integer]:
+    """The stable sort order of binaries, by bytes.
+
+    The eight bytes behind the common prefix decide most comparisons, as numbers. Rows that they do not tell apart are
+    neighbours then, and get sorted whole among themselves.
+    """
+    words = _words_behind_prefix(keys)
+    order = np.argsort(words)
+    ordered = words[order]
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        tied = np.append(same, False)
+        tied[1:] |= same
+        rows = np.sort(order[tied])
+        order[tied] = rows[pc.array_sort_indices(keys.take(pa.array(rows))).to_numpy()]
+    return order
+
+
+def _words_behind_prefix(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """Eight bytes of every key from the first one on that not all keys share, big-endian, filled up with zeros."""
+    bounds = pc.min_max(keys)
+    smallest, largest = bounds["min"].as_py(), bounds["max"].as_py()
+    prefix = next((i for i, byte in enumerate(smallest) if largest[i] != byte), len(smallest))
+    offsets = np.frombuffer(keys.buffers()[1], np.int64, len(keys) + 1, keys.offset * 8)
+    data = np.zeros(offsets[-1] - offsets[0] + 8, np.uint8)
+    data[:-8] = np.frombuffer(keys.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    anywhere = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+    words: npt.NDArray[np.uint64] = anywhere[offsets[:-1] - offsets[0] + prefix].byteswap()
+    unused = 8 - np.minimum(np.diff(offsets) - prefix, 8).astype(np.uint64)
+    kept = np.left_shift(np.uint64(_ALL_BITS), np.minimum(unused, 7) * np.uint64(8))
+    words &= np.where(unused == 8, np.uint64(0), kept)
+    return words
 
 
 def _equals_next(values: pa.Array) -> npt.NDArray[np.bool_]:

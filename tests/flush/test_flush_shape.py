@@ -66,6 +66,20 @@ def test_values_that_do_not_fit_are_refused(tables: Tables) -> None:
         tables.write(rows)
 
 
+def test_more_dictionary_values_than_the_index_type_has_are_refused(tmp_path: Path) -> None:
+    """Lance would write a file that nobody can read."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    tables = Tables(tmp_path, pa.schema([key_field("id", pa.int64()), pa.field("d", kind)]))
+    batches = [
+        batch
+        for part in range(3)
+        for batch in tables.rows([{"id": i, "d": f"{part}-{i}"} for i in range(100)]).to_batches()
+    ]
+    assert tables.write(batches[:1]).physical_rows == 100
+    with pytest.raises(InvalidInputError, match="dictionaries"):
+        tables.write(batches)
+
+
 def test_a_null_key_is_refused(tables: Tables) -> None:
     rows = pa.table({"id": pa.array([None], pa.int64()), "v": ["a"], "_tombstone": [False]})
     with pytest.raises(InvalidInputError, match="do not fit"):

@@ -88,6 +88,21 @@ def test_keys_sort_by_value_then_offset(keys: list[int]) -> None:
     assert again.order.tolist() == sorted(range(len(keys)), key=lambda i: (unsigned[i], i))
 
 
+KEY_TEXTS = st.binary(max_size=12) | st.sampled_from(
+    [b"", b"a", b"a\0", b"a" * 8, b"a" * 8 + b"\0", b"a" * 9, b"\xff" * 9]
+)
+
+
+@given(st.lists(KEY_TEXTS, min_size=1, max_size=40), st.binary(max_size=20), st.integers(0, 3))
+def test_binary_keys_sort_by_bytes_then_offset(texts: list[bytes], prefix: bytes, skip: int) -> None:
+    keys = [prefix + text for text in texts]
+    sliced = pa.array([b"before"] * skip + keys + [b"behind"]).slice(skip, len(keys))
+    ordered = sort_keys([sliced])
+    assert ordered.order.tolist() == sorted(range(len(keys)), key=lambda i: (keys[i], i))
+    assert ordered.values.to_pylist() == sorted(keys)
+    assert sorted(ordered.replaced.tolist()) == [i for i in range(len(keys)) if keys[i] in keys[i + 1 :]]
+
+
 def test_a_lookup_reads_only_the_pages_that_it_needs(place: Location) -> None:
     write_sidecar(place, SHARD, TABLE.path, sort_keys([pa.array(np.arange(ROWS))]))
     sidecar = PkSidecar.open(place, SHARD, TABLE)

@@ -88,8 +88,8 @@ def check_primary_key(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 def encode_composite(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
     """The order-preserving encoding of one key per row; `arrays` are the key columns in key order."""
-    parts = [_encode_column(array) for array in arrays]
-    return _concat(parts).cast(pa.binary())
+    parts = [part for array in arrays for part in _encoded_parts(array)]
+    return _join(*parts).cast(pa.binary())
 
 
 def decode_composite(encoded: pa.Array, types: Sequence[pa.DataType]) -> list[pa.Array]:
@@ -147,16 +147,13 @@ def _join(*parts: pa.Array | pa.Scalar) -> pa.Array:
     return pc.binary_join_element_wise(*parts, _scalar(b""))
 
 
-def _concat(parts: Sequence[pa.Array]) -> pa.Array:
-    return parts[0] if len(parts) == 1 else _join(*parts)
-
-
-def _fixed(values: npt.NDArray[np.generic], validity: pa.Array) -> pa.Array:
-    """The bytes of every number as a binary array that is null where `validity` is."""
-    width = values.dtype.itemsize
-    buffer = pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
-    array = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(values), [None, buffer]).cast(_BINARY)
-    return pc.if_else(validity.is_valid(), array, None) if validity.null_count else array
+def _fixed(tag: bytes, values: npt.NDArray[np.generic]) -> pa.Array:
+    """A one-byte tag and the bytes of the number, for every number, as a binary array."""
+    width = 1 + values.dtype.itemsize
+    cells = np.empty((len(values), width), np.uint8)
+    cells[:, 0] = tag[0]
+    cells[:, 1:] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width - 1)
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(cells), [None, pa.py_buffer(cells)]).cast(_BINARY)
 
 
 def _numbers(array: pa.Array, data_type: pa.DataType) -> npt.NDArray[np.generic]:
@@ -175,31 +172,36 @@ def _hash_integers(array: pa.Array) -> npt.NDArray[np.uint64]:
 
 def _hash_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
     kind = array.type
+    parts: list[pa.Array | pa.Scalar] = [_scalar(b"\0")]
     if kind in {pa.int32(), pa.int64()}:
-        parts = [_fixed(_numbers(array, kind), array)]
+        parts = [_fixed(b"\0", _numbers(array, kind))]
     elif kind == pa.string():
-        parts = [array.cast(_BINARY), _scalar(b"\xff")]
+        parts += [array.cast(_BINARY), _scalar(b"\xff")]
     elif kind == pa.binary():
-        parts = [_fixed(pc.binary_length(array).fill_null(0).cast(pa.uint64()).to_numpy(), array), array.cast(_BINARY)]
-    else:
-        parts = []
-    if array.null_count:
-        known = _join(_scalar(b"\0"), *parts) if parts else _scalar(b"\0")
-        return [pc.if_else(array.is_valid(), known, _scalar(b"\1"))]
-    return [_scalar(b"\0"), *parts]
+        lengths = pc.binary_length(array).fill_null(0).cast(pa.uint64()).to_numpy()
+        parts = [_fixed(b"\0", lengths), array.cast(_BINARY)]
+    return _or_null(array, parts, b"\1")
 
 
-def _encode_column(array: pa.Array) -> pa.Array:
+def _encoded_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
     kind = array.type
     if pa.types.is_boolean(kind):
-        value = _fixed(_numbers(array, pa.uint8()), array)
+        parts = [_fixed(b"\1", _numbers(array, pa.uint8()))]
     elif pa.types.is_signed_integer(kind):
-        value = _fixed((_numbers(array, pa.int64()).view(np.uint64) ^ _SIGN).astype(">u8"), array)
+        parts = [_fixed(b"\1", (_numbers(array, pa.int64()).view(np.uint64) ^ _SIGN).astype(">u8"))]
     elif pa.types.is_unsigned_integer(kind):
-        value = _fixed(_numbers(array, pa.uint64()).astype(">u8"), array)
+        parts = [_fixed(b"\1", _numbers(array, pa.uint64()).astype(">u8"))]
     else:
-        value = _join(_escape(array.cast(_BINARY)), _scalar(b"\0\0"))
-    return _join(_scalar(b"\1"), value).fill_null(_scalar(b"\0"))
+        parts = [_scalar(b"\1"), _escape(array.cast(_BINARY)), _scalar(b"\0\0")]
+    return _or_null(array, parts, b"\0")
+
+
+def _or_null(array: pa.Array, parts: list[pa.Array | pa.Scalar], null: bytes) -> list[pa.Array | pa.Scalar]:
+    """The parts as they are; where the array has nulls, one part that is `null` in those rows."""
+    if not array.null_count:
+        return parts
+    known = _join(*parts) if any(isinstance(part, pa.Array) for part in parts) else parts[0]
+    return [pc.if_else(array.is_valid(), known, _scalar(null))]
 
 
 def _escape(array: pa.Array) -> pa.Array:
