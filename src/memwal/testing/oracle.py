@@ -1,0 +1,193 @@
+"""What a shard must show after a crash: the truth, kept outside the process under test.
+
+Owns `Oracle`. Every write has a number that only grows and stands in its rows, so a row says which write made it. A
+write is *durable* (its acknowledgement promised storage), *acknowledged* (accepted, not yet promised), or *issued*
+(no return seen). Keys belong to one thread for one life of the writer, so the writes of a key are in a known order.
+
+After a crash the rows must be what some *cut* of every thread's writes leaves: all writes up to the cut, none behind
+it, and every durable write up to it. That says at once: nothing acknowledged is lost (I1), nothing appears that was never
+issued (I2), a write is whole or absent (I4), the deleted stay deleted and no key is there twice (I5). Across threads: a
+write that returned before another began is there if the later one is (I3).
+
+Called by: the crash harness; pure, so its own tests feed it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Broken", "Oracle", "Row", "Write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as a reader saw it: its key, the number of the write that made it, and whether its other columns fit."""
+
+    key: int
+    number: int
+    intact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One put (rows of these keys) or one delete (of these keys)."""
+
+    number: int
+    keys: tuple[int, ...]
+    deletes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """One broken invariant, with what was expected and what was seen."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
+
+
+@dataclass(slots=True)
+class _Thread:
+    """The writes of one thread in one life: where in the event order each began and returned."""
+
+    writes: list[Write] = field(default_factory=list)
+    began: list[int] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+    durable: int = 0
+
+    def cuts(self, settled: dict[int, int], seen: dict[int, int]) -> list[int]:
+        """Every number of writes after which the keys that this thread wrote stand as they were seen."""
+        touched = {key for write in self.writes for key in write.keys}
+        state = {key: settled.get(key) for key in touched}
+        wrong = {key for key in touched if state[key] != seen.get(key)}
+        found = [] if wrong else [0]
+        for count, write in enumerate(self.writes, 1):
+            for key in write.keys:
+                state[key] = None if write.deletes else write.number
+                (wrong.discard if state[key] == seen.get(key) else wrong.add)(key)
+            if not wrong:
+                found.append(count)
+        return found
+
+
+class Oracle:
+    """What the shard must hold; events come in the order in which the writer reported them."""
+
+    def __init__(self) -> None:
+        self.settled: dict[int, int] = {}
+        self.acknowledged = 0
+        self._threads: dict[int, _Thread] = {}
+        self._events = 0
+        self._drain: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def issued(self, thread: int, write: Write) -> None:
+        """The thread is about to make this write."""
+        self._events += 1
+        state = self._threads.setdefault(thread, _Thread())
+        state.writes.append(write)
+        state.began.append(self._events)
+
+    def returned(self, thread: int, *, durable: bool) -> None:
+        """The thread's last write returned; `durable` says what its return promised."""
+        self._events += 1
+        self.acknowledged += 1
+        state = self._threads[thread]
+        state.returned.append(self._events)
+        if durable:
+            state.durable = len(state.writes)
+
+    def drain_begins(self) -> None:
+        """The writer is asked to make everything durable that returned before this."""
+        self._drain = {name: len(state.returned) for name, state in self._threads.items()}
+
+    def drain_returned(self) -> None:
+        """What returned before the drain began is durable."""
+        for name, count in self._drain.items():
+            state = self._threads[name]
+            state.durable = max(state.durable, count)
+
+    @property
+    def unsettled(self) -> int:
+        """Writes whose fate is not known."""
+        return sum(len(state.writes) for state in self._threads.values())
+
+    # -------------------------------------------------------------------------------------------------------- verdict
+
+    def check(self, rows: Iterable[Row]) -> list[Broken]:
+        """What is wrong with these rows of the recovered shard; if nothing is, they become the settled state."""
+        listed = list(rows)
+        seen = {row.key: row.number for row in listed}
+        broken = [*self._twice(listed), *self._phantoms(listed), *self._untouched(seen)]
+        cuts: dict[int, list[int]] = {}
+        for name, state in self._threads.items():
+            cuts[name] = state.cuts(self.settled, seen)
+            broken += self._judge(name, state, cuts[name], seen)
+        if not broken:
+            broken = self._holes(cuts)
+        if not broken:
+            self.settled = seen
+            self._threads = {}
+        return broken
+
+    def _twice(self, rows: Sequence[Row]) -> list[Broken]:
+        keys = [row.key for row in rows]
+        twice = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
+        return [Broken("I5", f"keys are there more than once: {twice[:10]}")] if twice else []
+
+    def _phantoms(self, rows: Sequence[Row]) -> list[Broken]:
+        issued = set(self.settled.items())
+        for state in self._threads.values():
+            issued |= {(key, write.number) for write in state.writes if not write.deletes for key in write.keys}
+        strange = [row for row in rows if not row.intact or (row.key, row.number) not in issued]
+        return [Broken("I2", f"rows that nobody wrote: {strange[:5]} ({len(strange)} in all)")] if strange else []
+
+    def _untouched(self, seen: dict[int, int]) -> list[Broken]:
+        touched = {key for state in self._threads.values() for write in state.writes for key in write.keys}
+        moved = {
+            key: (self.settled.get(key), seen.get(key))
+            for key in (self.settled.keys() | seen.keys()) - touched
+            if self.settled.get(key) != seen.get(key)
+        }
+        return [Broken("I1", f"settled keys changed (was, is): {dict(list(moved.items())[:5])}")] if moved else []
+
+    def _judge(self, name: int, state: _Thread, cuts: list[int], seen: dict[int, int]) -> list[Broken]:
+        if any(cut >= state.durable for cut in cuts):
+            return []
+        tail = [(w.number, "delete" if w.deletes else "put", w.keys) for w in state.writes[-4:]]
+        shown = {key: seen.get(key) for write in state.writes[-4:] for key in write.keys}
+        if cuts:
+            return [
+                Broken(
+                    "I1",
+                    f"thread {name}: {state.durable - cuts[-1]} durable writes are lost "
+                    f"({state.durable} promised, {cuts[-1]} there); last writes {tail}, seen {shown}",
+                )
+            ]
+        return [
+            Broken(
+                "I4",
+                f"thread {name}: the rows are no state between its {len(state.writes)} writes "
+                f"({state.durable} durable, {len(state.returned)} returned); last writes {tail}, seen {shown}",
+            )
+        ]
+
+    def _holes(self, cuts: dict[int, list[int]]) -> list[Broken]:
+        """A write is there although one of another thread, which had returned before it began, is not."""
+        broken = []
+        for later, state in self._threads.items():
+            there = min(cut for cut in cuts[later] if cut >= state.durable)
+            if not there:
+                continue
+            for earlier, other in self._threads.items():
+                most = max(cuts[earlier])
+                if len(other.returned) > most and other.returned[most] < state.began[there - 1]:
+                    what = (
+                        f"write {state.writes[there - 1].number} is there, {other.writes[most].number} before it is not"
+                    )
+                    broken.append(Broken("I3", what))
+        return broken

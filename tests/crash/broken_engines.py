@@ -1,0 +1,91 @@
+"""Engines with a classic bug each, for the child process: the harness must call every one of them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from memwal.testing.crash_child import Life, live
+
+
+def acknowledges_before_the_log(life: Life, pipe: Connection) -> None:
+    """A durable put returns although nothing was written."""
+    from memwal.writer.core import ShardCore
+
+    def lie(self: Any, end: int) -> None:
+        if self.durable < end - 6:
+            honest(self, end)
+
+    honest = ShardCore.make_durable
+    ShardCore.make_durable = lie  # type: ignore[method-assign]
+    live(life, pipe)
+
+
+def moves_the_cursor_too_far(life: Life, pipe: Connection) -> None:
+    """The commit of a generation takes the cursor to the tip, past generations that are not published."""
+    from memwal.writer import flusher
+
+    honest = flusher.publish
+
+    def publish(manifests: Any, epoch: int, sstable: Any, covered_position: int) -> Any:
+        return honest(manifests, epoch, sstable, covered_position + 3)
+
+    flusher.publish = publish
+    live(life, pipe)
+
+
+def publishes_without_a_sidecar(life: Life, pipe: Connection) -> None:
+    """The manifest lists a generation whose filter does not exist."""
+    from memwal.store import paths
+    from memwal.writer import flusher
+
+    honest = flusher.publish
+
+    def publish(manifests: Any, epoch: int, sstable: Any, covered_position: int) -> Any:
+        manifests.location.store.delete(paths.bloom_path(manifests.shard_id, sstable.path))
+        return honest(manifests, epoch, sstable, covered_position)
+
+    flusher.publish = publish
+    live(life, pipe)
+
+
+def forgets_the_tail(life: Life, pipe: Connection) -> None:
+    """Open starts with an empty memtable."""
+    from memwal.writer import engine
+
+    engine.replay = lambda *_: 0
+    live(life, pipe)
+
+
+def replays_what_is_published(life: Life, pipe: Connection) -> None:
+    """The cursor lags and replay does not skip published generations, so rows are there twice."""
+    from memwal.writer import flusher, replay
+
+    def publish(manifests: Any, epoch: int, sstable: Any, covered_position: int) -> Any:
+        return honest(manifests, epoch, sstable, covered_position - 1)
+
+    def unflushed(opened: Any) -> Any:
+        return read(replace(opened, manifest=replace(opened.manifest, current_generation=1)))
+
+    honest, flusher.publish = flusher.publish, publish
+    read, replay.unflushed = replay.unflushed, unflushed
+    live(life, pipe)
+
+
+def writes_half_a_put(life: Life, pipe: Connection) -> None:
+    """The log gets the first batch of a put in one entry and the rest in another."""
+    from memwal.writer.core import ShardCore, WriteRows
+
+    honest = ShardCore.insert
+
+    def insert(self: Any, rows: WriteRows, txn: Any) -> Any:
+        if len(rows.batches) > 1 and txn is None:
+            first = WriteRows(rows.batches[:1], rows.flags[:1], rows.batches[0].num_rows, 1)
+            _, end = honest(self, first, None)
+            self.make_durable(end)
+            rows = WriteRows(rows.batches[1:], rows.flags[1:], rows.num_rows - first.num_rows, rows.size_bytes)
+        return honest(self, rows, txn)
+
+    ShardCore.insert = insert  # type: ignore[method-assign]
+    live(life, pipe)

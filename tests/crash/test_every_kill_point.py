@@ -1,0 +1,61 @@
+"""A kill at each named point of the order of effects, on every kind of table."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from memwal.shard_writer import ShardWriter
+from memwal.testing.crash_child import Life, all_rows, live
+from memwal.testing.crash_tables import KINDS, TableKind
+from memwal.testing.kill_points import POINTS
+from memwal.testing.oracle import Oracle
+from memwal.testing.processes import start
+from memwal.testing.shard_audit import ShardAudit
+
+KILLED = -9
+SETTINGS = {"fsync": False, "max_memtable_rows": 6}
+
+
+def live_until_killed(life: Life, oracle: Oracle) -> bool:
+    """Run one life; whether it died by a kill."""
+    child = start(live, life)
+    while True:
+        try:
+            message = child.receive(30)
+        except EOFError:
+            return child.wait(30) == KILLED
+        assert message is not None, "the child is silent"
+        match message:
+            case ("issued", thread, write):
+                oracle.issued(thread, write)
+            case ("returned", thread, durable):
+                oracle.returned(thread, durable=durable)
+            case ("rows", rows):
+                assert oracle.check(rows) == []
+            case ("failed", text):
+                raise AssertionError(text)
+            case ("done",):
+                child.kill()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_this_point_breaks_no_promise(point: str, kind: str, tmp_path: Path) -> None:
+    uri, shard_id, oracle = str(tmp_path / "table"), str(uuid.uuid4()), Oracle()
+    table = TableKind(kind)
+    table.create(uri)
+    first = Life(uri, shard_id, kind, seed=1, first_number=1, writes=20, settings=SETTINGS | {"max_memtable_rows": 40})
+    assert live_until_killed(first, oracle), "the first life leaves rows in the log and is killed at its end"
+
+    at_point = Life(
+        uri, shard_id, kind, seed=2, first_number=100, writes=40, settings=SETTINGS, kill_at=(point, 1), ending="close"
+    )
+    assert live_until_killed(at_point, oracle), f"{point} was not reached"
+    assert ShardAudit(uri, shard_id).run() == []
+
+    with ShardWriter.open(uri, shard_id=shard_id, fsync=False) as writer:
+        assert oracle.check(table.rows_of(all_rows(writer, table, uri))) == []
+    assert ShardAudit(uri, shard_id).run() == []
