@@ -31,7 +31,7 @@ class RowAdapter:
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
-        self._relaxed = schema.memory.remove(len(schema.memory) - 1)
+        self._relaxed = schema.nullable
         self._columns: pa.Schema | None = None
         self._plan: Sequence[int] = ()
         self._tombstone_at = -1
@@ -40,7 +40,7 @@ class RowAdapter:
         """The batch with the table's columns, and its tombstone flags (None: every row lives)."""
         if self._columns is None or not batch.schema.equals(self._columns, check_metadata=True):
             self._plan = self._make_plan(batch.schema, position)
-            self._tombstone_at = batch.schema.get_field_index(TOMBSTONE)
+            self._tombstone_at = self._find_tombstone(batch.schema, position)
             self._columns = batch.schema
         rows = batch.num_rows
         arrays = [
@@ -58,6 +58,13 @@ class RowAdapter:
         for name in self._schema.primary_key:
             if arrays[self._relaxed.get_field_index(name)].null_count:
                 raise CorruptDataError(f"key column {name!r} holds a null", position=position)
+
+    @staticmethod
+    def _find_tombstone(stored: pa.Schema, position: int | None) -> int:
+        index: int = stored.get_field_index(TOMBSTONE)
+        if index >= 0 and not pa.types.is_boolean(stored.field(index).type):
+            raise CorruptDataError(f"column {TOMBSTONE!r} is stored as {stored.field(index).type}", position=position)
+        return index
 
     def _make_plan(self, stored: pa.Schema, position: int | None) -> list[int]:
         plan = []

@@ -21,6 +21,7 @@ from memwal.types import check_shard_id
 __all__ = ["WriterConfig"]
 
 _MIB = 1024 * 1024
+_LARGEST_ENTRY_BYTES = 1024 * _MIB  # readers refuse entries above 2 GiB, and encoding adds to the rows
 _NEVER_STORED = frozenset({"shard_id", "shard_spec_id"})
 _OPTIONAL_DURATIONS = frozenset({"max_wal_flush_interval_ms", "stats_log_interval_ms"})
 _AT_LEAST_ONE = (
@@ -32,7 +33,6 @@ _AT_LEAST_ONE = (
     "backpressure_log_interval_ms",
     "async_index_buffer_rows",
     "async_index_interval_ms",
-    "max_entry_bytes",
 )
 _AT_LEAST_ZERO = ("shard_spec_id", "max_wal_buffer_size", "max_wal_persist_retries", "wal_persist_retry_base_delay_ms")
 
@@ -74,6 +74,7 @@ class WriterConfig:
             _check_int(name, getattr(self, name), 1)
         for name in _AT_LEAST_ZERO:
             _check_int(name, getattr(self, name), 0)
+        _check_int("max_entry_bytes", self.max_entry_bytes, 1, _LARGEST_ENTRY_BYTES)
         for name in _OPTIONAL_DURATIONS:
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1)
@@ -104,9 +105,9 @@ _FIELDS = frozenset(field.name for field in fields(WriterConfig))
 _BOOLEANS = ("durable_write", "sync_indexed_write", "enable_memtable", "fsync")
 
 
-def _check_int(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 63:
-        raise InvalidInputError(f"{name} must be an integer >= {least}, not {value!r}")
+def _check_int(name: str, value: object, least: int, most: int = (1 << 63) - 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidInputError(f"{name} must be an integer from {least} to {most}, not {value!r}")
 
 
 def _to_text(value: bool | int | None) -> str:

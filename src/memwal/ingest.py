@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, may_cast
 
 __all__ = ["key_batch", "to_batches"]
 
@@ -71,15 +71,15 @@ def _column(name: str, values: Any, columns: pa.Schema) -> pa.Array | pa.Chunked
 
 def _from_foreign(data: Any) -> list[pa.RecordBatch]:
     try:
+        if type(data).__module__.split(".")[0] == "pandas":  # first: as a stream, its index would be a column
+            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
         if hasattr(data, "__arrow_c_stream__"):
             return list(pa.RecordBatchReader.from_stream(data))
         if hasattr(data, "__arrow_c_array__"):
             return [pa.record_batch(data)]
-        if type(data).__module__.split(".")[0] == "pandas":
-            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
         if hasattr(data, "to_arrow"):
             return list(pa.table(data.to_arrow()).to_batches())
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise InvalidInputError(f"{type(data).__name__} cannot be read as Arrow data: {error}") from None
     raise InvalidInputError(
         f"{type(data).__name__} is no data; give record batches, a table, a reader, pandas, polars, dicts or columns"
@@ -105,6 +105,8 @@ def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
 def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
     if values.null_count:
         raise InvalidInputError(f"key column {column.name!r} must not be null")
+    if values.type != column.type and not may_cast(values.type, column.type):
+        raise InvalidInputError(f"key column {column.name!r} has type {values.type}, the table needs {column.type}")
     try:
         combined = values.cast(column.type, safe=True).combine_chunks()
     except (pa.ArrowException, ValueError) as error:
@@ -118,8 +120,10 @@ def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
         return _single(keys, target)
     if isinstance(keys, (pa.StructArray, pa.ChunkedArray)):
         return pa.table(keys.flatten(), names=[f.name for f in keys.type])
-    if isinstance(keys, (list, tuple, set, frozenset)):
+    if isinstance(keys, (list, tuple, set, frozenset, range)):
         return _listed(list(keys), target)
+    if hasattr(keys, "__array__") and not hasattr(keys, "columns"):  # numpy, a series of pandas or polars
+        return _single(_column(target.names[0], keys, target), target)
     return pa.Table.from_batches(to_batches(keys, target))
 
 

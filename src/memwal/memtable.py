@@ -1,13 +1,15 @@
 """The memtable: rows of one generation in memory, newest row per key, captured without copying.
 
-Owns `MemTable` (the append log) and `InMemoryMemTableRef` (what a reader captured of it). Invariants:
+Owns `MemTable` (the append log), `InMemoryMemTableRef` (what a reader captured of it) and `ByteMeter` (the bytes of the
+indexes of one writer). Invariants:
 
 1. Batches are appended whole, in order, and never change; a capture is a number of batches, so it costs nothing and
-   stays right whatever is appended later.
+   stays right whatever is appended later. One append is one step: an interrupted one happened or did not.
 2. Recency is decided inside a capture: a row is the newest of its key if no later row *of the capture* has that key.
 3. The key index and the combined rows are made when a reader first needs them and grow with the rows; a put pays
-   nothing for them.
-4. Bytes are resident bytes: a slice counts its parent, unless it is copied out of a parent that it would pin.
+   nothing for them. Combined rows replace the batches that they were made of.
+4. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
+   slice out of a large parent that it would keep alive; a large slice counts its parent.
 
 Called by: the writer (append, freeze), the read path (captures), flush.
 """
@@ -27,10 +29,13 @@ import pyarrow as pa
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.schema import TableSchema
 
-__all__ = ["InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "key_values"]
+__all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "key_values", "unpinned"]
 
 _PINNING_BYTES = 64 * 1024
-_INDEX_BYTES_PER_ROW = 160
+_BATCH_OVERHEAD_BYTES = 256
+_COLUMN_OVERHEAD_BYTES = 384
+_INDEX_BYTES_PER_KEY = 160
+_CHUNK_BYTES = 1 << 30  # Arrow's 32-bit offsets end at 2 GiB
 _LAST = np.iinfo(np.int64).max
 
 
@@ -46,71 +51,120 @@ def _values(array: pa.Array) -> list[Any]:
     return array.to_pylist()  # type: ignore[no-any-return]
 
 
+def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    """`batch`, copied if it is a small part of large buffers that it would keep alive, and the bytes of its buffers."""
+    size: int = batch.get_total_buffer_size()
+    if size <= _PINNING_BYTES or batch.nbytes * 4 >= size:
+        return batch, size
+    try:
+        batch = batch.take(pa.array(np.arange(batch.num_rows)))
+    except pa.ArrowNotImplementedError:  # a type that Arrow cannot gather: its parent is counted instead
+        return batch, size
+    return batch, batch.get_total_buffer_size()
+
+
+class ByteMeter:
+    """A number of bytes that several threads add to."""
+
+    __slots__ = ("_lock", "total")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.total = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Count `size_bytes` more (or less, if negative)."""
+        with self._lock:
+            self.total += size_bytes
+
+
 class MemTable:
     """An append log of record batches. Appends are serialised by the writer; readers go through captures."""
 
     __slots__ = (
-        "_batches",
         "_chunks",
         "_index",
         "_lock",
-        "_row_ends",
-        "_tombstones",
+        "_log",
+        "_meter",
+        "_overhead",
         "covered_position",
         "first_batch",
         "generation",
-        "num_rows",
         "schema",
-        "size_bytes",
     )
 
-    def __init__(self, schema: TableSchema, generation: int, first_batch: int, covered_position: int) -> None:
-        """`first_batch` is the writer-wide number of its first batch; `covered_position` the WAL position behind it."""
+    def __init__(
+        self,
+        schema: TableSchema,
+        generation: int,
+        first_batch: int,
+        covered_position: int,
+        meter: ByteMeter | None = None,
+    ) -> None:
+        """`first_batch` is the writer-wide number of its first batch; `covered_position` the WAL position behind it.
+
+        `meter` is told how the indexes grow, until `detach`.
+        """
         self.schema = schema
         self.generation = generation
         self.first_batch = first_batch
         self.covered_position = covered_position
-        self.num_rows = 0
-        self.size_bytes = 0
-        self._batches: list[pa.RecordBatch] = []
-        self._tombstones: list[pa.BooleanArray | None] = []
-        self._row_ends: list[int] = []
+        self._log: list[tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]] = []
+        self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
         self._lock = threading.Lock()
         self._chunks: list[tuple[int, pa.RecordBatch]] = []
         self._index: _KeyIndex | None = None
+        self._meter = meter if meter is not None else ByteMeter()
 
     @property
     def num_batches(self) -> int:
         """Batches appended so far."""
-        return len(self._batches)
+        return len(self._log)
 
     @property
-    def end_batch(self) -> int:
-        """The writer-wide number behind its last batch."""
-        return self.first_batch + len(self._batches)
+    def num_rows(self) -> int:
+        """Rows appended so far."""
+        return self._log[-1][2] if self._log else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes of the rows."""
+        return self._log[-1][3] if self._log else 0
 
     @property
     def index_bytes(self) -> int:
         """Resident bytes of the key index."""
         return 0 if self._index is None else self._index.size_bytes
 
-    def append(self, batch: pa.RecordBatch, tombstone: pa.BooleanArray | None) -> int:
-        """Add a batch with the table's columns; None means that every row lives. Returns the bytes that it holds."""
-        size: int = batch.get_total_buffer_size()
-        if size > _PINNING_BYTES and batch.nbytes * 4 < size:
-            batch = batch.take(pa.array(np.arange(batch.num_rows)))
-            size = batch.get_total_buffer_size()
-        self._tombstones.append(tombstone)
-        self.num_rows += batch.num_rows
-        self.size_bytes += size
-        self._row_ends.append(self.num_rows)
-        self._batches.append(batch)
-        return size
+    @property
+    def end_batch(self) -> int:
+        """The writer-wide number behind its last batch."""
+        return self.first_batch + len(self._log)
+
+    def append(self, batch: pa.RecordBatch, tombstone: pa.BooleanArray | None, size_bytes: int | None = None) -> None:
+        """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known."""
+        rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
+        size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
+        self._log.append((batch, tombstone, rows + batch.num_rows, size))
+
+    def truncate(self, num_batches: int) -> None:
+        """Forget what was appended behind the first `num_batches` batches; no capture may hold it."""
+        del self._log[num_batches:]
+
+    def detach(self) -> None:
+        """Stop counting in the writer's meter: the memtable is not the writer's any more."""
+        with self._lock:
+            self._meter.add(-self.index_bytes)
+            self._meter = ByteMeter()
 
     def capture(self, num_batches: int | None = None) -> InMemoryMemTableRef:
         """The first `num_batches` batches (all by default) as an immutable value."""
-        count = len(self._batches) if num_batches is None else num_batches
-        return InMemoryMemTableRef(self, count, self._row_ends[count - 1] if count else 0)
+        count = len(self._log) if num_batches is None else num_batches
+        return InMemoryMemTableRef(self, count, self._rows_of(count))
+
+    def _rows_of(self, num_batches: int) -> int:
+        return self._log[num_batches - 1][2] if num_batches else 0
 
     # ----------------------------------------------------------------------------------------- what readers share
 
@@ -118,81 +172,104 @@ class MemTable:
         """The rows of the first `num_batches` batches with `_tombstone`, in few chunks."""
         with self._lock:
             self._combine(num_batches)
-            rows = self._row_ends[num_batches - 1] if num_batches else 0
-            table = pa.Table.from_batches([chunk for _, chunk in self._chunks], schema=self.schema.memory)
+            chunks = [chunk for _, chunk in self._chunks]
+        table = pa.Table.from_batches(chunks, schema=self.schema.memory)
+        rows = self._rows_of(num_batches)
         return table if table.num_rows == rows else table.slice(0, rows)
 
     def _combine(self, num_batches: int) -> None:
         done = self._chunks[-1][0] if self._chunks else 0
-        if num_batches <= done:
-            return
-        self._chunks.append((num_batches, self._combine_new(done, num_batches)))
-        while len(self._chunks) > 1 and self._chunks[-1][1].num_rows * 2 > self._chunks[-2][1].num_rows:
-            end, newer = self._chunks.pop()
-            _, older = self._chunks.pop()
-            self._chunks.append((end, _concat([older, newer], self.schema.memory)))
+        while done < num_batches:
+            end = self._chunk_end(done, num_batches)
+            self._chunks.append((end, self._combine_new(done, end)))
+            # A capture reads the chunk from now on: the batches would only hold the same rows a second time.
+            self._log[done:end] = [(None, None, rows, size) for _, _, rows, size in self._log[done:end]]
+            self._merge_chunks()
+            done = end
+
+    def _chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk that begins with batch `start` ends: at `end`, or before it grows too large."""
+        limit = (self._log[start - 1][3] if start else 0) + _CHUNK_BYTES
+        if self._log[end - 1][3] <= limit:
+            return end
+        return next((i for i in range(start + 1, end) if self._log[i][3] > limit), end)
+
+    def _merge_chunks(self) -> None:
+        """Keep the chunks few: the last one joins its neighbour once it is half as long."""
+        while len(self._chunks) > 1:
+            (_, older), (end, newer) = self._chunks[-2:]
+            if newer.num_rows * 2 <= older.num_rows or older.nbytes + newer.nbytes > _CHUNK_BYTES:
+                return
+            self._chunks[-2:] = [(end, _concat([older, newer], self.schema.memory))]
 
     def _combine_new(self, start: int, end: int) -> pa.RecordBatch:
-        memory = self.schema.memory
-        columns = memory.remove(len(memory) - 1)
-        fitted = [
-            b if b.schema.equals(columns) else pa.RecordBatch.from_arrays(b.columns, schema=columns)
-            for b in self._batches[start:end]
-        ]
-        rows = _concat(fitted, columns)
-        flags = self._tombstones[start:end]
-        if not any(flag is not None for flag in flags):
+        columns, memory = self.schema.nullable, self.schema.memory
+        appended = [(batch, flags) for batch, flags, _, _ in self._log[start:end] if batch is not None]
+        rows = _concat(
+            [
+                b if b.schema.equals(columns) else pa.RecordBatch.from_arrays(b.columns, schema=columns)
+                for b, _ in appended
+            ],
+            columns,
+        )
+        if all(flags is None for _, flags in appended):
             tombstone = pa.array(np.zeros(rows.num_rows, dtype=bool))
         else:
-            sizes = [b.num_rows for b in fitted]
             tombstone = pa.concat_arrays(
-                [pa.array(np.zeros(n, dtype=bool)) if f is None else f for f, n in zip(flags, sizes, strict=True)]
+                [pa.array(np.zeros(b.num_rows, dtype=bool)) if flags is None else flags for b, flags in appended]
             )
         return pa.RecordBatch.from_arrays([*rows.columns, tombstone], schema=memory)
 
     def index(self, num_batches: int) -> _KeyIndex:
         """The key index, brought up to at least the first `num_batches` batches."""
-        rows = self._row_ends[num_batches - 1] if num_batches else 0
-        if self._index is None or self._index.num_rows < rows:
-            table = self.combined(num_batches)
-            with self._lock:
-                if self._index is None:
-                    self._index = _KeyIndex()
-                if self._index.num_rows < rows:
-                    fresh = table.slice(self._index.num_rows)
-                    keys = [_one_array(fresh.column(name)) for name in self.schema.primary_key]
-                    self._index.extend(key_values(keys))
-        return self._index
+        rows = self._rows_of(num_batches)
+        index = self._index
+        if index is not None and index.num_rows >= rows:
+            return index
+        table = self.combined(num_batches)
+        with self._lock:
+            index = self._index if self._index is not None else _KeyIndex()
+            if index.num_rows < rows:
+                fresh = table.slice(index.num_rows)
+                keys = [_one_array(fresh.column(name)) for name in self.schema.primary_key]
+                before = index.size_bytes
+                index.extend(keys)
+                self._meter.add(index.size_bytes - before)
+            self._index = index
+        return index
 
 
 class _KeyIndex:
     """Key to newest row, with links between the rows of one key, so that any capture can be answered."""
 
-    __slots__ = ("_newer", "_newest", "_older", "num_rows")
+    __slots__ = ("_key_bytes", "_newer", "_newest", "_older", "num_rows")
 
     def __init__(self) -> None:
         self.num_rows = 0
         self._newest: dict[Any, int] = {}
         self._newer = np.empty(0, dtype=np.int64)
         self._older = np.empty(0, dtype=np.int64)
+        self._key_bytes = 0
 
     @property
     def size_bytes(self) -> int:
-        return len(self._newest) * _INDEX_BYTES_PER_ROW + self._newer.nbytes + self._older.nbytes
+        links = self._newer.nbytes + self._older.nbytes
+        return len(self._newest) * _INDEX_BYTES_PER_KEY + self._key_bytes + links
 
-    def extend(self, keys: list[Any]) -> None:
-        """Add rows `num_rows ..` with these keys."""
+    def extend(self, columns: Sequence[pa.Array]) -> None:
+        """Add rows `num_rows ..` with these keys; an interrupted call is made good by the next one."""
+        keys = key_values(columns)
         start, end = self.num_rows, self.num_rows + len(keys)
         self._reserve(end)
-        before = list(map(self._newest.get, keys, repeat(-1)))
+        links = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
+        links = self._before(links, start)
         if len(set(keys)) < len(keys):
-            before = _with_repeats(keys, before, start)
-        links = np.array(before, dtype=np.int64)
+            links = _with_repeats(keys, links.tolist(), start)
         self._older[start:end] = links
         rows = np.flatnonzero(links >= 0)
         self._newer[links[rows]] = rows + start
         self._newest.update(zip(keys, range(start, end), strict=True))  # last: a reader may follow it at once
-        self.num_rows = end
+        self.num_rows, self._key_bytes = end, self._key_bytes + _object_bytes(columns)
 
     def _reserve(self, rows: int) -> None:
         if rows > len(self._newer):
@@ -206,20 +283,32 @@ class _KeyIndex:
 
     def find(self, keys: Sequence[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Per key: its newest row in a capture of `num_rows` rows, or -1."""
-        found = np.fromiter((self._newest.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
-        while (late := found >= num_rows).any():
-            found[late] = self._older[found[late]]
-        return found
+        found = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
+        return self._before(found, num_rows)
+
+    def _before(self, rows: npt.NDArray[np.int64], num_rows: int) -> npt.NDArray[np.int64]:
+        """Per row the newest of its key that is below `num_rows`, or -1."""
+        while (late := rows >= num_rows).any():
+            rows[late] = self._older[rows[late]]
+        return rows
 
 
-def _with_repeats(keys: list[Any], before: list[int], start: int) -> list[int]:
+def _with_repeats(keys: list[Any], before: list[int], start: int) -> npt.NDArray[np.int64]:
     """Links for keys that occur more than once among the new rows."""
     latest: dict[Any, int] = {}
     linked: list[int] = []
     for row, (key, older) in enumerate(zip(keys, before, strict=True), start):
         linked.append(latest.get(key, older))
         latest[key] = row
-    return linked
+    return np.array(linked, dtype=np.int64)
+
+
+def _object_bytes(columns: Sequence[pa.Array]) -> int:
+    """What the Python objects of these keys hold beyond small integers."""
+    sizes = (
+        0 if pa.types.is_integer(c.type) or pa.types.is_boolean(c.type) else c.nbytes + 56 * len(c) for c in columns
+    )
+    return sum(sizes) + (64 * len(columns[0]) if len(columns) > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

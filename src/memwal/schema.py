@@ -5,8 +5,8 @@ Owns `TableSchema` and `Reconciler`. Invariants:
 1. Field ids are all there or none is: the peer reads a column without an id as null when its neighbours have one.
 2. Rows in memory and on storage have the table's columns in the table's order; non-key columns are nullable there, so
    that a tombstone can hold nulls; `_tombstone` is last.
-3. A reconciled batch has exactly the table's types, no null in a key and none in a NOT NULL column, or it was refused
-   with the column's name.
+3. A reconciled batch has exactly the table's types, only values that replay accepts, no null in a key and none in a NOT
+   NULL column, or it was refused with the column's name.
 
 Called by: the writer, the appender, flush, the read path.
 """
@@ -23,7 +23,7 @@ from memwal.errors import InvalidInputError
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 
-__all__ = ["FieldId", "Reconciler", "TableSchema", "nullable_except"]
+__all__ = ["FieldId", "Reconciler", "TableSchema", "may_cast", "nullable_except"]
 
 _FIELD_ID = b"lance:field_id"
 
@@ -44,16 +44,22 @@ class FieldId:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """Columns as the base table has them, its primary key in key order, and field ids where a base table exists."""
+    """Columns as the base table has them, its primary key in key order, and field ids where a base table exists.
+
+    `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `wal` is `memory` with field ids.
+    """
 
     columns: pa.Schema
     primary_key: tuple[str, ...]
     field_ids: tuple[FieldId, ...] | None = None
+    nullable: pa.Schema = field(init=False, compare=False, repr=False)
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        memory = nullable_except(self.columns, self.primary_key).append(TOMBSTONE_FIELD)
+        nullable = nullable_except(self.columns, self.primary_key)
+        memory = nullable.append(TOMBSTONE_FIELD)
+        object.__setattr__(self, "nullable", nullable)
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "wal", self._with_field_ids(memory))
 
@@ -137,6 +143,7 @@ class Reconciler:
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit."""
+        _validate(batch)
         schema = batch.schema
         if self._accepted is None or not schema.equals(self._accepted):
             self._plan = self._make_plan(schema)
@@ -160,7 +167,7 @@ class Reconciler:
             if index < 0 and not column.nullable:
                 raise InvalidInputError(f"column {column.name!r} is missing and must not be null")
             source = schema.field(index).type if index >= 0 else None
-            if source is not None and source != column.type and not _may_cast(source, column.type):
+            if source is not None and source != column.type and not may_cast(source, column.type):
                 raise InvalidInputError(f"column {column.name!r} has type {source}, the table needs {column.type}")
             plan.append((index, source if source != column.type else None))
         return plan
@@ -190,6 +197,19 @@ class Reconciler:
         return pa.RecordBatch.from_arrays(arrays, schema=relaxed)
 
 
+def _validate(batch: pa.RecordBatch) -> None:
+    """Refuse what nobody could read back: an entry with it would make the shard impossible to open."""
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowException, ValueError):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidInputError(f"column {name!r} holds invalid values of type {column.type}") from error
+        raise
+
+
 def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
     try:
         return array.cast(column.type, safe=True)
@@ -198,17 +218,17 @@ def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
         raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason}") from None
 
 
-def _may_cast(source: pa.DataType, target: pa.DataType) -> bool:
+def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether a cast keeps the meaning; the values are then checked by the safe cast itself."""
     types = pa.types
     if types.is_null(source):
         return True
     if types.is_dictionary(source):
-        return _may_cast(source.value_type, target) or source.value_type == target
+        return may_cast(source.value_type, target) or source.value_type == target
     if types.is_dictionary(target):
-        return _may_cast(source, target.value_type) or source == target.value_type
+        return may_cast(source, target.value_type) or source == target.value_type
     if _is_list(source) and _is_list(target):
-        return source.value_type == target.value_type or _may_cast(source.value_type, target.value_type)
+        return source.value_type == target.value_type or may_cast(source.value_type, target.value_type)
     for family in (_is_number, _is_text, _is_binary, types.is_temporal, types.is_struct, types.is_map):
         if family(target):
             return bool(family(source))

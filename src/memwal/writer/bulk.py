@@ -5,19 +5,26 @@ Owns `publish_bulk`. Invariants:
 1. Other writes wait; everything that came before is flushed first, as generation g, so that g + 1 can follow it.
 2. The rows are never in the log: the manifest commit is their acknowledgement, with the cursor at the tip.
 3. A transaction's map lies beside the generation, since no entry carries it.
+4. A commit whose outcome is unknown poisons the writer: if it landed, the next flush would take its generation number
+   for its own, and be skipped.
 
 Called by: the shard engine.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
+
+from memwal.errors import FencedError
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import MemTable
 from memwal.store import paths
 from memwal.transactions import encode_map, is_repeat, with_transaction
 from memwal.types import SeenTransaction, SsTable, Transaction
-from memwal.writer.core import ShardCore, WriteRows
-from memwal.writer.flusher import SsTableWriter, publish
+from memwal.writer.core import ShardCore
+from memwal.writer.flusher import SsTableWriter, count_flush, publish
+from memwal.writer.pending import WriteRows
 
 __all__ = ["publish_bulk"]
 
@@ -48,27 +55,61 @@ def _publish(
     core.make_durable(core.buffered)
     if txn is not None and is_repeat(txn, core.seen):
         return None
-    core.seal()
-    with core.lock:
-        core.wait_until(lambda: not core.frozen, None)
-        core.refuse_writes()
-        active = core.active
-    if active is None:
-        raise AssertionError("bulk writes need a memtable")
-    bulk = MemTable(core.schema, active.generation, active.first_batch, core.log.next_position - 1)
-    for batch, flags in zip(rows.batches, rows.flags, strict=True):
-        bulk.append(batch, flags)
-    sstable = write(bulk.generation, bulk.capture().table())
+    active = _flush_all(core)
+    started = core.clock.monotonic()
+    sstable = write(active.generation, _table(core.schema.memory, rows))
     seen = core.seen
     if txn is not None:
         seen = with_transaction(seen, txn, core.clock.now_ms())
         _put_map(core, sstable, seen)
-    publish(manifests, core.log.epoch, sstable, bulk.covered_position)
     with core.lock:
-        core.seen = seen
-        core.buffered = core.durable = bulk.end_batch
-        core.active = MemTable(core.schema, bulk.generation + 1, bulk.end_batch, bulk.covered_position)
-    return range(bulk.first_batch, bulk.end_batch)
+        core.refuse_commits()
+    try:
+        _commit(core, manifests, sstable, seen, active, active.first_batch + len(rows.batches))
+    except FencedError as error:
+        core.fail(fenced=error)
+        raise
+    except BaseException as error:
+        raise core.poisoned("whether a large put was published is unknown", error) from error
+    count_flush(core, rows.num_rows, core.clock.monotonic() - started)
+    return range(active.first_batch, active.first_batch + len(rows.batches))
+
+
+def _flush_all(core: ShardCore) -> MemTable:
+    """Flush what came before; returns the empty active memtable."""
+    core.seal()
+    with core.lock:
+        core.wait_until(lambda: not core.frozen, None)
+        core.refuse_writes()
+        if core.active is None:
+            raise AssertionError("bulk writes need a memtable")
+        return core.active
+
+
+def _commit(
+    core: ShardCore,
+    manifests: ShardManifestStore,
+    sstable: SsTable,
+    seen: dict[str, SeenTransaction],
+    active: MemTable,
+    end_batch: int,
+) -> None:
+    covered = core.log.next_position - 1
+    publish(manifests, core.log.epoch, sstable, covered)
+    with core.lock:
+        fresh = core.new_memtable(active.generation + 1, end_batch, covered)
+        core.seen, core.active, core.durable = seen, fresh, end_batch
+
+
+def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
+    """All rows with `_tombstone`, uncombined: together they may be more than one Arrow array can hold."""
+    batches = [
+        pa.RecordBatch.from_arrays(
+            [*batch.columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags], schema=memory
+        )
+        for batch, flags in zip(rows.batches, rows.flags, strict=True)
+    ]
+    return pa.Table.from_batches(batches)
 
 
 def _put_map(core: ShardCore, sstable: SsTable, seen: dict[str, SeenTransaction]) -> None:

@@ -9,12 +9,15 @@ Owns pending writes, memtables, watermarks and the group commit. Invariants:
    inserted; either way active and frozen memtables are captured together.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
 5. A poisoned writer accepts, shows and commits nothing; a fenced one accepts and commits nothing but still answers reads.
+6. A thread that is interrupted anywhere (KeyboardInterrupt) leaves a state that the next caller makes good: a write
+   exists from the moment in which it is in `pending`, what follows from it is derived, and an entry whose bytes may be
+   on storage is sent again as it is.
 
 Conditions: `changed` for callers that wait (room, drain, acknowledgement), `tick` for the ticker, `work` for the
 flusher; a put that nobody waits for wakes nobody.
 
 Locks: `_commit_lock` (who writes the log) is taken before `lock` (state), never the other way round, and `lock` is
-never held during I/O.
+never held during I/O. `lock` is reentrant, since a writer may be collected, and then ends its threads, at any point.
 
 Called by: the shard engine, the flush worker, the ticker.
 """
@@ -25,53 +28,27 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-import pyarrow as pa
+from dataclasses import replace
+from itertools import islice
 
 from memwal.clock import Clock
 from memwal.config import WriterConfig
 from memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError, WriterPoisonedError
-from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder
 from memwal.hooks import reach
 from memwal.log_run import LogRun
-from memwal.memtable import InMemoryMemTables, MemTable
+from memwal.memtable import ByteMeter, InMemoryMemTables, MemTable
 from memwal.schema import TableSchema
 from memwal.transactions import is_repeat, with_transaction
 from memwal.types import SeenTransaction, Transaction
 from memwal.wal import ShardLog
+from memwal.writer.pending import Entry, EntryBuilder, Pending, WriteRows
 from memwal.writer.stats import StatsHandle
 
-__all__ = ["OPEN", "Pending", "ShardCore", "WriteRows"]
+__all__ = ["CLOSED", "CLOSING", "OPEN", "ShardCore"]
 
 _LOG = logging.getLogger(__name__)
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 _FLUSH_FAILURES_TO_REPORT = 5
-_FLAG_CACHE_ROWS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class WriteRows:
-    """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live)."""
-
-    batches: list[pa.RecordBatch]
-    flags: list[pa.BooleanArray | None]
-    num_rows: int
-    size_bytes: int
-
-
-class Pending:
-    """One inserted write that is not yet on storage."""
-
-    __slots__ = ("end", "generation", "rows", "start", "txn")
-
-    def __init__(self, rows: WriteRows, start: int, generation: int, txn: Transaction | None) -> None:
-        self.rows = rows
-        self.start = start
-        self.end = start + len(rows.batches)
-        self.generation = generation
-        self.txn = txn
 
 
 class ShardCore:
@@ -91,61 +68,77 @@ class ShardCore:
         self.schema = schema
         self.log = log
         self.clock = clock
-        self.stats = StatsHandle()
-        self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
-        self.tick = threading.Condition(self.lock)
-        self.work = threading.Condition(self.lock)
-        self._commit_lock = threading.Lock()
+        self.make_locks()
+        self.stats = StatsHandle(self.lock)
         self.state = OPEN
         self.poison: WriterPoisonedError | None = None
         self.fenced: FencedError | None = None
         self.exclusive = False
         self.pending: deque[Pending] = deque()
-        self.pending_bytes = 0
         self.pending_since = 0.0
         self.drain_wanted = False
-        self.buffered = 0
         self.durable = 0
+        self._durable_bytes = 0
+        self._durable_run = run
         self.seen = seen
-        self._seen_pending: dict[str, tuple[SeenTransaction, int]] = {}
-        self.run = run
-        self.active = MemTable(schema, run.generation, 0, log.next_position - 1) if config.enable_memtable else None
-        self.frozen: list[MemTable] = []
-        self.memory_bytes = 0
+        self._in_flight: Entry | None = None
+        self._meter = ByteMeter()
+        self.active = self.new_memtable(run.generation, 0, log.next_position - 1) if config.enable_memtable else None
+        self.frozen: tuple[MemTable, ...] = ()
+        self._frozen_bytes = 0
         self.flush_error: MemWalError | None = None
         self.flush_failures = 0
         self.waits = 0
         self.wait_seconds = 0.0
-        self._encoder: EntryEncoder | None = None
-        self._live_flags = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
-        self._flag_slices: dict[int, pa.BooleanArray] = {}
+        self._entries = EntryBuilder(schema, log.epoch)
+
+    def make_locks(self) -> None:
+        """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.tick = threading.Condition(self.lock)
+        self.work = threading.Condition(self.lock)
+        self._commit_lock = threading.Lock()
+
+    @property
+    def buffered(self) -> int:
+        """The number behind the newest batch that was inserted."""
+        return self.pending[-1].end if self.pending else self.durable
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the writes that are not yet on storage."""
+        return self.pending[-1].end_bytes - self._durable_bytes if self.pending else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that backpressure bounds: memtables with their indexes, or the queue where there is no memtable."""
+        if self.active is None:
+            return self.pending_bytes
+        return self._frozen_bytes + self.active.size_bytes + self._meter.total
 
     # ---------------------------------------------------------------------------------------------- accepting writes
 
-    def insert(self, rows: WriteRows, txn: Transaction | None) -> tuple[Pending | None, int]:
-        """Insert one write; returns it, or None and the batch number to wait for if its transaction is there already."""
+    def insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool = False) -> tuple[Pending | None, int]:
+        """Insert one write; returns it, or None and the batch number to wait for if its transaction is there already.
+
+        `drain` asks the ticker to put it into the log.
+        """
+        config = self.config
         with self.lock:
             self._admit(rows.size_bytes)
             if txn is not None:
                 repeat_of = self._repeat_of(txn)
                 if repeat_of is not None:
                     return None, repeat_of
-            generation = self._place(rows)
-            pending = Pending(rows, self.buffered, generation, txn)
-            self.buffered = pending.end
-            if txn is not None:
-                mark = SeenTransaction(txn.version, self.clock.now_ms(), txn.query)
-                self._seen_pending[txn.app] = (mark, pending.end)
-            if not self.pending:
+            pending = self._place(rows, txn)
+            if not config.durable_write and not self.pending:
                 self.pending_since = self.clock.monotonic()
-                if not self.config.durable_write:
-                    self.tick.notify()
+                self.tick.notify()
             self.pending.append(pending)
-            self.pending_bytes += rows.size_bytes
             if self.active is not None:
                 self._freeze_if_full(self.active)
-            if not self.config.durable_write and 0 < self.config.max_wal_buffer_size <= self.pending_bytes:
+            if drain or (not config.durable_write and 0 < config.max_wal_buffer_size <= self.pending_bytes):
                 self.drain_wanted = True
                 self.tick.notify()
             return pending, pending.end
@@ -163,66 +156,103 @@ class ShardCore:
         if self.fenced is not None:
             raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
 
+    def refuse_commits(self) -> None:
+        """Raise if this writer must not write to storage any more."""
+        if self.state == CLOSED and self.poison is None and self.fenced is None:
+            raise ClosedError(f"the writer of shard {self.log.shard_id} is closed; the write was not acknowledged")
+        if self.poison is not None:
+            raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
+        if self.fenced is not None:
+            raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
+
     def _admit(self, size_bytes: int) -> None:
         """Wait for room (backpressure) and for a bulk write to end; raise if the writer cannot accept."""
         self.refuse_writes()
-        limit = self.config.max_unflushed_memtable_bytes
-        if self._held_bytes() < limit and not self.exclusive:
-            return
-        started = self.clock.monotonic()
-        self.waits += 1
-        interval = self.config.backpressure_log_interval_ms / 1000
-        next_warning = started + interval
-        while self.exclusive or self._held_bytes() >= limit:
-            if self.active is not None and not self.frozen and not self.exclusive:
-                self.freeze(self.active)
-            self.drain_wanted = True
-            self.tick.notify()
-            self.changed.wait(max(0.001, next_warning - self.clock.monotonic()))
-            now = self.clock.monotonic()
-            if now >= next_warning:
-                _LOG.warning(
-                    "put waits for room [shard=%s, held_bytes=%d, limit_bytes=%d, put_bytes=%d, waited_seconds=%.1f]",
-                    self.log.shard_id,
-                    self._held_bytes(),
-                    limit,
-                    size_bytes,
-                    now - started,
-                )
-                next_warning = now + interval
-            self.refuse_writes()
-            self.raise_flush_error()
-        self.wait_seconds += self.clock.monotonic() - started
+        if self.exclusive or self.held_bytes >= self.config.max_unflushed_memtable_bytes:
+            self._wait_for_room(size_bytes)
 
-    def _held_bytes(self) -> int:
-        return self.memory_bytes if self.active is not None else self.pending_bytes
+    def _wait_for_room(self, size_bytes: int) -> None:
+        limit = self.config.max_unflushed_memtable_bytes
+        interval = self.config.backpressure_log_interval_ms / 1000
+        started = self.clock.monotonic()
+        next_warning = started + interval
+        counted = False
+        try:
+            while (full := self.held_bytes >= limit) or self.exclusive:
+                if full and not counted:
+                    counted = True
+                    self.waits += 1
+                if self.active is not None and not self.frozen and not self.exclusive:
+                    self.freeze(self.active)
+                self.drain_wanted = True
+                self.tick.notify()
+                self.changed.wait(max(0.001, next_warning - self.clock.monotonic()))
+                now = self.clock.monotonic()
+                if now >= next_warning:
+                    self._warn_of_wait(size_bytes, now - started)
+                    next_warning = now + interval
+                self.refuse_writes()
+                self.raise_flush_error()
+        finally:
+            if counted:
+                self.wait_seconds += self.clock.monotonic() - started
+
+    def _warn_of_wait(self, size_bytes: int, waited_seconds: float) -> None:
+        _LOG.warning(
+            "put waits for room [shard=%s, held_bytes=%d, limit_bytes=%d, put_bytes=%d, waited_seconds=%.1f]",
+            self.log.shard_id,
+            self.held_bytes,
+            self.config.max_unflushed_memtable_bytes,
+            size_bytes,
+            waited_seconds,
+        )
 
     def raise_flush_error(self) -> None:
         """Raise the error of a flush that failed again and again (retries go on)."""
         if self.flush_error is not None and self.flush_failures >= _FLUSH_FAILURES_TO_REPORT:
-            raise self.flush_error
+            raise self.flush_error.with_traceback(None)  # raised many times: its traceback must not grow
 
     def _repeat_of(self, txn: Transaction) -> int | None:
         """The batch number to wait for if `txn` is there or pending; raises where its version went backwards."""
-        pending = self._seen_pending.get(txn.app)
-        if pending is not None and is_repeat(txn, {txn.app: pending[0]}):
-            return pending[1]
+        for item in reversed(self.pending):
+            if item.txn is not None and item.txn.app == txn.app:
+                seen = SeenTransaction(item.txn.version, item.written_ms, item.txn.query)
+                if is_repeat(txn, {txn.app: seen}):
+                    return item.end
+                break
         return 0 if is_repeat(txn, self.seen) else None
 
-    def _place(self, rows: WriteRows) -> int:
-        """Put the rows into the active memtable, or count them in the run; returns their generation."""
-        limits, count = self.config, len(rows.batches)
+    def _place(self, rows: WriteRows, txn: Transaction | None) -> Pending:
+        """Put the rows into the active memtable, or count them in the run; returns the write, not yet pending."""
+        start, start_bytes, run = self._totals
         active = self.active
         if active is None:
-            return self.run.add(rows.num_rows, count, rows.size_bytes, limits)
-        if active.num_rows and (
+            run = replace(run)
+            generation = run.add(rows.num_rows, len(rows.batches), rows.size_bytes, self.config)
+        else:
+            active = self._room_in(active, start, rows)
+            generation = active.generation
+            for batch, flags, size in zip(rows.batches, rows.flags, rows.sizes, strict=True):
+                active.append(batch, flags, size)
+        written_ms = self.clock.now_ms() if txn is not None else 0
+        return Pending(rows, (start, start_bytes, run), generation, txn, written_ms)
+
+    @property
+    def _totals(self) -> tuple[int, int, LogRun]:
+        """Batches, bytes and run behind everything that was inserted."""
+        return self.pending[-1].totals if self.pending else (self.durable, self._durable_bytes, self._durable_run)
+
+    def _room_in(self, active: MemTable, start: int, rows: WriteRows) -> MemTable:
+        """The memtable for `rows`: `active`, or the next one if they would take it past its row or batch limit."""
+        if active.end_batch != start:  # a write that was interrupted before it was pending
+            active.truncate(start - active.first_batch)
+        limits, batches = self.config, active.num_batches
+        if batches and (
             active.num_rows + rows.num_rows > limits.max_memtable_rows
-            or active.num_batches + count > limits.max_memtable_batches
+            or batches + len(rows.batches) > limits.max_memtable_batches
         ):
-            active = self.freeze(active)
-        for batch, flags in zip(rows.batches, rows.flags, strict=True):
-            self.memory_bytes += active.append(batch, flags)
-        return active.generation
+            return self.freeze(active)
+        return active
 
     # ------------------------------------------------------------------------------------------------ group commit
 
@@ -235,99 +265,88 @@ class ShardCore:
 
     def _commit_group(self) -> None:
         with self.lock:
-            self._refuse_commit()
-            group = self._next_group()
-            seen = self._seen_after(group[-1].txn)
-        started = self.clock.monotonic()
-        data = self._encode(group, seen)
-        reach("wal.before_put")
-        io_started = self.clock.monotonic()
+            self.refuse_commits()
+            entry = self._next_entry()
+        started = io_started = self.clock.monotonic()
         try:
-            position = self.log.append(data)
+            if not entry.data:
+                entry.data = self._entries.encode(entry)
+                io_started = self.clock.monotonic()
+            reach("wal.before_put")
+            self._in_flight = entry
+            if self.log.next_position == entry.position:  # else an interrupted leader appended it already
+                self.log.append(entry.data)
         except FencedError as error:
-            self._fail(fenced=error)
+            self.fail(fenced=error)
             raise
         except WriterPoisonedError as error:
-            self._fail(poison=error)
+            self.fail(poison=error)
             raise
         except Exception as error:
-            poison = WriterPoisonedError(f"the log of shard {self.log.shard_id} failed; reopen the shard: {error}")
-            poison.__cause__ = error
-            self._fail(poison=poison)
-            raise poison from error
+            raise self.poisoned(f"the log of shard {self.log.shard_id} failed", error) from error
         ended = self.clock.monotonic()
         reach("wal.after_put")
         with self.lock:
-            self._settle(group, seen, position)
+            self._settle(entry)
             stats = self.stats
             stats.wal_flush_count += 1
-            stats.wal_flush_bytes += len(data)
+            stats.wal_flush_bytes += len(entry.data)
             stats.wal_flush_time += ended - started
             stats.wal_io_count += 1
             stats.wal_io_time += ended - io_started
 
-    def _refuse_commit(self) -> None:
-        if self.poison is not None:
-            raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
-        if self.fenced is not None:
-            raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
-        if self.state == CLOSED:
-            raise ClosedError(f"the writer of shard {self.log.shard_id} is closed; the write was not acknowledged")
+    def _next_entry(self) -> Entry:
+        """The entry that must be written next: one that an interrupted leader left, or a new one."""
+        left = self._in_flight
+        if left is not None and left.group[-1].end > self.durable:
+            return left
+        self._drop_settled()
+        group = self._next_group()
+        txn = group[-1].txn
+        seen = self.seen if txn is None else with_transaction(self.seen, txn, group[-1].written_ms)
+        return Entry(group, seen, self.log.next_position)
 
     def _next_group(self) -> list[Pending]:
         """The pending writes of the next entry: one generation, at most `max_entry_bytes`; a transaction is alone."""
         first = self.pending[0]
-        group, size = [first], first.rows.size_bytes
-        if first.txn is not None:
+        group = [first]
+        if first.txn is not None or len(self.pending) == 1:
             return group
-        for item in list(self.pending)[1:]:
-            size += item.rows.size_bytes
-            if item.txn is not None or item.generation != first.generation or size > self.config.max_entry_bytes:
+        limit = self._durable_bytes + self.config.max_entry_bytes
+        for item in islice(self.pending, 1, None):
+            if item.txn is not None or item.generation != first.generation or item.end_bytes > limit:
                 break
             group.append(item)
         return group
 
-    def _seen_after(self, txn: Transaction | None) -> dict[str, SeenTransaction]:
-        return self.seen if txn is None else with_transaction(self.seen, txn, self._seen_pending[txn.app][0].written_ms)
-
-    def _encode(self, group: list[Pending], seen: dict[str, SeenTransaction]) -> bytes:
-        generation = group[0].generation
-        if self._encoder is None or self._encoder.generation != generation:
-            self._encoder = EntryEncoder(self.schema.wal, self.log.epoch, generation)
-        batches = [
-            batch.append_column(TOMBSTONE_FIELD, flags if flags is not None else self._all_live(batch.num_rows))
-            for item in group
-            for batch, flags in zip(item.rows.batches, item.rows.flags, strict=True)
-        ]
-        return self._encoder.encode(batches, txn=group[0].txn, seen=seen)
-
-    def _all_live(self, rows: int) -> pa.BooleanArray:
-        flags = self._flag_slices.get(rows)
-        if flags is None:
-            if rows > _FLAG_CACHE_ROWS:
-                return pa.array(np.zeros(rows, dtype=bool))
-            flags = self._live_flags.slice(0, rows)
-            if len(self._flag_slices) < 64:
-                self._flag_slices[rows] = flags
-        return flags
-
-    def _settle(self, group: list[Pending], seen: dict[str, SeenTransaction], position: int) -> None:
-        """Record that `group` is on storage at `position`."""
-        for item in group:
-            self.pending.popleft()
-            self.pending_bytes -= item.rows.size_bytes
-            if item.txn is not None and self._seen_pending[item.txn.app][1] == item.end:
-                del self._seen_pending[item.txn.app]
-        self.seen = seen
-        self.durable = group[-1].end
+    def _settle(self, entry: Entry) -> None:
+        """Record that `entry` is on storage; doing it again changes nothing."""
+        last, position = entry.group[-1], self.log.next_position - 1
         if self.active is not None:
             for memtable in (*self.frozen, self.active):
-                if memtable.generation == group[0].generation:
+                if memtable.generation == last.generation:
                     memtable.covered_position = position
-        self.pending_since = self.clock.monotonic()
+        self.seen = entry.seen
+        self.durable, self._durable_bytes, self._durable_run = last.totals
+        self._drop_settled()
+        self._in_flight = None
+        if not self.config.durable_write:
+            self.pending_since = self.clock.monotonic()
         self.changed.notify_all()
 
-    def _fail(self, *, poison: WriterPoisonedError | None = None, fenced: FencedError | None = None) -> None:
+    def _drop_settled(self) -> None:
+        while self.pending and self.pending[0].end <= self.durable:
+            self.pending.popleft()
+
+    def poisoned(self, what: str, cause: BaseException) -> WriterPoisonedError:
+        """Poison this writer because of `cause`; the caller raises what is returned."""
+        poison = WriterPoisonedError(f"{what}; reopen the shard: {cause}")
+        poison.__cause__ = cause
+        self.fail(poison=poison)
+        return poison
+
+    def fail(self, *, poison: WriterPoisonedError | None = None, fenced: FencedError | None = None) -> None:
+        """Remember for good why this writer writes nothing any more, and tell everybody who waits."""
         with self.lock:
             self.poison = self.poison or poison
             self.fenced = self.fenced or fenced
@@ -341,23 +360,29 @@ class ShardCore:
 
     # ---------------------------------------------------------------------------------------------- freeze and capture
 
+    def new_memtable(self, generation: int, first_batch: int, covered_position: int) -> MemTable:
+        """An empty memtable of this writer."""
+        return MemTable(self.schema, generation, first_batch, covered_position, self._meter)
+
     def _freeze_if_full(self, active: MemTable) -> None:
         limits = self.config
         if (
             active.num_rows >= limits.max_memtable_rows
             or active.num_batches >= limits.max_memtable_batches
-            or active.size_bytes >= limits.max_memtable_size
+            or active.size_bytes + active.index_bytes >= limits.max_memtable_size
         ):
             self.freeze(active)
 
     def freeze(self, active: MemTable) -> MemTable:
         """Swap in a new memtable (`lock` is held); the frozen one stays readable until its SSTable is published."""
-        if active.num_rows == 0:
+        active.truncate(self.buffered - active.first_batch)
+        if active.num_batches == 0:
             return active
-        self.frozen.append(active)
-        self.active = MemTable(self.schema, active.generation + 1, active.end_batch, active.covered_position)
+        fresh = self.new_memtable(active.generation + 1, active.end_batch, active.covered_position)
+        frozen, size = (*self.frozen, active), self._frozen_bytes + active.size_bytes
+        self.frozen, self._frozen_bytes, self.active = frozen, size, fresh  # one step, as far as interrupts go
         self.work.notify_all()
-        return self.active
+        return fresh
 
     def seal(self) -> None:
         """Freeze the active memtable if it holds rows."""
@@ -377,26 +402,25 @@ class ShardCore:
                 return max(0, min(visible - memtable.first_batch, memtable.num_batches))
 
             frozen = tuple(memtable.capture(shown(memtable)) for memtable in self.frozen)
-            active = self.active.capture(shown(self.active))
-            return InMemoryMemTables(active, frozen, self.log.shard_id, self.log.epoch)
+            return InMemoryMemTables(self.active.capture(shown(self.active)), frozen)
 
     def release(self, memtable: MemTable) -> None:
         """Drop a frozen memtable whose SSTable is published."""
+        memtable.detach()  # before, since it may wait for a reader, and a waiting put must find the room at once
         with self.lock:
-            self.frozen.remove(memtable)
-            self.memory_bytes -= memtable.size_bytes
+            self.frozen = tuple(item for item in self.frozen if item is not memtable)
+            self._frozen_bytes -= memtable.size_bytes
             self.flush_error, self.flush_failures = None, 0
             self.changed.notify_all()
 
     def wait_until(self, done: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait, holding `lock`, until `done`; False on time-out. Poison, fences and failing flushes raise."""
+        """Wait, holding `lock`, until `done`; False on time-out. Poison, fences, aborts and failing flushes raise."""
         deadline = None if timeout_seconds is None else self.clock.monotonic() + timeout_seconds
         while not done():
-            if self.poison is not None or self.fenced is not None:
-                self._refuse_commit()
+            self.refuse_commits()
             self.raise_flush_error()
             left = None if deadline is None else deadline - self.clock.monotonic()
             if left is not None and left <= 0:
                 return False
-            self.changed.wait(left if left is not None else 1.0)
+            self.changed.wait(left)
         return True

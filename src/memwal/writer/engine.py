@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from memwal import live
@@ -38,8 +37,9 @@ from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, SsTable, Transaction
 from memwal.wal import PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
-from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore, WriteRows
+from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore
 from memwal.writer.flusher import flush_once, run_flusher, run_ticker
+from memwal.writer.pending import WriteRows
 from memwal.writer.replay import replay
 from memwal.writer.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 
@@ -122,6 +122,7 @@ class ShardEngine:
         self._clock = clock
         self._reconciler = Reconciler(target.schema)
         self._fit_lock = threading.Lock()
+        self._closer = 0
         self._manifests = ShardManifestStore(
             target.location,
             shard_id,
@@ -177,13 +178,11 @@ class ShardEngine:
     def put_nowait(self, data: Any) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
         rows = self._fit(data)
-        if rows.size_bytes > self._config.max_entry_bytes:
-            self._write(rows, None)
-            return Ack(self._core, 0)
-        _, end = self._core.insert(rows, None)
-        with self._core.lock:
-            self._core.drain_wanted = True
-            self._core.tick.notify()
+        if self._is_bulk(rows):
+            return Ack(self._core, self._write(rows, None).batch_positions.stop)
+        started = self._clock.monotonic()
+        _, end = self._core.insert(rows, None, drain=True)
+        self._count_put(started)
         return Ack(self._core, end)
 
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
@@ -192,23 +191,41 @@ class ShardEngine:
 
     def _write(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
         core = self._core
-        started = self._clock.monotonic()
         if not rows.batches:
-            core.refuse_writes()
-            return WriteResult(range(core.buffered, core.buffered))
-        if rows.size_bytes > self._config.max_entry_bytes and core.active is not None:
-            positions = publish_bulk(core, self._manifests, self._write_sstable, rows, txn)
-            return WriteResult(positions or range(0), skipped=positions is None)
-        pending, end = core.insert(rows, txn)
+            with core.lock:
+                core.refuse_writes()
+                return WriteResult(range(core.buffered, core.buffered))
+        started = self._clock.monotonic()
+        result = self._publish(rows, txn) if self._is_bulk(rows) else self._insert(rows, txn)
+        self._count_put(started)
+        return result
+
+    def _insert(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+        pending, end = self._core.insert(rows, txn)
         if self._config.durable_write or txn is not None:
-            core.make_durable(end)
+            self._core.make_durable(end)
             reach("put.before_ack")
-        with core.lock:
-            core.stats.put_count += 1
-            core.stats.put_time += self._clock.monotonic() - started
-        if pending is None:
-            return WriteResult(range(end, end), skipped=True)
-        return WriteResult(range(pending.start, pending.end))
+        return WriteResult(range(end, end), skipped=True) if pending is None else WriteResult(range(pending.start, end))
+
+    def _publish(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+        positions = publish_bulk(self._core, self._manifests, self._write_sstable, rows, txn)
+        return WriteResult(range(0), skipped=True) if positions is None else WriteResult(positions)
+
+    def _is_bulk(self, rows: WriteRows) -> bool:
+        """Whether `rows` are too large for one WAL entry and must be published as a generation."""
+        limit = self._config.max_entry_bytes
+        if rows.size_bytes <= limit or rows.nbytes <= limit:
+            return False
+        if not self._config.enable_memtable:
+            raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
+        return True
+
+    def _count_put(self, started: float) -> None:
+        stats = self._core.stats
+        seconds = self._clock.monotonic() - started
+        with self._core.lock:
+            stats.put_count += 1
+            stats.put_time += seconds
 
     def _fit(self, data: Any) -> WriteRows:
         """`data` as batches of the table, each checked; the errors name batch and column."""
@@ -221,30 +238,28 @@ class ShardEngine:
         with self._fit_lock:
             fitted = [self._reconciler.fit(batch) for batch in batches]
         if len(fitted) > self._config.max_memtable_batches:
-            relaxed = self._target.schema.memory.remove(len(self._target.schema.memory) - 1)
-            even = [pa.RecordBatch.from_arrays(batch.columns, schema=relaxed) for batch in fitted]
+            even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._target.schema.nullable) for batch in fitted]
             fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
         if self._target.check_rows is not None:
             for batch in fitted:
                 self._target.check_rows(self.shard_id, batch)
-        return _rows(fitted, [None] * len(fitted))
+        return WriteRows.of(fitted)
 
     def _tombstones(self, keys: Any) -> WriteRows:
         schema = self._target.schema
         named = key_batch(keys, schema)
         if named.num_rows == 0:
-            return _rows([], [])
-        relaxed = schema.memory.remove(len(schema.memory) - 1)
+            return WriteRows.of([])
         batch = pa.RecordBatch.from_arrays(
             [
                 named.column(f.name) if f.name in schema.primary_key else pa.nulls(named.num_rows, f.type)
-                for f in relaxed
+                for f in schema.nullable
             ],
-            schema=relaxed,
+            schema=schema.nullable,
         )
         if self._target.check_rows is not None:
             self._target.check_rows(self.shard_id, batch)
-        return _rows([batch], [pa.array(np.ones(named.num_rows, dtype=bool))])
+        return WriteRows.of([batch], tombstones=True)
 
     # -------------------------------------------------------------------------------------------- sealing and closing
 
@@ -253,13 +268,7 @@ class ShardEngine:
         self._need_memtable()
         with self._core.lock:
             self._core.refuse_writes()
-        try:
-            self.check_fenced()
-        except FencedError as error:
-            with self._core.lock:
-                self._core.fenced = self._core.fenced or error
-                self._core.wake_all()
-            raise
+        self.check_fenced()
         self._core.seal()
 
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
@@ -275,11 +284,14 @@ class ShardEngine:
 
     def close(self) -> None:
         """Flush the log and all memtables, end the threads, and raise the first failure. Idempotent."""
-        core = self._core
+        core, this_thread = self._core, threading.get_ident()
         with core.lock:
+            if core.state == CLOSING and self._closer != this_thread:
+                core.changed.wait_for(lambda: core.state == CLOSED)
             if core.state != OPEN:
                 return
-            core.state = CLOSING
+            core.state, self._closer = CLOSING, this_thread
+            core.wake_all()
         try:
             self._drain()
         finally:
@@ -288,14 +300,17 @@ class ShardEngine:
     def _drain(self) -> None:
         core = self._core
         with core.lock:
-            unflushed = bool(core.pending or core.frozen or (core.active is not None and core.active.num_rows))
-        if core.poison is not None or (core.fenced is not None and unflushed):
-            with core.lock:
-                core.wait_until(lambda: False, 0)
+            core.wait_until(lambda: not core.exclusive, None)
+            if core.poison is not None or (core.fenced is not None and self._unflushed()):
+                core.refuse_commits()
         core.make_durable(core.buffered)
         core.seal()
         with core.lock:
             core.wait_until(lambda: not core.frozen, None)
+
+    def _unflushed(self) -> bool:
+        core = self._core
+        return bool(core.pending or core.frozen or (core.active is not None and core.active.num_rows))
 
     def abort(self) -> None:
         """Stop without flushing; what is in the log is replayed by the next open. Idempotent."""
@@ -313,9 +328,8 @@ class ShardEngine:
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
         self._finalizer.detach()
         core, self._threads = self._core, []
-        core.lock = threading.Lock()
-        core.changed, core.tick, core.work = (threading.Condition(core.lock) for _ in range(3))
-        core._commit_lock = threading.Lock()
+        core.make_locks()
+        core.stats.use_lock(core.lock)
         core.state = CLOSED
 
     def __enter__(self) -> Any:
@@ -350,7 +364,11 @@ class ShardEngine:
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the newest manifest carries a higher epoch."""
-        self._manifests.check_fenced(self.epoch)
+        try:
+            self._manifests.check_fenced(self.epoch)
+        except FencedError as error:
+            self._core.fail(fenced=error)
+            raise
 
     def manifest(self) -> ShardManifest:
         """The newest manifest of the shard."""
@@ -433,13 +451,6 @@ class ShardEngine:
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"ShardWriter(shard_id={self.shard_id!r}, epoch={self.epoch}, {state})"
-
-
-def _rows(batches: list[pa.RecordBatch], flags: Sequence[pa.BooleanArray | None]) -> WriteRows:
-    if len(batches) == 1:
-        return WriteRows(batches, list(flags), batches[0].num_rows, batches[0].get_total_buffer_size())
-    sizes = sum(batch.get_total_buffer_size() for batch in batches)
-    return WriteRows(batches, list(flags), sum(batch.num_rows for batch in batches), sizes)
 
 
 def _abandon(core: ShardCore) -> None:

@@ -22,14 +22,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from memwal.errors import FencedError, MemWalError, UnavailableError, WriterPoisonedError
+from memwal.errors import FencedError, MemWalError, UnavailableError
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
-from memwal.memtable import MemTable
 from memwal.types import FlushResult, ShardManifest, SsTable
 from memwal.writer.core import CLOSED, ShardCore
 
-__all__ = ["SsTableWriter", "flush_once", "publish", "run_flusher", "run_ticker"]
+__all__ = ["SsTableWriter", "count_flush", "flush_once", "publish", "run_flusher", "run_ticker"]
 
 _LOG = logging.getLogger(__name__)
 _FIRST_DELAY_SECONDS = 0.05
@@ -74,12 +73,13 @@ def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWri
     reach("flush.before_write")
     sstable = write(memtable.generation, memtable.capture().table())
     reach("flush.before_commit")
-    _refuse_if_poisoned(core)
+    with core.lock:
+        core.refuse_commits()
     publish(manifests, core.log.epoch, sstable, memtable.covered_position)
     reach("flush.after_commit")
     core.release(memtable)
     seconds = core.clock.monotonic() - started
-    _count(core, memtable, seconds)
+    count_flush(core, memtable.num_rows, seconds)
     _LOG.info(
         "flushed generation [shard=%s, generation=%d, rows=%d, path=%s, seconds=%.3f]",
         core.log.shard_id,
@@ -91,16 +91,12 @@ def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWri
     return FlushResult(sstable, memtable.num_rows, memtable.covered_position, seconds)
 
 
-def _refuse_if_poisoned(core: ShardCore) -> None:
-    if core.poison is not None:
-        raise WriterPoisonedError(str(core.poison)) from core.poison
-
-
-def _count(core: ShardCore, memtable: MemTable, seconds: float) -> None:
+def count_flush(core: ShardCore, rows: int, seconds: float) -> None:
+    """Count one published generation."""
     with core.lock:
         core.stats.memtable_flush_count += 1
         core.stats.memtable_flush_time += seconds
-        core.stats.memtable_flush_rows += memtable.num_rows
+        core.stats.memtable_flush_rows += rows
 
 
 # ------------------------------------------------------------------------------------------------------ the threads
@@ -113,7 +109,7 @@ def run_flusher(core: ShardCore, step: Callable[[], object]) -> None:
         try:
             step()
             delay = _FIRST_DELAY_SECONDS
-        except Exception as error:
+        except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
             if not _record_failure(core, error):
                 return
             with core.lock:
@@ -131,21 +127,24 @@ def _wait_for_work(core: ShardCore) -> bool:
         return core.state != CLOSED
 
 
-def _record_failure(core: ShardCore, error: Exception) -> bool:
+def _record_failure(core: ShardCore, error: BaseException) -> bool:
     """Remember why a flush failed and wake the waiters; False if trying again makes no sense."""
+    if isinstance(error, FencedError):
+        core.fail(fenced=error)
     with core.lock:
-        if isinstance(error, FencedError):
-            core.fenced = core.fenced or error
-        elif isinstance(error, MemWalError):
-            core.flush_error = error
-        else:
-            core.flush_error = UnavailableError(f"flushing shard {core.log.shard_id} failed: {error}", ambiguous=False)
-            core.flush_error.__cause__ = error
+        if core.fenced is not None or core.poison is not None or core.state == CLOSED:
+            return False
+        if not isinstance(error, MemWalError):
+            cause, error = (
+                error,
+                UnavailableError(f"flushing shard {core.log.shard_id} failed: {error}", ambiguous=False),
+            )
+            error.__cause__ = cause
+        core.flush_error = error
         core.flush_failures += 1
         core.changed.notify_all()
-        hopeless = core.fenced is not None or core.poison is not None
     _LOG.warning("flush failed [shard=%s, failures=%d]: %s", core.log.shard_id, core.flush_failures, error)
-    return not hopeless
+    return True
 
 
 def run_ticker(core: ShardCore) -> None:
@@ -163,7 +162,7 @@ def run_ticker(core: ShardCore) -> None:
         if end:
             try:
                 core.make_durable(end)
-            except MemWalError as error:  # recorded by the core; whoever writes next is told
+            except Exception as error:  # recorded by the core; whoever writes next is told
                 _LOG.warning("background WAL flush failed [shard=%s]: %s", core.log.shard_id, error)
 
 

@@ -42,15 +42,16 @@ def replay(core: ShardCore, opened: OpenedLog, flush_frozen: Callable[[], object
         generation = memtable.generation if entry.generation is None else entry.generation
         if generation != memtable.generation:
             _check_step(opened, entry, memtable.generation, empty=memtable.num_rows == 0)
-            memtable = core.freeze(memtable)
+            with core.lock:
+                memtable = core.freeze(memtable)
             flush_frozen()
         reach("replay.before_insert")
         for batch in entry.batches:
             fitted, flags = adapter.adapt(batch, position=entry.position)
-            core.memory_bytes += memtable.append(fitted, flags)
+            memtable.append(fitted, flags)
             rows += fitted.num_rows
         memtable.covered_position = entry.position
-        core.buffered = core.durable = memtable.end_batch
+        core.durable = memtable.end_batch
     if core.active is not None:
         core.active.covered_position = opened.log.next_position - 1
     if rows:

@@ -12,6 +12,7 @@ Called by: the writer; users through `stats()` and `stats_handle()`.
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 
 __all__ = ["BackpressureStats", "MemTableStats", "StatsHandle", "WalStats", "WriteStats"]
@@ -122,18 +123,27 @@ _NAMES = tuple(field.name for field in fields(WriteStats))
 class StatsHandle:
     """Live counters of one writer; usable after close."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: AbstractContextManager[object]) -> None:
+        """`lock` is the writer's own; who counts holds it."""
+        self._lock = lock
         self.reset()
+
+    def use_lock(self, lock: AbstractContextManager[object]) -> None:
+        """Go on with another lock (in a forked child)."""
+        self._lock = lock
 
     def reset(self) -> None:
         """Start again from zero."""
-        self.put_count = self.wal_flush_count = self.wal_flush_bytes = self.wal_io_count = 0
-        self.index_update_count = self.index_update_rows = self.memtable_flush_count = self.memtable_flush_rows = 0
-        self.put_time = self.wal_flush_time = self.wal_io_time = self.index_update_time = self.memtable_flush_time = 0.0
+        with self._lock:
+            self.put_count = self.wal_flush_count = self.wal_flush_bytes = self.wal_io_count = 0
+            self.index_update_count = self.index_update_rows = self.memtable_flush_count = self.memtable_flush_rows = 0
+            self.put_time = self.wal_flush_time = self.wal_io_time = 0.0
+            self.index_update_time = self.memtable_flush_time = 0.0
 
     def snapshot(self) -> WriteStats:
         """The totals now."""
-        return WriteStats(**{name: getattr(self, name) for name in _NAMES})
+        with self._lock:
+            return WriteStats(**{name: getattr(self, name) for name in _NAMES})
 
     def __repr__(self) -> str:
         return f"StatsHandle({self.snapshot()!r})"
