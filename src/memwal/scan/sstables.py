@@ -15,6 +15,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import lance
 import numpy as np
@@ -23,7 +25,8 @@ import pyarrow as pa
 from lance.file import LanceFileReader
 
 from memwal.base_table import lance_errors, lance_options
-from memwal.errors import CorruptDataError, ObjectNotFoundError
+from memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError, UnavailableError
+from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import one_array
@@ -36,8 +39,22 @@ from memwal.types import SsTable
 __all__ = ["SHARED_CACHE", "SsTableCache", "SsTableReader"]
 
 _ROW_ADDRESS = "_rowaddr"
+_PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 DEFAULT_CACHE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All newest rows of an SSTable as a table of `schema` holds them, with their offsets."""
+
+    schema: TableSchema
+    table: pa.Table
+    offsets: npt.NDArray[np.int64]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.table.nbytes + self.offsets.nbytes)
 
 
 class SsTableReader:
@@ -50,7 +67,7 @@ class SsTableReader:
         self.sidecar = PkSidecar.open(location, shard_id, sstable)
         self._dataset: lance.LanceDataset | None = None
         self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
-        self._rows: tuple[pa.Table, npt.NDArray[np.int64]] | None = None
+        self._rows: _Rows | None = None
         self._reader: LanceFileReader | None = None
         self.size_bytes = 0
 
@@ -59,16 +76,26 @@ class SsTableReader:
         """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
         if self._dataset is None:
             directory = paths.sstable_dir(self.shard_id, self.sstable.path)
-            try:
-                with lance_errors(f"opening generation {self.sstable.generation} of shard {self.shard_id}"):
-                    self._dataset = lance.dataset(
-                        self.location.child_uri(directory), storage_options=lance_options(self.location)
-                    )
-            except Exception:
-                if not self.location.store.list_names(directory):
-                    raise ObjectNotFoundError(directory) from None
-                raise
+            with self._reading():
+                self._dataset = lance.dataset(
+                    self.location.child_uri(directory), storage_options=lance_options(self.location)
+                )
         return self._dataset
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What Lance raises, as our errors; `ObjectNotFoundError` if the reason is that the SSTable was collected."""
+        try:
+            with lance_errors(f"reading generation {self.sstable.generation} of shard {self.shard_id}"):
+                yield
+        except (InvalidInputError, UnavailableError):
+            directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+            left = {
+                meta.path.removeprefix(f"{directory}/").split("/")[0] for meta in self.location.store.list(directory)
+            }
+            if not left >= _PARTS:
+                raise ObjectNotFoundError(directory) from None
+            raise
 
     def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         """Every key once, ascending, and the offset of its newest row."""
@@ -79,7 +106,8 @@ class SsTableReader:
 
     def names_by_column(self, schema: TableSchema) -> list[str | None]:
         """Per table column the name under which this generation holds it, or None."""
-        fields = self.dataset.lance_schema.fields()
+        # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
+        fields = [field for field in self.dataset.lance_schema.fields() if field.name() != TOMBSTONE]
         if schema.field_ids is None:
             stored = {field.name() for field in fields}
             return [name if name in stored else None for name in schema.columns.names]
@@ -88,15 +116,15 @@ class SsTableReader:
 
     def all_rows(self, schema: TableSchema) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
-        if self._rows is None or self._rows[0].schema != schema.memory:
-            if self._rows is not None:
-                self.size_bytes -= self._rows[0].nbytes + self._rows[1].nbytes
+        kept = self._rows
+        if kept is None or kept.schema != schema:
             parts = list(self.batches(schema, schema.columns.names, None, 1 << 16))
             table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
             offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
-            self._rows = (table, offsets)
-            self.size_bytes += table.nbytes + offsets.nbytes
-        return self._rows
+            self.size_bytes -= 0 if self._rows is None else self._rows.size_bytes
+            kept = self._rows = _Rows(schema, table, offsets)
+            self.size_bytes += kept.size_bytes
+        return kept.table, kept.offsets
 
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
@@ -108,7 +136,7 @@ class SsTableReader:
         late = row_filter if row_filter is not None and not same else None
         wanted = list(dict.fromkeys([*columns, *(late.columns if late is not None else ())]))
         stored = [name for c in wanted if (name := names[c]) is not None]
-        with lance_errors(f"reading generation {self.sstable.generation} of shard {self.shard_id}"):
+        with self._reading():
             scanner = self.dataset.scanner(
                 columns=[*stored, TOMBSTONE], filter=pushed, with_row_address=True, batch_size=batch_rows
             )
@@ -125,12 +153,12 @@ class SsTableReader:
 
     def take(self, schema: TableSchema, offsets: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
-        if self._rows is not None and self._rows[0].schema == schema.memory:
-            table, known = self._rows
-            at = np.searchsorted(known, offsets)
-            return table.select([*columns, TOMBSTONE]).take(pa.array(at))
+        kept = self._rows
+        if kept is not None and kept.schema == schema:
+            at = np.searchsorted(kept.offsets, offsets)
+            return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
-        with lance_errors(f"reading generation {self.sstable.generation} of shard {self.shard_id}"):
+        with self._reading():
             table = self._file().take_rows(offsets.tolist()).to_table()
         if table.num_rows != len(offsets):
             raise CorruptDataError(
