@@ -99,7 +99,7 @@ def wal_entry(data: bytes) -> None:
 
 
 def wal_entry_corpus() -> list[bytes]:
-    return [*_files("wal/*.arrow"), *_our_entries()]
+    return [*_files("wal/*.arrow"), *_files("memwal/entries/*.arrow"), *_our_entries()]
 
 
 def wal_stream_behind_a_true_footer(data: bytes) -> None:
@@ -124,6 +124,35 @@ def wal_extension_corpus() -> list[bytes]:
         b'{"txn":{"app":"a","version":7,"query":null}}',
         b'{"txn":{"app":"a","version":7,"query":"q"},"seen":{"a":[7,1700000000000,"q"],"b":[1,2,null]}}',
     ]
+
+
+def wal_messages_behind_a_known_schema(data: bytes) -> None:
+    """The quick way of a reader that has met the schema before: checksums are right, the messages are not."""
+    from memwal.format.wal_entry import EntryDecoder
+
+    prefix, honest = _known_schema()
+    decoder = EntryDecoder()
+    decoder.decode(_with_footer(prefix + honest, b""), 1)
+    try:
+        entry = decoder.decode(_with_footer(prefix + data, b""), 2)
+    finally:
+        wal_entry(_with_footer(prefix + honest, b""))
+    for batch in entry.batches:
+        batch.serialize()
+
+
+def wal_messages_corpus() -> list[bytes]:
+    return [_known_schema()[1]]
+
+
+def wal_extension_tail(data: bytes) -> None:
+    from memwal.format.wal_entry import decode_extension_tail
+
+    decode_extension_tail(data)
+
+
+def wal_extension_tail_corpus() -> list[bytes]:
+    return [data[-200:] for data in _our_entries()] + _our_entries()
 
 
 def bloom(data: bytes) -> None:
@@ -171,6 +200,8 @@ TARGETS: dict[str, Target] = {
         Target("wal_entry", wal_entry_corpus),
         Target("wal_stream_behind_a_true_footer", wal_stream_corpus),
         Target("wal_extension_behind_a_true_footer", wal_extension_corpus),
+        Target("wal_messages_behind_a_known_schema", wal_messages_corpus),
+        Target("wal_extension_tail", wal_extension_tail_corpus),
         Target("bloom", bloom_corpus),
         Target("lance_manifest", lance_manifest_corpus),
         Target("deletion_vector", deletion_vector_corpus),
@@ -207,3 +238,13 @@ def _our_entries() -> list[bytes]:
     encoder = EntryEncoder(schema, 3, 2)
     transaction = Transaction("app", 7, "q")
     return [encoder.encode([batch, batch], txn=transaction, seen=seen), encode_sentinel(4, seen), encode_mark(4, seen)]
+
+
+def _known_schema() -> tuple[bytes, bytes]:
+    """A schema message, and what may follow it in a stream: batches and the end-of-stream marker."""
+    import pyarrow as pa
+
+    schema = pa.schema([("id", pa.int64()), ("s", pa.list_(pa.string()))], metadata={"writer_epoch": "1"})
+    rows = [{"id": n, "s": ["x", None] * n} for n in range(3)]
+    batch = bytes(pa.RecordBatch.from_pylist(rows, schema=schema).serialize())
+    return bytes(schema.serialize()), batch + batch + b"\xff\xff\xff\xff\0\0\0\0"

@@ -233,6 +233,7 @@ class EntryDecoder:
         source = pa.BufferReader(buffer if stream_length is None else buffer.slice(0, stream_length))
         reader = ipc.open_stream(source)
         schema_end = source.tell()
+        _check_columns(reader.schema)
         batches = tuple(_checked(batch) for batch in reader)
         end = source.tell()
         if data[end - len(_END_OF_STREAM) : end] != _END_OF_STREAM:
@@ -343,6 +344,26 @@ def _read_messages(data: bytes, start: int, end: int, schema: pa.Schema) -> tupl
             return None
         batches.append(_checked(ipc.read_record_batch(message, schema)))
     return tuple(batches) if source.tell() == last and data[end - 8 : end] == _END_OF_STREAM else None
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Refuse columns that could not be told apart, and texts that would fail later, wherever they are first looked at."""
+    if len(set(schema.names)) != len(schema.names):
+        raise _MalformedError("a column is there twice")
+    for column in schema:
+        _check_text(column.type)
+
+
+def _check_text(data_type: pa.DataType) -> None:
+    if isinstance(data_type, pa.BaseExtensionType):
+        _check_text(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        _check_text(data_type.value_type)
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        data_type.tz.encode()
+    for i in range(data_type.num_fields):
+        data_type.field(i).name.encode()
+        _check_text(data_type.field(i).type)
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,0 +1,335 @@
+"""Entries come back as they were encoded, and only whole ones come back."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.format import wal_entry
+from memwal.format.wal_entry import (
+    FOOTER_BYTES,
+    TOMBSTONE_FIELD,
+    EntryDecoder,
+    EntryEncoder,
+    decode_entry,
+    decode_extension_tail,
+    encode_mark,
+    encode_sentinel,
+)
+from memwal.types import SeenTransaction, Transaction
+
+FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+TEXT = st.text(st.characters(), max_size=20)
+NUMBERS = st.integers(0, (1 << 64) - 1)
+
+
+def rows(*numbers: int) -> pa.RecordBatch:
+    columns = {"id": list(numbers), "name": [f"n{n}" for n in numbers], "_tombstone": [n < 0 for n in numbers]}
+    return pa.RecordBatch.from_pydict(columns, schema=FIELDS)
+
+
+def with_footer(stream: bytes, extension: bytes = b"") -> bytes:
+    """The layout as the specification spells it, not as the codec does."""
+    fixed = struct.pack("<QII", len(stream), len(extension), zlib.crc32(stream))
+    return stream + extension + fixed + struct.pack("<I", zlib.crc32(extension + fixed)) + b"MWALEND1"
+
+
+def stream_of(schema: pa.Schema, *batches: pa.RecordBatch, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with ipc.new_stream(sink, schema, options=ipc.IpcWriteOptions(compression=compression, allow_64bit=True)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def claimed(schema: pa.Schema, epoch: str = "1") -> pa.Schema:
+    return schema.with_metadata({"writer_epoch": epoch})
+
+
+def test_an_entry_comes_back_with_its_batches_epoch_and_generation() -> None:
+    entry = decode_entry(EntryEncoder(FIELDS, 5, 9).encode([rows(1, 2), rows(-3)]), 12)
+    assert (entry.position, entry.writer_epoch, entry.generation, entry.is_sentinel) == (12, 5, 9, False)
+    assert [batch.to_pylist() for batch in entry.batches] == [rows(1, 2).to_pylist(), rows(-3).to_pylist()]
+    assert (entry.num_rows, entry.txn, entry.seen, entry.has_footer) == (3, None, None, True)
+
+
+def test_the_bytes_are_those_of_the_specification() -> None:
+    data = EntryEncoder(FIELDS, 5, 9).encode([rows(1, 2)])
+    schema = FIELDS.with_metadata({"writer_epoch": "5", "generation": "9"})
+    assert data == with_footer(stream_of(schema, rows(1, 2).cast(schema)))
+
+
+def test_an_entry_with_a_transaction_has_the_extension_of_the_specification() -> None:
+    seen = {"a": SeenTransaction(3, 17, "q")}
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], txn=Transaction("a", 3, "q"), seen=seen)
+    length = struct.unpack("<I", data[-20:-16])[0]
+    assert json.loads(data[-FOOTER_BYTES - length : -FOOTER_BYTES]) == {
+        "txn": {"app": "a", "version": 3, "query": "q"},
+        "seen": {"a": [3, 17, "q"]},
+    }
+
+
+def test_equal_input_gives_equal_bytes_whatever_the_order_of_the_map() -> None:
+    first = {"a": SeenTransaction(1, 2), "b": SeenTransaction(3, 4)}
+    second = dict(reversed(first.items()))
+    encoders = [EntryEncoder(FIELDS, 1, 1) for _ in range(2)]
+    encoded = {e.encode([rows(1)], seen=seen) for e in encoders for seen in (first, second) for _ in range(2)}
+    assert len(encoded) == 1
+
+
+@pytest.mark.parametrize("is_sentinel", [True, False])
+def test_sentinels_and_marks_have_an_empty_schema_and_nothing_but_their_metadata(is_sentinel: bool) -> None:
+    seen = {"a": SeenTransaction(1, 2)}
+    data = encode_sentinel(7, seen) if is_sentinel else encode_mark(7, seen)
+    with ipc.open_stream(data) as reader:
+        assert reader.schema.names == []
+        wanted = {b"writer_epoch": b"7"} | ({b"fence_sentinel": b"true"} if is_sentinel else {})
+        assert dict(reader.schema.metadata) == wanted
+        assert list(reader) == []
+    entry = decode_entry(data)
+    assert (entry.writer_epoch, entry.is_sentinel, entry.generation, entry.batches) == (7, is_sentinel, None, ())
+    assert entry.seen == seen
+
+
+@settings(deadline=None)
+@given(
+    app=TEXT,
+    version=NUMBERS,
+    query=st.none() | TEXT,
+    others=st.dictionaries(TEXT, st.tuples(NUMBERS, NUMBERS), max_size=5),
+)
+def test_any_transaction_and_map_come_back_whole_and_from_the_tail_alone(
+    app: str, version: int, query: str | None, others: dict[str, tuple[int, int]]
+) -> None:
+    txn = Transaction(app, version, query)
+    seen = {name: SeenTransaction(*pair) for name, pair in others.items()} | {app: SeenTransaction(version, 1, query)}
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], txn=txn, seen=seen)
+    entry = decode_entry(data)
+    assert (entry.txn, entry.seen) == (txn, seen)
+    extension = struct.unpack("<I", data[-20:-16])[0]
+    assert decode_extension_tail(data[-FOOTER_BYTES - extension :]) == (txn, seen)
+    assert decode_extension_tail(data) == (txn, seen)
+
+
+def test_a_tail_without_the_whole_extension_or_without_a_footer_says_nothing() -> None:
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], seen={"a": SeenTransaction(1, 2)})
+    extension = struct.unpack("<I", data[-20:-16])[0]
+    for size in range(FOOTER_BYTES + extension):
+        assert decode_extension_tail(data[len(data) - size :]) is None
+    assert decode_extension_tail(stream_of(claimed(FIELDS), rows(1))) is None
+
+
+def test_a_damaged_tail_is_an_error_that_names_the_path() -> None:
+    data = bytearray(EntryEncoder(FIELDS, 1, 1).encode([rows(1)], seen={"a": SeenTransaction(1, 2)}))
+    data[-FOOTER_BYTES - 3] ^= 1
+    with pytest.raises(CorruptDataError, match="checksum") as error:
+        decode_extension_tail(bytes(data), path="some/path")
+    assert error.value.path == "some/path"
+
+
+MANY = {
+    "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+    "nested dictionary": pa.array([["a"], None, ["b", "a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+    "struct": pa.array([{"x": 1, "y": ["p"]}, None, {"x": None, "y": []}]),
+    "map": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int32())),
+    "vector": pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float16(), 2)),
+    "decimal": pa.array([None, 1, 2], pa.decimal256(50, 3)),
+    "view": pa.array(["short", "a string that is longer than twelve bytes", None], pa.string_view()),
+    "binary": pa.array([b"", b"\0\xff", None], pa.large_binary()),
+    "time": pa.array([0, None, 2], pa.timestamp("ns", tz="Europe/Berlin")),
+    "null": pa.nulls(3),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, None, b"1" * 16], pa.binary(16))),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_every_arrow_type_comes_back_also_from_a_slice(kind: str) -> None:
+    fields = pa.schema([pa.field("c", MANY[kind].type), TOMBSTONE_FIELD])
+    whole = pa.RecordBatch.from_arrays([MANY[kind], pa.array([False] * 3)], schema=fields)
+    batches = [whole, whole.slice(1, 2)]
+    encoder, decoder = EntryEncoder(fields, 1, 1), EntryDecoder()
+    for _ in range(2):
+        found = decoder.decode(encoder.encode(batches), 1).batches
+        assert [batch.column("c").to_pylist() for batch in found] == [b.column("c").to_pylist() for b in batches]
+        assert found[0].schema.types == fields.types
+
+
+def test_a_decoder_that_remembers_a_schema_answers_like_one_that_does_not() -> None:
+    other = pa.schema([pa.field("id", pa.int32()), TOMBSTONE_FIELD])
+    more = pa.RecordBatch.from_pydict({"id": [1], "_tombstone": [False]}, schema=other)
+    run = [
+        EntryEncoder(FIELDS, 1, 1).encode([rows(1)]),
+        EntryEncoder(FIELDS, 1, 1).encode([rows(2), rows(3)]),
+        encode_sentinel(2),
+        EntryEncoder(FIELDS, 2, 1).encode([rows(4)]),
+        EntryEncoder(FIELDS, 2, 2).encode([rows(5)]),
+        EntryEncoder(other, 2, 2).encode([more]),
+        stream_of(claimed(FIELDS), rows(6)),
+        EntryEncoder(FIELDS, 2, 2).encode([rows(7)]),
+        encode_mark(2),
+    ]
+    decoder = EntryDecoder()
+    for position, data in enumerate(run):
+        warm, cold = decoder.decode(data, position), decode_entry(data, position)
+        assert [b.to_pylist() for b in warm.batches] == [b.to_pylist() for b in cold.batches]
+        assert (warm.writer_epoch, warm.generation, warm.schema) == (cold.writer_epoch, cold.generation, cold.schema)
+
+
+# --------------------------------------------------------------------------------------- entries of other writers
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> None:
+    entry = decode_entry(stream_of(claimed(FIELDS, "4"), rows(1, 2), compression=compression))
+    assert (entry.writer_epoch, entry.generation, entry.has_footer) == (4, None, False)
+    assert entry.batches[0].to_pylist() == rows(1, 2).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("why", "data"),
+    [
+        ("empty", b""),
+        ("no end-of-stream marker", stream_of(claimed(FIELDS), rows(1))[:-8]),
+        ("bytes after the end that are no footer", stream_of(claimed(FIELDS), rows(1)) + b"x"),
+        ("a second stream behind the first", stream_of(claimed(FIELDS), rows(1)) * 2),
+        ("no epoch", stream_of(FIELDS, rows(1))),
+        ("an epoch that is no number", stream_of(claimed(FIELDS, "one"), rows(1))),
+        ("a negative epoch", stream_of(claimed(FIELDS, "-1"), rows(1))),
+        ("an epoch beyond 64 bits", stream_of(claimed(FIELDS, str(1 << 64)), rows(1))),
+        ("a generation that is no number", stream_of(FIELDS.with_metadata({"writer_epoch": "1", "generation": ""}))),
+        ("a batch without rows", stream_of(claimed(FIELDS), rows())),
+        ("the file format", b"ARROW1\0\0" + stream_of(claimed(FIELDS), rows(1))),
+        ("text", b"hello, this is no entry at all, but a longer text"),
+        (
+            "more rows than bytes could hold",
+            stream_of(
+                claimed(pa.schema([("n", pa.null())])),
+                pa.record_batch([pa.Array.from_buffers(pa.null(), 1 << 40, [None])], names=["n"]),
+            ),
+        ),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_refused_with_its_place(why: str, data: bytes) -> None:
+    with pytest.raises(CorruptDataError) as error:
+        decode_entry(data, 33, path="wal/33")
+    assert (error.value.position, error.value.path) == (33, "wal/33")
+
+
+def test_text_that_is_not_utf8_in_a_value_is_refused() -> None:
+    raw = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    schema = pa.schema([pa.field("s", pa.string())])
+    with pytest.raises(CorruptDataError):
+        decode_entry(stream_of(claimed(schema), pa.RecordBatch.from_arrays([raw], schema=schema)))
+
+
+@pytest.mark.parametrize("column", [pa.field("text", pa.int64()), pa.field("s", pa.struct([("text", pa.int64())]))])
+def test_a_column_name_that_is_not_utf8_is_refused(column: pa.Field) -> None:
+    data = stream_of(claimed(pa.schema([column])))
+    decode_entry(data)
+    with pytest.raises(CorruptDataError):
+        decode_entry(data.replace(b"text", b"te\xfft"))
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    data = stream_of(claimed(pa.schema([("left", pa.int64()), ("over", pa.int64())])))
+    with pytest.raises(CorruptDataError, match="twice"):
+        decode_entry(data.replace(b"over", b"left"))
+
+
+# ---------------------------------------------------------------------------- checksums that hold, content that lies
+
+
+@pytest.mark.parametrize(
+    "extension",
+    [
+        b"not json",
+        b"[]",
+        b"3",
+        b"\xff",
+        b'{"txn":{}}',
+        b'{"txn":{"app":1,"version":1,"query":null}}',
+        b'{"txn":{"app":"a","version":-1,"query":null}}',
+        b'{"txn":{"app":"a","version":true,"query":null}}',
+        b'{"txn":{"app":"a","version":1.0,"query":null}}',
+        b'{"txn":{"app":"a","version":18446744073709551616,"query":null}}',
+        b'{"seen":[]}',
+        b'{"seen":{"a":[1,2]}}',
+        b'{"seen":{"a":[1,NaN,null]}}',
+        b'{"seen":{"a":[1,2,3]}}',
+        b"[" * 100_000,
+        b'{"seen":{"a":[' + b"9" * 5_000 + b",1,null]}}",
+    ],
+)
+def test_an_extension_that_lies_behind_a_true_checksum_is_refused(extension: bytes) -> None:
+    stream = stream_of(claimed(FIELDS), rows(1))
+    with pytest.raises(CorruptDataError):
+        decode_entry(with_footer(stream, extension))
+    with pytest.raises(CorruptDataError):
+        decode_extension_tail(with_footer(stream, extension))
+
+
+def test_unknown_keys_of_an_extension_are_ignored() -> None:
+    entry = decode_entry(with_footer(stream_of(claimed(FIELDS), rows(1)), b'{"later":{"a":1},"seen":{"a":[1,2,null]}}'))
+    assert entry.seen == {"a": SeenTransaction(1, 2)}
+
+
+def _prefix() -> bytes:
+    return bytes(FIELDS.with_metadata({"writer_epoch": "1", "generation": "1"}).serialize())
+
+
+@pytest.mark.parametrize(
+    ("why", "stream"),
+    [
+        ("a marker in the middle", _prefix() + END_OF_STREAM + END_OF_STREAM),
+        ("the old marker in the middle", _prefix() + b"\0" * 8 + END_OF_STREAM),
+        ("half a marker in the middle", _prefix() + b"\0" * 4 + END_OF_STREAM),
+        ("a message of nothing", _prefix() + b"\xff\xff\xff\xff\x10\0\0\0" + b"\0" * 16 + END_OF_STREAM),
+        ("a message that claims too much", _prefix() + b"\xff\xff\xff\xff\xff\xff\xff\x7f" + END_OF_STREAM),
+        ("a second schema", _prefix() + _prefix() + END_OF_STREAM),
+        ("no marker", _prefix() + bytes(rows(1).serialize())),
+        ("only the schema", _prefix()),
+        ("nothing", b""),
+    ],
+)
+def test_a_stream_that_lies_behind_a_true_checksum_is_refused_with_and_without_a_known_schema(
+    why: str, stream: bytes
+) -> None:
+    known = EntryDecoder()
+    known.decode(EntryEncoder(FIELDS, 1, 1).encode([rows(1)]), 1)
+    for decoder in (known, EntryDecoder()):
+        with pytest.raises(CorruptDataError):
+            decoder.decode(with_footer(stream), 2)
+
+
+def test_a_footer_whose_lengths_do_not_add_up_is_refused() -> None:
+    stream = stream_of(claimed(FIELDS), rows(1))
+    for length in (0, len(stream) - 1, len(stream) + 1, (1 << 64) - 1):
+        fixed = struct.pack("<QII", length, 0, zlib.crc32(stream[:length]))
+        with pytest.raises(CorruptDataError, match="add up"):
+            decode_entry(stream + fixed + struct.pack("<I", zlib.crc32(fixed)) + b"MWALEND1")
+
+
+def test_what_is_too_large_for_a_decoder_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)])
+    monkeypatch.setattr(wal_entry, "MAX_ENTRY_BYTES", len(data) - 1)
+    with pytest.raises(CorruptDataError, match="exceed"):
+        decode_entry(data)
+    with pytest.raises(InvalidInputError, match="too many"):
+        EntryEncoder(FIELDS, 1, 1).encode([rows(1)])
+
+
+def test_a_map_that_is_too_large_for_a_decoder_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {"a" * 200: SeenTransaction(1, 2)}
+    monkeypatch.setattr(wal_entry, "_MAX_EXTENSION_BYTES", 100)
+    with pytest.raises(InvalidInputError, match="map is too large"):
+        encode_sentinel(1, seen)
