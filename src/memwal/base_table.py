@@ -11,6 +11,7 @@ Called by: the table facade, the writer, the reader, flush, compaction.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ from memwal.store.location import Location
 __all__ = ["BaseTable", "lance_errors", "lance_options", "lance_read"]
 
 T = TypeVar("T")
+_QUERY = re.compile(r"\?\S+=\S+")
+_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
+_MAX_TEXT = 400
 
 
 def lance_options(location: Location) -> dict[str, str] | None:
@@ -46,18 +50,21 @@ def lance_options(location: Location) -> dict[str, str] | None:
 
 @contextmanager
 def lance_errors(action: str) -> Iterator[None]:
-    """Turn what Lance raises into our errors: bad input is `InvalidInputError`, everything else `UnavailableError`."""
+    """Turn what Lance raises into our errors: bad input is `InvalidInputError`, everything else `UnavailableError`.
+
+    The original does not stay visible behind ours: its text may hold a signed URL.
+    """
     try:
         yield
     except MemWalError:
         raise
     except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
-        raise InvalidInputError(f"{action}: {error}") from error
+        raise InvalidInputError(f"{action}: {_text(error)}") from None
     except Exception as error:
-        raise UnavailableError(f"{action}: {error}") from error
+        raise UnavailableError(f"{action}: {_text(error)}") from None
     except BaseException as error:
         if _is_panic(error):
-            raise UnavailableError(f"{action}: Lance failed inside", retryable=False) from error
+            raise UnavailableError(f"{action}: Lance gave up: {_text(error)}", retryable=False) from None
         raise
 
 
@@ -68,21 +75,21 @@ def lance_read(location: Location, path: str, read: Callable[[], T]) -> T:
     but that Lance refuses twice, is corrupt.
     """
     try:
-        return read()
-    except MemWalError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
-    location.store.get(path)
+        with lance_errors("reading a Lance file"):
+            return read()
+    except (InvalidInputError, UnavailableError):
+        location.store.get(path)
     try:
-        return read()
-    except MemWalError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
-        raise CorruptDataError("Lance cannot read the file", path=path) from error
+        with lance_errors("reading a Lance file"):
+            return read()
+    except (InvalidInputError, UnavailableError) as error:
+        raise CorruptDataError(str(error), path=path) from None
+
+
+def _text(error: BaseException) -> str:
+    """What an exception of Lance says, without query parts of URLs and without the place in Lance's sources."""
+    first_line = str(error).partition("\n")[0]
+    return _SOURCE_PLACE.sub("", _QUERY.sub("?...", first_line))[:_MAX_TEXT]
 
 
 def _is_panic(error: BaseException) -> bool:

@@ -36,7 +36,7 @@ from lance.fragment import write_fragments
 
 from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format.bloom import build_bloom
 from memwal.format.deletions import encode_deletions
 from memwal.format.keys import check_primary_key, key_hashes
@@ -47,18 +47,18 @@ from memwal.format.lance_manifest import (
     Fragment,
     deletion_path,
     generation_manifest,
+    parse_lance_manifest,
     version_path,
 )
+from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 from memwal.sidecar import SortedKeys, sort_keys, write_sidecar
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import SsTable
 
-__all__ = ["TOMBSTONE", "SsTableSchema", "write_sstable"]
+__all__ = ["SsTableSchema", "write_sstable"]
 
-TOMBSTONE = "_tombstone"
 _LOG = logging.getLogger(__name__)
-_TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 # The reference counts this much per batch beside the buffers when it estimates memory.
 _BATCH_OVERHEAD_BYTES = 36
 # More than this and Lance writes one fragment per chunk.
@@ -97,7 +97,7 @@ class SsTableSchema:
     @property
     def with_tombstone(self) -> pa.Schema:
         """The Arrow schema of the rows that are written."""
-        return self.arrow.append(_TOMBSTONE_FIELD)
+        return self.arrow.append(TOMBSTONE_FIELD)
 
 
 def write_sstable(
@@ -142,17 +142,27 @@ def write_sstable(
 
 
 def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) -> pa.Table:
-    """The rows as one chunk per column, with exactly the schema that is written."""
+    """The rows as one chunk per column (more where one would pass 2 GiB), with exactly the schema that is written."""
     schema = base.with_tombstone
-    whole = table if isinstance(table, pa.Table) else pa.Table.from_batches(table) if table else schema.empty_table()
-    if whole.num_rows == 0:
+    parts = [table] if isinstance(table, pa.Table) else table
+    if any(part.schema.names != schema.names for part in parts):
+        raise InvalidInputError(f"a generation has the columns {', '.join(schema.names)}, in this order")
+    if not any(part.num_rows for part in parts):
         raise InvalidInputError("a generation without rows is not written")
-    if whole.schema.names != schema.names:
-        raise InvalidInputError(f"generation has columns {whole.schema.names} instead of {schema.names}")
+    columns = [_conform_column(parts, index, field) for index, field in enumerate(schema)]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conform_column(parts: Sequence[pa.Table | pa.RecordBatch], index: int, field: pa.Field) -> pa.ChunkedArray:
+    pieces = [part.column(index) for part in parts]
+    chunks = [chunk for piece in pieces for chunk in (piece.chunks if isinstance(piece, pa.ChunkedArray) else [piece])]
     try:
-        return whole.combine_chunks().cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
-        raise InvalidInputError(f"rows do not fit the base table: {error}") from error
+        column = pa.table([pa.chunked_array(chunks)], names=[field.name]).combine_chunks().column(0).cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise InvalidInputError(f"column {field.name!r} does not fit the type {field.type}") from None
+    if column.null_count and not field.nullable:
+        raise InvalidInputError(f"column {field.name!r} must not hold nulls")
+    return column
 
 
 def _file_version(rows: pa.Table, storage_version: str) -> str:
@@ -272,24 +282,29 @@ class _Attempt:
 
     def write_manifest(self, data: _Data, deletion: DeletionFile | None) -> None:
         """Make the directory a dataset."""
+        ids = self._field_ids(len(data.fields))
         manifest = generation_manifest(
             data.fields,
             replace(data.fragment, deletion=deletion),
-            field_ids=self._renumbering(data.fields),
+            field_ids=dict(enumerate(ids)),  # Lance numbers a new dataset from zero, in pre-order
             schema_metadata=self.base.arrow.metadata or {},
             storage_version=data.storage_version,
             lance_version=lance.__version__,
             now_ms=self.clock.now_ms(),
         )
+        made = parse_lance_manifest(manifest).fields
+        columns = [field.name for field in made if field.parent_id == -1]
+        if [field.id for field in made] != ids or columns != self.rows.schema.names:
+            raise UnsupportedFormatError("this version of Lance numbers the fields of a new dataset in another way")
         self.location.store.put(self._path(version_path(1)), manifest)
 
-    def _renumbering(self, fields: Sequence[bytes]) -> dict[int, int]:
+    def _field_ids(self, count: int) -> list[int]:
         if self.base.field_ids is None:
-            return {}
-        wanted = (*self.base.field_ids, max(self.base.field_ids) + 1)
-        if len(fields) != len(wanted):
-            raise InvalidInputError(f"the rows have {len(fields) - 1} fields, the base table has {len(wanted) - 1}")
-        return dict(enumerate(wanted))  # a new dataset is numbered from zero in pre-order
+            return list(range(count))
+        wanted = [*self.base.field_ids, max(self.base.field_ids) + 1]
+        if len(wanted) != count:
+            raise InvalidInputError(f"the rows have {count - 1} fields, the base table has {len(wanted) - 1}")
+        return wanted
 
     def run_on_dataset(self, action: Callable[[lance.LanceDataset], None]) -> None:
         """Open the finished dataset and hand it over."""
@@ -299,9 +314,11 @@ class _Attempt:
 
 
 def _field_messages(schema: Any) -> tuple[bytes, ...]:
-    """The Field messages of a Lance schema, in pre-order: what it is pickled as."""
-    _, (_, *messages) = schema.__reduce__()
-    return tuple(messages)
+    """The Field messages of a Lance schema, in pre-order: what it is pickled as, behind its metadata."""
+    messages = tuple(schema.__reduce__()[1][1:])
+    if not all(isinstance(message, bytes) for message in messages):
+        raise UnsupportedFormatError("this version of Lance does not tell the fields of a schema")
+    return messages
 
 
 def _check_newest(keys: SortedKeys, newest: npt.NDArray[np.integer]) -> None:

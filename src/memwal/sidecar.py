@@ -219,9 +219,10 @@ class PkSidecar:
 
         "Maybe" for every key where the SSTable has no filter, or where the filter ignores values of the key's type.
         """
-        if not hash_is_exact([column.type for column in columns]) or not self._load_bloom():
+        filter_bytes = self._load_bloom() if hash_is_exact([column.type for column in columns]) else b""
+        if not filter_bytes:
             return np.ones(len(columns[0]), np.bool_)
-        return might_contain(self._load_bloom(), key_hashes(columns))
+        return might_contain(filter_bytes, key_hashes(columns))
 
     def offsets_of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
         """The offset of the newest row of every key, -1 where there is none; `columns` are the key columns."""
@@ -230,9 +231,10 @@ class PkSidecar:
         wanted = _searchable(keys)
         pages = _last_at_most(lookup.smallest, wanted)
         found = np.full(len(keys), -1, np.int64)
-        for number in np.unique(pages[pages >= 0]).tolist():
-            rows = np.flatnonzero(pages == number)
-            found[rows] = _find(self._load_page(number), _pick(wanted, rows))
+        by_page = np.argsort(pages, kind="stable")
+        for rows in np.split(by_page, np.flatnonzero(np.diff(pages[by_page])) + 1):
+            if len(rows) and pages[rows[0]] >= 0:
+                found[rows] = _find(self._load_page(int(pages[rows[0]])), _pick(wanted, rows))
         if keys.null_count:
             found[keys.is_null().to_numpy(zero_copy_only=False)] = -1
         return found
@@ -254,13 +256,13 @@ class PkSidecar:
         """The filter, or no bytes if there is none."""
         if self._bloom is None:
             try:
-                self._bloom = self._location.store.get(self._bloom_path)
+                stored = self._location.store.get(self._bloom_path)
             except ObjectNotFoundError:
                 self._bloom = b""
                 return b""
-            if not any(self._bloom):
-                self._bloom = None
+            if not any(stored):
                 raise CorruptDataError("bloom filter has no bit set, but no generation is empty", path=self._bloom_path)
+            self._bloom = stored
         return self._bloom
 
     def _load_lookup(self) -> _Lookup:

@@ -154,6 +154,14 @@ def test_errors_of_lance_become_ours(raised: BaseException, expected: type[BaseE
         raise raised
 
 
+def test_the_text_of_a_foreign_error_shows_no_query_and_no_source_place() -> None:
+    text = "Generic error: https://host/container/blob?sv=2020&sig=secret%3D failed, /home/x/rust/lance/src/io.rs:17:3"
+    with pytest.raises(UnavailableError) as caught, lance_errors("reading"):
+        raise OSError(text)
+    assert str(caught.value) == "reading: Generic error: https://host/container/blob?... failed"
+    assert caught.value.__suppress_context__
+
+
 def test_a_panic_inside_lance_is_an_error_like_any_other(tmp_path: Path) -> None:
     from lance.file import LanceFileReader
 

@@ -246,29 +246,29 @@ class _KeyReader:
 
 
 def _decode_column(reader: _KeyReader, data_type: pa.DataType) -> pa.Array:
-    every = np.ones(len(reader.cursor), np.bool_)
-    tag = reader.take(every, 1)[:, 0]
+    tag = reader.take(np.ones(len(reader.cursor), np.bool_), 1)[:, 0]
     if (tag > 1).any():
         raise CorruptDataError("composite key has an unknown tag")
     valid = tag == 1
-    if not (pa.types.is_boolean(data_type) or pa.types.is_integer(data_type)):
+    if pa.types.is_boolean(data_type) or pa.types.is_integer(data_type):
+        column = _decode_numbers(reader, valid, data_type)
+    else:
         cells = np.full(len(valid), None, object)
         cells[valid] = reader.take_terminated(valid)
-        try:
-            return pa.array(cells.tolist(), _BINARY).cast(data_type)
-        except pa.ArrowInvalid as error:
-            raise CorruptDataError(f"composite key is not a valid {data_type}") from error
+        column = pa.array(cells.tolist(), _BINARY)
+    try:
+        return column.cast(data_type)
+    except pa.ArrowInvalid:
+        raise CorruptDataError(f"composite key does not hold a valid {data_type}") from None
+
+
+def _decode_numbers(reader: _KeyReader, valid: npt.NDArray[np.bool_], data_type: pa.DataType) -> pa.Array:
     wide = np.zeros(len(valid), np.uint64)
     if pa.types.is_boolean(data_type):
         wide[valid] = reader.take(valid, 1)[:, 0]
-        bounds, numbers = (0, 1), pa.array(wide, mask=~valid)
-    else:
-        wide[valid] = reader.take(valid, 8).copy().view(">u8")[:, 0]
-        signed = pa.types.is_signed_integer(data_type)
-        bounds, numbers = None, pa.array((wide ^ _SIGN).view(np.int64) if signed else wide, mask=~valid)
-    if bounds is not None and (wide > bounds[1]).any():
-        raise CorruptDataError("composite key holds a boolean that is neither 0 nor 1")
-    try:
-        return numbers.cast(data_type)
-    except pa.ArrowInvalid as error:
-        raise CorruptDataError(f"composite key is out of the range of {data_type}") from error
+        if (wide > 1).any():
+            raise CorruptDataError("composite key holds a boolean that is neither 0 nor 1")
+        return pa.array(wide, mask=~valid)
+    wide[valid] = reader.take(valid, 8).copy().view(">u8")[:, 0]
+    signed = pa.types.is_signed_integer(data_type)
+    return pa.array((wide ^ _SIGN).view(np.int64) if signed else wide, mask=~valid)
