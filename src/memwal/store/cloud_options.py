@@ -128,13 +128,15 @@ def parse_target(uri: str, options: Mapping[str, str]) -> CloudTarget:
         raise InvalidInputError(f"a {parts.scheme}:// URI must begin with the name of a bucket or container")
     if service is _S3 and bucket.endswith("--x-s3"):
         config.setdefault("s3_express", "true")
-    names = [name for name in unquote(parts.path).split("/") if name]
-    if any(name in (".", "..") for name in names):
-        raise InvalidInputError(f"a {parts.scheme}:// URI cannot lead upwards")
+    path = unquote(parts.path).strip("/")
+    if path and any(name in ("", ".", "..") for name in path.split("/")):
+        raise InvalidInputError(f"the path of a {parts.scheme}:// URI must be made of names, not {path!r}")
+    if "#" in uri:
+        raise InvalidInputError(f"a {parts.scheme}:// URI has no fragment: write %23 for a # in a name")
     return CloudTarget(
         scheme=service.scheme,
         bucket=bucket,
-        prefix="/".join(names),
+        prefix=path,
         config=tuple(sorted({**config, **service.forced}.items())),
         client_options=tuple(sorted({**_CLIENT_DEFAULTS, **client_options}.items())),
     )

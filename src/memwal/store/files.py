@@ -20,8 +20,20 @@ from collections.abc import Callable
 from memwal.clock import Clock
 from memwal.errors import CorruptDataError, UnavailableError
 
-__all__ = ["STAGING_NAME", "NameSyncer", "Staging", "flush", "read_span", "sync_below", "unavailable", "write_all"]
+__all__ = [
+    "FILE_MODE",
+    "STAGING_NAME",
+    "Flush",
+    "NameSyncer",
+    "Staging",
+    "flush_to_disk",
+    "read_span",
+    "sync_below",
+    "unavailable",
+    "write_all",
+]
 
+Flush = Callable[[int], object]
 STAGING_NAME = ".memwal-tmp"
 FILE_MODE = 0o666  # as open() has it; the umask takes away what the user does not want
 _STAGING_LIFE_MS = 24 * 3600 * 1000
@@ -84,7 +96,7 @@ def read_span(fd: int, start: int, length: int | None) -> bytes | None:
     return data
 
 
-def _flusher() -> Callable[[int], object]:
+def _flusher() -> Flush:
     """`fsync`, or on macOS the call that also empties the drive's cache."""
     try:
         import fcntl
@@ -94,11 +106,12 @@ def _flusher() -> Callable[[int], object]:
     return os.fsync if full is None else lambda fd: fcntl.fcntl(fd, full)
 
 
-flush: Callable[[int], object] = _flusher()
+flush_to_disk: Flush = _flusher()
 """Return after the bytes of a descriptor's file, or the names in its directory, are on the disk."""
 
 
-def _sync_path(path: str) -> None:
+def _sync_path(path: str, flush: Flush) -> None:
+    """Flush the file at `path`, or the names in the directory at `path`."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         flush(fd)
@@ -106,14 +119,14 @@ def _sync_path(path: str) -> None:
         os.close(fd)
 
 
-def sync_below(path: str) -> None:
-    """Make the file at `path`, or every file and name below that directory, survive power loss, leaves first."""
+def sync_below(path: str, flush: Flush) -> None:
+    """Flush the file at `path`, or every file and name below that directory, leaves first."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         with os.scandir(path) as entries:
             for entry in entries:
                 if not entry.is_symlink():
-                    sync_below(entry.path)
-    _sync_path(path)
+                    sync_below(entry.path, flush)
+    _sync_path(path, flush)
 
 
 class NameSyncer:
@@ -124,23 +137,23 @@ class NameSyncer:
         self._clock = clock
         self._durable: dict[str, tuple[int, int]] = {}
 
-    def sync(self, directory: str) -> None:
+    def sync(self, directory: str, flush: Flush) -> None:
         """Return after the names in `directory`, and all names that lead to it, are on the disk."""
-        _sync_path(directory)
+        _sync_path(directory, flush)
         if directory == self._root:
-            _sync_path(os.path.dirname(directory))
+            _sync_path(os.path.dirname(directory), flush)
         while len(directory) > len(self._root):
             directory = os.path.dirname(directory)
-            self._sync_if_changed(directory)
+            self._sync_if_changed(directory, flush)
 
-    def _sync_if_changed(self, directory: str) -> None:
+    def _sync_if_changed(self, directory: str, flush: Flush) -> None:
         found = os.stat(directory)
         state = (found.st_ino, found.st_mtime_ns)
         if self._durable.get(directory) == state:
             return
-        _sync_path(directory)
+        _sync_path(directory, flush)
         if directory == self._root:  # it may be a new one of the same name
-            _sync_path(os.path.dirname(directory))
+            _sync_path(os.path.dirname(directory), flush)
         if self._clock.now_ms() - found.st_mtime_ns // 1_000_000 > _TIMESTAMP_TICK_MS:
             self._durable[directory] = state
 
@@ -153,8 +166,8 @@ class Staging:
         self._clock = clock
         self._opened = False
 
-    def write(self, data: bytes, sync: bool) -> str:
-        """The path of a new, closed file that holds `data`."""
+    def write(self, data: bytes, flush: Flush | None) -> str:
+        """The path of a new, closed file that holds `data`, flushed if there is a way given to do it."""
         if not (self._opened and os.path.isdir(self._directory)):
             self._open()
         staged = f"{self._directory}/{os.getpid()}-{self._clock.token_hex(16)}"
@@ -165,7 +178,7 @@ class Staging:
         try:
             try:
                 write_all(fd, data)
-                if sync:
+                if flush is not None:
                     flush(fd)
             finally:
                 os.close(fd)

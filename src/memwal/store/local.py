@@ -32,9 +32,10 @@ from memwal.errors import (
 from memwal.store.files import (
     FILE_MODE,
     STAGING_NAME,
+    Flush,
     NameSyncer,
     Staging,
-    flush,
+    flush_to_disk,
     read_span,
     sync_below,
     unavailable,
@@ -55,14 +56,22 @@ _CACHED_DIRECTORIES = 4096
 
 
 class LocalStore:
-    """Objects as files below `root`; `fsync=False` ignores `sync`, for roots that end with the process."""
+    """Objects as files below `root`.
+
+    `flush` makes a descriptor durable; None ignores `sync`, for roots that end with the process.
+    """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, fsync: bool = True, use_tmpfile: bool = True, clock: Clock = SYSTEM_CLOCK
+        self,
+        root: str | os.PathLike[str],
+        *,
+        flush: Flush | None = flush_to_disk,
+        use_tmpfile: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.root = os.path.realpath(root)
         self._base = self.root.rstrip("/")
-        self._fsync = fsync
+        self._flush = flush
         self._use_tmpfile = use_tmpfile and hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
         self._staging = Staging(self._base, clock)
         self._names = NameSyncer(self.root, clock)
@@ -74,13 +83,13 @@ class LocalStore:
     def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError`."""
         directory, name = self._locate(path)
-        sync = sync and self._fsync
+        flush = self._flush if sync else None
         for _ in range(_ATTEMPTS):
             try:
                 if self._use_tmpfile:
-                    self._link_anonymous(directory, name, data, sync)
+                    self._link_anonymous(directory, name, data, flush)
                 else:
-                    self._link_staged(directory, name, data, sync)
+                    self._link_staged(directory, name, data, flush)
             except FileExistsError:
                 raise ObjectExistsError(path) from None
             except FileNotFoundError:
@@ -88,25 +97,25 @@ class LocalStore:
                 continue
             except OSError as error:
                 raise unavailable("create", path, error) from error
-            if sync:
-                self._sync_names(directory, path)
+            if flush is not None:
+                self._sync_names(directory, path, flush)
             return PutResult.CREATED
         raise UnavailableError(f"cannot create {path}: its directory keeps disappearing: try again")
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """Replace `path` atomically."""
         directory, name = self._locate(path)
-        sync = sync and self._fsync
+        flush = self._flush if sync else None
         for _ in range(_ATTEMPTS):
             try:
-                self._replace_staged(directory, name, data, sync)
+                self._replace_staged(directory, name, data, flush)
             except FileNotFoundError:
                 self._make_directory(path)
                 continue
             except OSError as error:
                 raise unavailable("replace", path, error) from error
-            if sync:
-                self._sync_names(directory, path)
+            if flush is not None:
+                self._sync_names(directory, path, flush)
             return
         raise UnavailableError(f"cannot replace {path}: its directory keeps disappearing: try again")
 
@@ -177,16 +186,16 @@ class LocalStore:
 
     def sync_tree(self, prefix: str) -> None:
         """Make every file and directory below `prefix`, and the name `prefix` itself, survive power loss."""
-        if not self._fsync:
+        if self._flush is None:
             return
         directory, name = self._locate(prefix)
         try:
-            sync_below(f"{directory}/{name}")
+            sync_below(f"{directory}/{name}", self._flush)
         except FileNotFoundError:
             raise ObjectNotFoundError(prefix) from None
         except OSError as error:
             raise unavailable("sync", prefix, error) from error
-        self._sync_names(directory, prefix)
+        self._sync_names(directory, prefix, self._flush)
 
     def _locate(self, path: str) -> tuple[str, str]:
         """The checked directory and the name of `path`."""
@@ -220,13 +229,13 @@ class LocalStore:
             raise unavailable("create the directory of", path, error, ambiguous=False) from error
         self._check_directory(relative)
 
-    def _sync_names(self, directory: str, path: str) -> None:
+    def _sync_names(self, directory: str, path: str, flush: Flush) -> None:
         try:
-            self._names.sync(directory)
+            self._names.sync(directory, flush)
         except OSError as error:
             raise unavailable("sync the name of", path, error) from error
 
-    def _link_anonymous(self, directory: str, name: str, data: bytes, sync: bool) -> None:
+    def _link_anonymous(self, directory: str, name: str, data: bytes, flush: Flush | None) -> None:
         """Fill a file that has no name yet, then give it its name; falls back for good where the kernel cannot."""
         try:
             fd = os.open(directory, _ANONYMOUS, FILE_MODE)
@@ -234,11 +243,11 @@ class LocalStore:
             if error.errno not in _NO_TMPFILE:
                 raise
             self._use_tmpfile = False
-            self._link_staged(directory, name, data, sync)
+            self._link_staged(directory, name, data, flush)
             return
         try:
             write_all(fd, data)
-            if sync:
+            if flush is not None:
                 flush(fd)
             # Given a directory descriptor, Python calls linkat, which can follow the link (absolute paths ignore it).
             # The path through "self" is right in a forked child too, where a kept descriptor of /proc would not be.
@@ -249,18 +258,18 @@ class LocalStore:
                 raise
         finally:
             os.close(fd)
-        self._link_staged(directory, name, data, sync)
+        self._link_staged(directory, name, data, flush)
         self._use_tmpfile = False
 
-    def _link_staged(self, directory: str, name: str, data: bytes, sync: bool) -> None:
-        staged = self._staging.write(data, sync)
+    def _link_staged(self, directory: str, name: str, data: bytes, flush: Flush | None) -> None:
+        staged = self._staging.write(data, flush)
         try:
             os.link(staged, f"{directory}/{name}")
         finally:
             os.unlink(staged)
 
-    def _replace_staged(self, directory: str, name: str, data: bytes, sync: bool) -> None:
-        staged = self._staging.write(data, sync)
+    def _replace_staged(self, directory: str, name: str, data: bytes, flush: Flush | None) -> None:
+        staged = self._staging.write(data, flush)
         try:
             os.replace(staged, f"{directory}/{name}")
         except OSError:

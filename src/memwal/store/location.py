@@ -20,11 +20,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import InvalidInputError
 from memwal.metrics import Recorder
+from memwal.store.files import flush_to_disk
 from memwal.store.local import LocalStore
 from memwal.store.memory import memory_root
 from memwal.store.metering import MeteredStore
@@ -69,7 +70,7 @@ class Location:
         if self.root_path is not None:
             return f"{self.root_path.rstrip('/')}/{path}"
         before, mark, query = self.uri.partition("?")
-        return f"{before.rstrip('/')}/{path}{mark}{query}"
+        return f"{before.rstrip('/')}/{quote(path)}{mark}{query}"
 
     def describe(self) -> str:
         """The place in words fit for a log: no options, no query part, no credentials."""
@@ -117,7 +118,7 @@ def _build(
     adapter: ObjectStore
     root, key = _local_root(uri)
     if root is not None:
-        adapter = LocalStore(root, fsync=not uri.startswith("memory:"), clock=clock)
+        adapter = LocalStore(root, flush=None if uri.startswith("memory:") else flush_to_disk, clock=clock)
     else:
         from memwal.store.cloud import open_cloud  # only who uses a cloud pays for its client
 
@@ -173,8 +174,8 @@ def _local_root(uri: str) -> tuple[str | None, str]:
         return None, ""
     parts = urlsplit(uri)
     below = [part for part in unquote(parts.path).split("/") if part]
-    if "\0" in parts.path or any(part in (".", "..") for part in below):
-        raise InvalidInputError("a memory URI cannot lead upwards")
+    if parts.query or parts.fragment or any("\0" in part or part in (".", "..") for part in below):
+        raise InvalidInputError("a memory URI is a name and a path, as in memory://demo/table")
     return "/".join([memory_root(parts.netloc), *below]), "/".join([f"memory://{parts.netloc}", *below])
 
 
