@@ -58,6 +58,7 @@ def stop_at(point: str, count: int = 1, *, before: Callable[[], None] | None = N
     def stop() -> None:
         if before is not None:
             before()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # Sent to this thread, so that it takes no further step; a signal to the process may stop another one first.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     act_at(point, count, stop)

@@ -3,8 +3,8 @@
 Owns `audit_shard`. It reads storage only and judges the bytes by the format's rules, not by the engine's own checks:
 
 I3   positions have no hole (nothing here collects), and every entry can be read
-I9   versions have no hole; epochs never fall; each epoch has at most one sentinel; an epoch's entries lie behind its own
-     sentinel and before the next one
+I9   versions have no hole; epochs never fall; each epoch has at most one sentinel; an epoch's rows lie behind its own
+     sentinel and before every later one (the sentinel of a claimer that slept may come late: it is no row)
 I10  listed generations are contiguous up to `current_generation`; every SSTable is whole: dataset, rows, sidecar, filter;
      the cursor covers every entry of a published generation and none of a later one
 
@@ -109,7 +109,7 @@ def _log_faults(entries: Sequence[WalEntry]) -> Iterator[Broken]:
     epoch, generation = 1, 1
     sentinels: set[int] = set()
     for entry in entries:
-        if entry.writer_epoch < epoch:
+        if entry.writer_epoch < epoch and not entry.is_sentinel:
             yield Broken("I9", f"position {entry.position}: epoch {entry.writer_epoch} behind epoch {epoch}")
         if entry.is_sentinel and entry.writer_epoch in sentinels:
             yield Broken("I9", f"position {entry.position}: a second sentinel of epoch {entry.writer_epoch}")
