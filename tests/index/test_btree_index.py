@@ -6,7 +6,6 @@ import datetime
 import decimal
 import itertools
 import math
-import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,12 +20,16 @@ from hypothesis import strategies as st
 from memwal.errors import InvalidInputError
 from memwal.index import BTreeIndex, BTreeMemIndex, Equals, In, IsNotNull, IsNull, MemIndex, Predicate, Range
 
-NEGATIVE_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8_0000_0000_0000))[0]
+NEGATIVE_NAN, OTHER_NAN = np.array([0xFFF8_0000_0000_0000, 0x7FF8_0001_0000_0000], np.uint64).view(np.float64).tolist()
 
 
 def _floats(width: int) -> st.SearchStrategy[float]:
-    common = st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf, -math.inf])
-    return common | st.floats(width=width)  # type: ignore[arg-type]
+    special = st.sampled_from([0.0, -0.0, 1.5, math.nan, NEGATIVE_NAN, math.inf, -math.inf])
+    return special | st.integers(-2000, 2000).map(lambda i: i / 8) | _any_float(width)
+
+
+def _any_float(width: int) -> st.SearchStrategy[float]:
+    return st.nothing() if width == 16 else st.floats(width=width, allow_nan=False)  # type: ignore[arg-type]
 
 
 _DAY = st.dates(datetime.date(1900, 1, 1), datetime.date(2100, 1, 1))
@@ -119,10 +122,21 @@ def test_index_answers_what_a_scan_answers(column: str, data: st.DataObject) -> 
     assert index.positions(predicate, n).tolist() == expected
 
 
+@pytest.mark.parametrize("column", COLUMNS)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_long_list_of_values_is_found_like_a_short_one(column: str, data: st.DataObject) -> None:
+    data_type, values_of = COLUMNS[column]
+    values = data.draw(st.lists(values_of, min_size=20, max_size=60))
+    wanted = values[::2] + data.draw(st.lists(st.none() | values_of, min_size=10, max_size=20))
+    expected = [i for i, value in enumerate(values) if _satisfies(value, In(wanted))]
+    assert _index(values, data_type, [7]).positions(In(wanted), len(values)).tolist() == expected
+
+
 @pytest.mark.parametrize("width", ["float", "double"])
 def test_floats_compare_as_in_lance_filters(width: str) -> None:
     data_type = pa.float32() if width == "float" else pa.float64()
-    values = [-0.0, 0.0, math.nan, math.inf, -math.inf, 1.5, None, 0.1, -1.0, NEGATIVE_NAN]
+    values = [-0.0, 0.0, math.nan, math.inf, -math.inf, 1.5, None, 0.1, -1.0, NEGATIVE_NAN, OTHER_NAN]
     dataset = lance.write_dataset(
         pa.table({"i": range(len(values)), "x": pa.array(values, data_type)}), f"memory://btree-{width}"
     )
@@ -135,6 +149,7 @@ def test_floats_compare_as_in_lance_filters(width: str) -> None:
         ("x > 1.5", Range(lower=1.5, lower_inclusive=False)),
         ("x > cast('inf' as double)", Range(lower=math.inf, lower_inclusive=False)),
         ("x = cast('NaN' as double)", Equals(math.nan)),
+        ("x > cast('NaN' as double)", Range(lower=math.nan, lower_inclusive=False)),
         ("x = 0.1", Equals(0.1)),
         ("x IN (0.0, 0.1)", In([0.0, 0.1])),
         ("x BETWEEN -1 AND 0.1", Range(-1.0, 0.1)),

@@ -80,13 +80,40 @@ def test_tiers_scored_with_summed_statistics_equal_one_index() -> None:
     cut = 150
     whole, first, second = ours(texts), ours(texts[:cut]), ours(texts[cut:])
     for query in QUERIES:
-        bound = bind_over(query, {"t": [first, second]}, ROWS, column="t")
+        bound = bind_over(query, {"t": [first.view(cut), second.view(ROWS - cut)]}, column="t")
         terms = terms_of(bound)["t"]
         stats = first.stats(terms, cut) + second.stats(terms, ROWS - cut)
         found = _found(first.search(bound, cut, None, stats=stats))
         later = _found(second.search(bound, ROWS - cut, None, stats=stats))
         found.update({cut + row: score for row, score in later.items()})
         assert found == pytest.approx(_found(whole.search(query, ROWS, None)))
+
+
+def test_tiers_with_their_own_watermarks_and_live_rows_equal_one_index_of_what_is_live() -> None:
+    texts = corpus(17, ROWS)
+    cut, n_first, n_second = 150, 120, 60
+    first, second = ours(texts[:cut]), ours(texts[cut:])
+    live = np.array([random.Random(i).random() < 0.6 for i in range(n_first)])
+    kept = [*np.flatnonzero(live).tolist(), *range(cut, cut + n_second)]
+    survivors = ours([texts[i] for i in kept])
+    for query in QUERIES:
+        views = [first.view(n_first, live), second.view(n_second)]
+        bound = bind_over(query, {"t": views}, column="t")
+        stats = sum((view.stats(terms_of(bound)["t"]) for view in views), CorpusStats())
+        found = _found(first.search(bound, n_first, None, stats=stats, allowed=live))
+        later = _found(second.search(bound, n_second, None, stats=stats))
+        found.update({cut + row: score for row, score in later.items()})
+        expected = {kept[i]: score for i, score in _found(survivors.search(query, len(kept), None)).items()}
+        assert found == pytest.approx(expected)
+
+
+def test_view_does_not_see_what_comes_later() -> None:
+    index = ours(["apple", "pear"])
+    view = index.view(2)
+    before = view.stats(["appl"])
+    index.insert(pa.record_batch({"t": ["apple"] * 50}), 2)
+    index.catch_up()
+    assert view.stats(["appl"]) == before == CorpusStats(2, 2, {"appl": 1})
 
 
 def test_texts_without_an_index_are_scored_as_with_one() -> None:
@@ -142,10 +169,10 @@ def test_query_without_a_term_finds_nothing() -> None:
 
 def test_fuzzy_expansions_are_the_alphabetically_first() -> None:
     index = ours(["apply", "apple", "ample", "maple"], stem=False)
-    assert index.candidates("apple", 1, 0, 10, n=4) == ["ample", "apple", "apply"]
-    assert index.candidates("apple", 2, 0, 2, n=4) == ["ample", "apple"]
-    assert index.candidates("apple", 2, 1, 10, n=4) == ["ample", "apple", "apply"]
-    assert index.candidates("apple", 1, 0, 10, n=1) == ["apply"]
+    assert index.view(4).candidates("apple", 1, 0, 10) == ["ample", "apple", "apply"]
+    assert index.view(4).candidates("apple", 2, 0, 2) == ["ample", "apple"]
+    assert index.view(4).candidates("apple", 2, 1, 10) == ["ample", "apple", "apply"]
+    assert index.view(1).candidates("apple", 1, 0, 10) == ["apply"]
 
 
 def test_query_for_another_column_is_refused() -> None:
@@ -155,6 +182,9 @@ def test_query_for_another_column_is_refused() -> None:
             index.search(query, 1, 10)
         with pytest.raises(InvalidInputError, match="'u'"):
             search_texts({"t": index}, query, 1, 10)
+    bound = bind_over(MultiMatch("apple", ("t", "u")), {"t": [index.view(1)], "u": [index.view(1)]})
+    with pytest.raises(InvalidInputError, match="'u'"):
+        index.search(bound, 1, 10)
 
 
 def test_mask_that_is_too_short_is_refused() -> None:

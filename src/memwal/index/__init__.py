@@ -9,13 +9,14 @@ Called by: memtable, scan, flush.
 from memwal.index.analyzer import Analyzer, AnalyzerOptions, analyzer_for
 from memwal.index.bm25 import BoundQuery, CorpusStats, terms_of
 from memwal.index.btree import BTreeMemIndex
-from memwal.index.fts import FtsMemIndex, bind_over, score_texts, search_texts
+from memwal.index.fts import FtsMemIndex, Vocabulary, bind_over, score_texts, search_texts
 from memwal.index.hnsw import HnswMemIndex
 from memwal.index.lance_query import from_lance
 from memwal.index.port import MemIndex
 from memwal.index.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
 from memwal.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
 from memwal.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
+from memwal.index.text_view import FtsView
 from memwal.index.vectors import METRICS, Metric, exact_search
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Equals",
     "FtsIndex",
     "FtsMemIndex",
+    "FtsView",
     "HnswIndex",
     "HnswMemIndex",
     "In",
@@ -45,6 +47,7 @@ __all__ = [
     "Predicate",
     "Range",
     "TextQuery",
+    "Vocabulary",
     "analyzer_for",
     "bind_over",
     "exact_search",

@@ -63,6 +63,11 @@ class AnalyzerOptions:
     max_ngram_length: int = 3
     prefix_only: bool = False
 
+    def __post_init__(self) -> None:
+        """Freeze the stop words, which may come as a list."""
+        if self.custom_stop_words is not None:
+            object.__setattr__(self, "custom_stop_words", tuple(self.custom_stop_words))
+
     def lance_options(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `lance.tokenize` and of Lance's index builder."""
         options = {name: value for name, value in asdict(self).items() if value is not None}

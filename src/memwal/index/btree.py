@@ -4,8 +4,8 @@ Owns sorted runs of (key, position) for one column, merged like the levels of an
 
 1. Runs are immutable and published together as one tuple; a reader works on the tuple that it took.
 2. Run sizes fall by at least half from one run to the next, so a query searches O(log rows) runs.
-3. Order and equality are those of Lance's filters: -0.0 equals 0.0; a NaN equals itself and sorts above
-   infinity (one with its sign bit set below minus infinity); strings and binaries sort by bytes.
+3. Order and equality are those of Lance's filters: -0.0 equals 0.0; a NaN equals only a NaN of the same bits and
+   sorts above infinity (one with its sign bit set below minus infinity); strings and binaries sort by bytes.
 4. Nulls are in no run; they have a list of their own.
 
 Called by: memtable (insert), scan (positions).
@@ -135,7 +135,10 @@ class _ArrowRun:
         return bisect(range(len(self.keys)), value.as_py(), key=lambda i: self.keys[i].as_py())
 
     def matches(self, values: pa.Array) -> Positions:
-        wanted = values.unique()
+        wanted = values.unique().cast(self.keys.type)
+        if len(wanted) > 8 + len(self.keys) // 4000:  # one pass with a hash table beats that many binary searches
+            found: npt.NDArray[np.bool_] = pc.is_in(self.keys, value_set=wanted).to_numpy(zero_copy_only=False)
+            return self.positions[found]
         first = np.array([self.cut(value, "left") for value in wanted], dtype=np.int64)
         last = np.array([self.cut(value, "right") for value in wanted], dtype=np.int64)
         return self.positions[_expand(first, last)]

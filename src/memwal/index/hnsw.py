@@ -37,6 +37,7 @@ _GRAPH_METRICS = {"l2": "l2sq", "cosine": "cos", "dot": "ip"}
 _DEFAULT_EF = 128
 _SEAL_ROWS = 1024  # below this many rows, exact search is as fast as the graph
 _SLICE_ROWS = 64
+_SPARE = 16  # proposals beyond k, for the exact ranking to choose from
 _NARROW_ROWS = 4096
 _NARROW_SHARE = 0.05
 Mask = npt.NDArray[np.bool_]
@@ -94,7 +95,7 @@ class HnswMemIndex(PendingColumn):
     @property
     def size_bytes(self) -> int:
         """Resident bytes of vectors, graph and bookkeeping."""
-        per_node = 4 * (2 * self._m + 1) + 48 + (0 if self._narrow else 4 * self._dimension)
+        per_node = 4 * (2 * self._m + 1) + 64 + (0 if self._narrow else 4 * self._dimension)
         vectors = sum(block.size_bytes for block in self._blocks)
         return vectors + per_node * self._graph_rows + self._pending_bytes()
 
@@ -214,8 +215,8 @@ class HnswMemIndex(PendingColumn):
             return None
         if admitted < settled and (admitted <= _NARROW_ROWS or admitted < _NARROW_SHARE * self._graph_rows):
             return None
-        wanted = k if admitted == self._graph_rows else int(1.3 * k * self._graph_rows / admitted) + 8
-        while wanted <= max(self._graph_rows // 4, 4 * k):
+        wanted = int((1.0 if admitted == self._graph_rows else 1.3) * k * self._graph_rows / admitted) + _SPARE
+        while wanted <= max(self._graph_rows // 4, 4 * (k + _SPARE)):
             positions = self._ask(narrow, wanted, max(ef, wanted))
             exhausted = len(positions) < wanted
             positions = positions[positions < settled]

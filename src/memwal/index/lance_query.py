@@ -12,6 +12,7 @@ Called by: table search, for users who bring Lance's queries.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -26,6 +27,7 @@ from memwal.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQu
 
 __all__ = ["from_lance"]
 
+_probes = itertools.count()
 _PREFIX = "BooleanQuery: should=["
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[A-Za-z_]\w*|-?\d[\w.+-]*|[{}()\[\],:])', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u\{[0-9a-fA-F]+\}|.)", re.DOTALL)
@@ -55,7 +57,7 @@ def from_lance(query: lance.query.FullTextQuery, columns: Sequence[str]) -> Text
 def _probe(columns: tuple[str, ...]) -> lance.LanceDataset:
     """An empty dataset that has `columns`."""
     table = pa.table({column: pa.array([], pa.string()) for column in columns})
-    return lance.write_dataset(table, f"memory://text-query-probe-{abs(hash(columns))}")
+    return lance.write_dataset(table, f"memory://text-query-probe-{next(_probes)}")
 
 
 class _Parser:

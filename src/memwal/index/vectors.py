@@ -1,10 +1,10 @@
-"""Vectors in memory: distances as Lance defines them, and exact search by BLAS.
+"""Vectors in memory: distances as Lance defines them, and exact search.
 
 Owns immutable blocks of vectors and brute-force search over them. Invariants:
 
 1. l2 is the squared Euclidean distance, cosine is 1 - cos, dot is 1 - dot product. A row whose distance is not
    a number (a NaN anywhere, a zero vector under cosine) is no result, as in Lance.
-2. Exact search is exact: the matrix product only narrows the rows down, with a bound on its rounding error;
+2. Exact search is exact: the products only narrow the rows down, with a bound on its rounding error;
    order and distances come from the differences themselves, in double precision.
 3. Ties are ordered by row.
 
@@ -74,10 +74,10 @@ class VectorBlock:
     @classmethod
     def build(cls, start: int, arrays: Sequence[pa.Array]) -> VectorBlock:
         """Return the block of consecutive fixed-size-list arrays; their values are copied."""
-        wide = arrays[0].type.value_type == pa.float64()
-        matrix: Matrix = np.concatenate([_values(array) for array in arrays], dtype=np.float64 if wide else np.float32)
-        valid = np.concatenate([array.is_valid().to_numpy(zero_copy_only=False) for array in arrays])
-        return cls.of_matrix(start, matrix, valid)
+        array = pa.concat_arrays(arrays)
+        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        precision = np.float64 if array.type.value_type == pa.float64() else np.float32
+        return cls.of_matrix(start, _values(array).astype(precision, copy=False), valid)
 
     @classmethod
     def of_matrix(cls, start: int, matrix: Matrix, valid: Mask | None = None) -> VectorBlock:
@@ -132,7 +132,8 @@ class VectorBlock:
         matrix = self.matrix if everything else self.matrix[rows]
         squares = (self.squares if everything else self.squares[rows]).astype(np.float64)
         with np.errstate(all="ignore"):
-            products = (matrix @ vector.astype(matrix.dtype)).astype(np.float64)
+            # one thread: a product over all cores would spin against the writer's
+            products = np.vecdot(matrix, vector.astype(matrix.dtype)).astype(np.float64)
             estimate, error = _estimate(products, squares, float(vector @ vector), metric, _rounding(matrix))
             lowest, highest = estimate - error, estimate + error
         unsure = ~np.isfinite(lowest) | ~np.isfinite(highest)
