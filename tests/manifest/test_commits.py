@@ -1,0 +1,317 @@
+"""A commit moves the manifest on by one step, under its epoch, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memwal import ConflictError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
+from memwal.store import paths
+from memwal.testing import FaultKind, FaultPlan, FaultScript
+from memwal.testing.clocks import SkippingClock
+from memwal.types import ShardManifest, ShardStatus, SsTable
+from wal.wal_kit import SHARD, manifests_at, place
+
+Update = Callable[[ShardManifest], ShardManifest]
+
+
+def flush(generation: int, cursor: int) -> Update:
+    """What a flush commits, made to be applied once."""
+    sstable = SsTable(generation, f"{generation:08x}_gen_{generation}")
+
+    def update(manifest: ShardManifest) -> ShardManifest:
+        return replace(
+            manifest,
+            version=manifest.version + 1,
+            sstables=(*manifest.sstables, sstable),
+            current_generation=generation + 1,
+            replay_after_wal_entry_position=cursor,
+            wal_entry_position_last_seen=max(cursor, manifest.wal_entry_position_last_seen),
+        )
+
+    return update
+
+
+def look(position: int) -> Update:
+    """Record a last-seen position."""
+    return lambda m: replace(
+        m, version=m.version + 1, wal_entry_position_last_seen=max(position, m.wal_entry_position_last_seen)
+    )
+
+
+def lists(generation: int) -> Callable[[ShardManifest], bool]:
+    return lambda manifest: any(sstable.generation == generation for sstable in manifest.sstables)
+
+
+def test_a_commit_writes_the_next_version_and_then_the_hint(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    store = manifests_at(location)
+    store.claim_epoch()
+    committed = store.commit_update(1, flush(1, 4))
+    assert committed == store.read_latest()
+    assert (committed.version, committed.replay_after_wal_entry_position, committed.current_generation) == (2, 4, 2)
+    assert location.store.get(paths.manifest_hint_path(SHARD)) == b'{"version":2}'
+
+
+def test_a_commit_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    assert store.commit_update(1, lambda manifest: manifest).version == 1
+    assert store.list_versions() == [1]
+
+
+def test_a_commit_under_a_lower_epoch_is_fenced_and_writes_nothing(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    store.claim_epoch()
+    with pytest.raises(FencedError, match="Writer fenced") as error:
+        store.commit_update(1, flush(1, 1))
+    assert (error.value.our_epoch, error.value.current_epoch) == (1, 2)
+    assert store.list_versions() == [1, 2]
+
+
+def test_a_commit_under_an_epoch_that_nobody_claimed_is_refused(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    with pytest.raises(InvalidInputError, match="never claimed"):
+        store.commit_update(2, flush(1, 1))
+    assert store.list_versions() == [1]
+
+
+BAD: dict[str, Update] = {
+    "skips a version": lambda m: replace(m, version=m.version + 2),
+    "keeps the version": lambda m: replace(m, wal_entry_position_last_seen=9),
+    "goes back a version": lambda m: replace(m, version=m.version - 1),
+    "raises the epoch": lambda m: replace(m, version=m.version + 1, writer_epoch=m.writer_epoch + 1),
+    "lowers the epoch": lambda m: replace(m, version=m.version + 1, writer_epoch=0),
+    "moves the cursor without an SSTable": lambda m: replace(
+        m, version=m.version + 1, replay_after_wal_entry_position=5, wal_entry_position_last_seen=5
+    ),
+    "skips a generation": flush(2, 1),
+    "becomes another shard": lambda m: replace(m, version=m.version + 1, shard_id="0" * 8 + SHARD[8:]),
+    "leads outside the shard": lambda m: replace(
+        m, version=m.version + 1, sstables=(SsTable(1, "../0000000a_gen_1"),), current_generation=2
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+@pytest.mark.parametrize("maintenance", [False, True])
+def test_a_function_that_breaks_a_rule_is_refused_before_anything_is_written(
+    how: str, maintenance: bool, tmp_path: Path
+) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    with pytest.raises(InvalidInputError):
+        store.commit_maintenance(BAD[how]) if maintenance else store.commit_update(1, BAD[how])
+    assert store.list_versions() == [1]
+
+
+def test_a_lost_race_is_retried_on_the_newest_copy(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    met: list[int] = []
+
+    def update(manifest: ShardManifest) -> ShardManifest:
+        met.append(manifest.version)
+        if len(met) < 3:  # somebody else is faster, twice
+            store.commit_maintenance(look(manifest.version + 1))
+        return flush(1, 1)(manifest)
+
+    committed = store.commit_update(1, update)
+    assert met == [1, 2, 3]
+    assert (committed.version, committed.wal_entry_position_last_seen, len(committed.sstables)) == (4, 3, 1)
+
+
+def test_a_race_that_is_lost_for_ever_ends_as_a_conflict(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+
+    def update(manifest: ShardManifest) -> ShardManifest:
+        store.commit_maintenance(look(manifest.version + 1))
+        return flush(1, 1)(manifest)
+
+    with pytest.raises(ConflictError) as error:
+        store.commit_update(1, update)
+    assert error.value.retryable
+
+
+def test_a_takeover_in_the_middle_of_a_commit_fences_it(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+
+    def update(manifest: ShardManifest) -> ShardManifest:
+        if manifest.writer_epoch == 1:
+            store.claim_epoch()
+        return flush(1, 1)(manifest)
+
+    with pytest.raises(FencedError):
+        store.commit_update(1, update)
+    latest = store.read_latest()
+    assert latest is not None
+    assert (latest.writer_epoch, latest.sstables) == (2, ())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [FaultKind.ERROR_AFTER, FaultKind.CONFLICT_AFTER_EFFECT, FaultKind.LATE_EFFECT, FaultKind.DUPLICATE],
+    ids=lambda kind: str(kind.value),
+)
+def test_a_commit_whose_answer_was_lost_is_applied_once(kind: FaultKind, tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    script = FaultScript(FaultPlan(at={3: kind}))  # list, two reads, then the put
+    committed = manifests_at(place(tmp_path, wrap=script.wrap)).commit_update(1, flush(1, 4))
+    assert [call.kind for call in script.injected] == ["put_new"]
+    script.settle()
+    assert committed == store.read_latest()
+    assert (committed.version, len(committed.sstables)) == (2, 1)
+
+
+def test_a_commit_is_judged_by_content_when_a_newer_manifest_was_written_on_top(tmp_path: Path) -> None:
+    """Our put lands, its answer is lost, and a successor claims on top of it before we look."""
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    script = FaultScript(FaultPlan(at={3: FaultKind.ERROR_AFTER}), clock=SkippingClock())
+
+    class Pausing(SkippingClock):
+        def sleep(self, seconds: float) -> None:  # type: ignore[override]
+            if len(store.list_versions()) == 2:
+                store.claim_epoch()
+
+    location = place(tmp_path, Pausing(), wrap=script.wrap)
+    committed = manifests_at(location).commit_update(1, flush(1, 4), landed=lists(1))
+    assert (committed.version, committed.writer_epoch) == (3, 2)
+    assert [sstable.generation for sstable in committed.sstables] == [1]
+
+
+def test_a_commit_that_is_not_in_the_newer_manifest_is_fenced(tmp_path: Path) -> None:
+    """Our put fails without effect, and a successor claims before we try again."""
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    script = FaultScript(FaultPlan(at={3: FaultKind.ERROR_BEFORE}))
+
+    class Pausing(SkippingClock):
+        def sleep(self, seconds: float) -> None:  # type: ignore[override]
+            if len(store.list_versions()) == 1:
+                store.claim_epoch()
+
+    location = place(tmp_path, Pausing(), wrap=script.wrap)
+    with pytest.raises(FencedError):
+        manifests_at(location).commit_update(1, flush(1, 4), landed=lists(1))
+    latest = store.read_latest()
+    assert latest is not None
+    assert (latest.version, latest.sstables) == (2, ())
+
+
+def test_a_commit_into_a_slot_that_collection_emptied_does_not_count(tmp_path: Path) -> None:
+    """A writer sleeps before its put; its successor flushes on, and collection empties the slot."""
+    location = place(tmp_path)
+    store = manifests_at(location)
+    store.claim_epoch()
+
+    def update(manifest: ShardManifest) -> ShardManifest:
+        if manifest.version == 1:
+            store.claim_epoch()
+            store.commit_update(2, flush(1, 1))
+            store.commit_update(2, flush(2, 2))
+            for version in (1, 2, 3):
+                location.store.delete(paths.manifest_path(SHARD, version))
+        return flush(1, 9)(manifest)
+
+    with pytest.raises(FencedError):
+        store.commit_update(1, update)
+    latest = store.read_latest()
+    assert latest is not None
+    assert (latest.version, latest.writer_epoch, latest.replay_after_wal_entry_position) == (4, 2, 2)
+    assert location.store.get(paths.manifest_hint_path(SHARD)) == b'{"version":4}'
+
+
+def test_a_commit_that_storage_refuses_is_an_error_and_the_next_try_lands_once(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    script = FaultScript(FaultPlan(rate=1.0, kinds=frozenset({FaultKind.ERROR_AFTER})))
+    with pytest.raises(UnavailableError):
+        manifests_at(place(tmp_path, wrap=script.wrap)).commit_update(1, flush(1, 4))
+    assert store.commit_update(1, flush(1, 4)).version == 2
+
+
+def test_racing_maintenance_and_flushes_all_land_once(tmp_path: Path) -> None:
+    store = ShardManifestStore(place(tmp_path), SHARD, fsync=False)
+    store.claim_epoch()
+    start = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            start.wait()
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    def flushes() -> None:
+        for generation in range(1, 11):
+            store.commit_update(1, flush(generation, generation))
+
+    def looks(name: int) -> None:
+        for n in range(10):
+            store.commit_maintenance(look(100 * name + n))
+
+    works: list[Callable[[], object]] = [flushes, *(lambda name=n: looks(name) for n in (1, 2, 3))]
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    latest = store.read_latest()
+    assert latest is not None
+    assert latest.version <= 1 + 10 + 30, "two commits of the same content may share a version, no commit takes two"
+    assert store.list_versions() == list(range(1, latest.version + 1))
+    assert [sstable.generation for sstable in latest.sstables] == list(range(1, 11))
+    assert latest.wal_entry_position_last_seen == 309
+
+
+def test_maintenance_fences_nobody(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    store.commit_update(1, flush(1, 1))
+    trimmed = store.commit_maintenance(lambda m: replace(m, version=m.version + 1, sstables=()))
+    assert (trimmed.writer_epoch, trimmed.sstables, trimmed.current_generation) == (1, (), 2)
+    assert store.commit_update(1, flush(2, 2)).sstables[0].generation == 2
+
+
+def test_a_hint_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    dry = FaultScript()
+    manifests_at(place(tmp_path, wrap=dry.wrap)).commit_update(1, flush(1, 1))
+    hint = next(call.index for call in dry.calls if call.kind == "put")
+    script = FaultScript(FaultPlan(at={hint: FaultKind.ERROR_BEFORE}))
+    committed = manifests_at(place(tmp_path, wrap=script.wrap)).commit_update(1, flush(2, 2))
+    assert [call.kind for call in script.injected] == ["put"]
+    assert (committed.version, store.read_latest()) == (3, committed)
+
+
+def test_a_sealed_shard_stays_sealed(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+    sealed = store.commit_update(1, lambda m: replace(m, version=2, status=ShardStatus.SEALED))
+    with pytest.raises(InvalidInputError, match="I-10"):
+        store.commit_update(1, lambda m: replace(m, version=3, status=ShardStatus.ACTIVE))
+    assert store.read_latest() == sealed
+
+
+def test_a_store_of_manifests_refuses_what_is_no_shard_and_shows_no_options(tmp_path: Path) -> None:
+    for bad in ("", "..", "ABC", SHARD.upper(), f"{SHARD}/x"):
+        with pytest.raises(InvalidInputError):
+            ShardManifestStore(str(tmp_path), bad)
+    with pytest.raises(InvalidInputError):
+        ShardManifestStore(str(tmp_path), SHARD, scan_batch_size=0)
+    shown = repr(ShardManifestStore(str(tmp_path), SHARD, storage_options={"secret": "hush"}))
+    assert SHARD in shown
+    assert "hush" not in shown

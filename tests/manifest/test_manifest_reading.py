@@ -1,0 +1,179 @@
+"""The newest manifest is found whatever the hint says, and trouble is never read as absence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from memwal import CorruptDataError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
+from memwal.errors import ObjectNotFoundError
+from memwal.format.shard_manifest import encode_manifest
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.testing import FaultKind, FaultPlan, FaultScript
+from memwal.types import ShardManifest
+from wal.wal_kit import SHARD, manifests_at, place
+
+
+def write(location: Location, manifest: ShardManifest) -> None:
+    location.store.put_new(paths.manifest_path(SHARD, manifest.version), encode_manifest(manifest))
+
+
+def history(location: Location, *versions: int) -> None:
+    for version in versions:
+        write(location, ShardManifest(version, SHARD, writer_epoch=version))
+
+
+HINTS = {
+    "missing": None,
+    "stale": b'{"version":1}',
+    "too high": b'{"version":900}',
+    "zero": b'{"version":0}',
+    "negative": b'{"version":-7}',
+    "beyond 64 bits": b'{"version":99999999999999999999999}',
+    "garbage": b"\xff\x00 no json",
+    "empty": b"",
+    "of another shape": b"[1, 2, 3]",
+    "with more keys": b'{"version":2,"more":true}',
+}
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_the_newest_version_is_found_whatever_the_hint_says(hint: str, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    history(location, 1, 2, 3, 4, 5)
+    data = HINTS[hint]
+    if data is not None:
+        location.store.put(paths.manifest_hint_path(SHARD), data)
+    store = manifests_at(location)
+    assert (store.list_versions(), store.read_latest()) == (
+        [1, 2, 3, 4, 5],
+        ShardManifest(5, SHARD, writer_epoch=5),
+    )
+    epoch, claimed = store.claim_epoch()
+    assert (epoch, claimed.version) == (6, 6)
+    assert location.store.get(paths.manifest_hint_path(SHARD)) == b'{"version":6}'
+
+
+def test_gaps_that_collection_left_do_not_hide_the_newest_version(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    history(location, 1, 9, 200)
+    location.store.put(paths.manifest_hint_path(SHARD), b'{"version":1}')
+    latest = manifests_at(location).read_latest()
+    assert latest is not None
+    assert latest.version == 200
+
+
+def test_a_shard_that_nobody_claimed_has_no_manifest_and_cannot_be_updated(tmp_path: Path) -> None:
+    store = manifests_at(place(tmp_path))
+    assert (store.read_latest(), store.list_versions()) == (None, [])
+    with pytest.raises(InvalidInputError, match="claim it first"):
+        store.commit_update(1, lambda manifest: manifest)
+
+
+def test_names_that_are_no_versions_do_not_count(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    history(location, 1)
+    directory = paths.manifest_dir(SHARD)
+    for name in ("x.binpb", f"{paths.number_name(7)}.tmp", f"{paths.number_name(8)}.binpb.tmp", "1" * 63 + ".binpb"):
+        location.store.put(f"{directory}/{name}", b"stray")
+    assert manifests_at(location).list_versions() == [1]
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.THROTTLE])
+@pytest.mark.parametrize("call", ["list_names", "get"])
+def test_a_storage_error_is_never_read_as_absence(call: str, kind: FaultKind, tmp_path: Path) -> None:
+    clean = place(tmp_path)
+    history(clean, 1, 2)
+    plan = _EveryCall(rate=1.0, kinds=frozenset({kind}), name=call)
+    store = manifests_at(place(tmp_path, wrap=FaultScript(plan).wrap))
+    for ask in (store.read_latest, store.claim_epoch, lambda: store.check_fenced(2)):
+        with pytest.raises(UnavailableError) as error:
+            ask()
+        assert error.value.retryable
+    assert manifests_at(clean).list_versions() == [1, 2]
+
+
+@dataclass(frozen=True)
+class _EveryCall(FaultPlan):
+    """One fault on every call of one name."""
+
+    name: str = ""
+
+    def fault(self, index: int, call: str) -> FaultKind | None:
+        return super().fault(index, call) if call == self.name else None
+
+
+def test_a_passing_storage_error_is_retried(tmp_path: Path) -> None:
+    history(place(tmp_path), 1, 2)
+    script = FaultScript(FaultPlan(at={0: FaultKind.ERROR_BEFORE, 2: FaultKind.THROTTLE}))
+    latest = manifests_at(place(tmp_path, wrap=script.wrap)).read_latest()
+    assert latest is not None
+    assert latest.version == 2
+    assert len(script.injected) == 2
+
+
+def test_a_version_that_vanishes_between_the_listing_and_the_read_is_looked_up_again(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    history(location, 1)
+
+    class Collecting(ShardManifestStore):
+        def list_versions(self) -> list[int]:
+            found = super().list_versions()
+            if found == [1]:  # a writer commits and a collector removes, right after the listing
+                history(location, 2)
+                location.store.delete(paths.manifest_path(SHARD, 1))
+            return found
+
+    latest = Collecting(location, SHARD).read_latest()
+    assert latest is not None
+    assert latest.version == 2
+    with pytest.raises(ObjectNotFoundError):
+        manifests_at(location).read_version(1)
+
+
+@pytest.mark.parametrize(
+    ("why", "data"),
+    [
+        ("empty", b""),
+        ("cut", encode_manifest(ShardManifest(3, SHARD, writer_epoch=3))[:-5]),
+        ("another version inside", encode_manifest(ShardManifest(4, SHARD))),
+        ("another shard inside", encode_manifest(ShardManifest(3, "00000000-0000-4000-8000-000000000000"))),
+    ],
+)
+def test_a_damaged_newest_manifest_is_an_error_that_names_it_and_never_an_older_one(
+    why: str, data: bytes, tmp_path: Path
+) -> None:
+    location = place(tmp_path)
+    history(location, 1, 2)
+    location.store.put(paths.manifest_path(SHARD, 3), data)
+    store = manifests_at(location)
+    for ask in (
+        store.read_latest,
+        store.claim_epoch,
+        lambda: store.check_fenced(9),
+        lambda: store.commit_update(2, fn),
+    ):
+        with pytest.raises(CorruptDataError) as error:
+            ask()
+        assert error.value.path == paths.manifest_path(SHARD, 3)
+
+
+def fn(manifest: ShardManifest) -> ShardManifest:
+    return replace(manifest, version=manifest.version + 1)
+
+
+def test_a_fence_check_returns_the_newest_manifest_or_says_who_owns_the_shard(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    store = manifests_at(location)
+    with pytest.raises(CorruptDataError):
+        store.check_fenced(1)
+    history(location, 1, 2)
+    assert store.check_fenced(2).version == 2
+    with pytest.raises(FencedError, match="Writer fenced") as error:
+        store.check_fenced(1)
+    assert (error.value.our_epoch, error.value.current_epoch) == (1, 2)
+    with pytest.raises(UnavailableError):  # a listing that lacks the claim of whoever asks
+        store.check_fenced(3)
