@@ -2,9 +2,12 @@
 
 Owns the commit of the index entry. Invariants:
 
-1. The entry is committed by us, with every stored setting, in one conditional commit on the version that was checked: a
-   concurrent schema change or another initialisation makes it fail, never both succeed.
-2. A second initialisation is refused; the rows of a table are never touched.
+1. The entry is committed by us, with every stored setting. Lance lets such a commit pass over concurrent ones that only
+   drop or rename columns, so the version that came out is checked again: an entry that does not fit its columns is taken
+   back. Of two initialisations one wins; what the loser is told says so.
+2. Everything that can be refused is refused before anything is written.
+3. A second initialisation is refused; the rows of a table are never touched.
+4. Shards that hold rows are never taken over unasked: after an overwrite they belong to rows that are gone.
 
 Called by: the table facade.
 """
@@ -12,6 +15,7 @@ Called by: the table facade.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lance
@@ -22,16 +26,20 @@ from lance.lance import Bitmap
 from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK
 from memwal.config import WriterConfig
-from memwal.errors import ConflictError, InvalidInputError
+from memwal.errors import ConflictError, InvalidInputError, UnavailableError
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
-from memwal.format.keys import check_primary_key
+from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.ingest import to_batches
+from memwal.manifest import ShardManifestStore
+from memwal.scan.snapshot import list_shards
 from memwal.schema import TableSchema
 from memwal.sharding import Sharding, check_sharding, num_shards, to_spec
 from memwal.store.location import Location
+from memwal.wal import list_positions
 
-__all__ = ["commit_details", "keyed_schema", "make_details", "write_base"]
+__all__ = ["Choices", "check_existing", "install", "keyed_schema", "make_details", "refuse_leftovers", "write_base"]
 
+_MAX_TRIES = 8
 _KEY = "lance-schema:unenforced-primary-key"
 _POSITION = "lance-schema:unenforced-primary-key:position"
 
@@ -59,56 +67,93 @@ def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> 
     return keyed
 
 
-def write_base(location: Location, data_or_schema: Any, primary_key: str | Sequence[str] | None) -> BaseTable:
-    """Create the base table, with rows if data is given."""
-    if isinstance(data_or_schema, pa.Schema):
-        rows = keyed_schema(data_or_schema, primary_key).empty_table()
-    else:
-        batches = to_batches(data_or_schema, pa.schema([]))
-        if not batches:
-            raise InvalidInputError("data without batches has no columns; give a schema")
-        schema = keyed_schema(batches[0].schema, primary_key)
-        try:
-            rows = pa.Table.from_batches(batches).cast(schema)
-        except (pa.ArrowException, ValueError) as error:
-            raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
-    with lance_errors("creating the base table"):
-        lance.write_dataset(rows, location.dataset_uri, mode="create", storage_options=lance_options(location))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a user chose for the MemWAL index of a table."""
+
+    sharding: Sharding | None = None
+    maintained_indexes: str | Sequence[str] | None = "all"
+    writer_defaults: WriterConfig | Mapping[str, Any] | None = None
+    allow_keys_across_shards: bool = False
+
+    def check(self, schema: pa.Schema, primary_key: Sequence[str], indexes: Sequence[str]) -> None:
+        """Return only if a table with these columns, key and indexes can have this index."""
+        check_sharding(
+            self.sharding, schema, primary_key=primary_key, allow_keys_across_shards=self.allow_keys_across_shards
+        )
+        if isinstance(self.maintained_indexes, str) and self.maintained_indexes != "all":
+            raise InvalidInputError("maintained_indexes is 'all', a list of index names, or None")
+        for name in self.index_names:
+            if name not in indexes:
+                raise InvalidInputError(
+                    f"the table has no index {name!r}; its indexes: {', '.join(sorted(indexes)) or 'none'}"
+                )
+        _defaults(self.writer_defaults)
+
+    @property
+    def index_names(self) -> tuple[str, ...]:
+        """The indexes that are named one by one."""
+        named = self.maintained_indexes
+        return () if named is None or isinstance(named, str) else tuple(named)
+
+
+def write_base(
+    location: Location, data_or_schema: Any, primary_key: str | Sequence[str] | None, choices: Choices
+) -> BaseTable:
+    """Create the base table, with rows if data is given; nothing is written if `choices` do not fit it."""
+    rows = _first_rows(data_or_schema, primary_key)
+    choices.check(rows.schema, primary_key_columns(rows.schema), ())
+    try:
+        with lance_errors("creating the base table"):
+            lance.write_dataset(rows, location.dataset_uri, mode="create", storage_options=lance_options(location))
+    except (InvalidInputError, UnavailableError):
+        if BaseTable.open(location) is None:
+            raise
+        raise ConflictError(f"another call made a table at {location.describe()} meanwhile; open it") from None
     base = BaseTable.open(location)
     if base is None:
         raise ConflictError(f"the table at {location.describe()} vanished while it was made; retry")
     return base
 
 
-def make_details(
-    base: BaseTable,
-    *,
-    sharding: Sharding | None,
-    maintained_indexes: str | Sequence[str] | None,
-    writer_defaults: WriterConfig | Mapping[str, Any] | None,
-    allow_keys_across_shards: bool,
-) -> MemWalDetails:
+def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) -> pa.Table:
+    if isinstance(data_or_schema, pa.Schema):
+        return keyed_schema(data_or_schema, primary_key).empty_table()
+    batches = to_batches(data_or_schema, pa.schema([]))
+    columns = batches[0].schema if batches else getattr(data_or_schema, "schema", None)
+    if not isinstance(columns, pa.Schema):
+        raise InvalidInputError("data without batches has no columns; give a schema")
+    schema = keyed_schema(columns, primary_key)
+    try:
+        return pa.Table.from_batches(batches, schema=columns).cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
+
+
+def check_existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequence[str] | None) -> None:
+    """Return only if an existing table is what a call with `exist_ok=True` asked for: same columns, same key."""
+    if isinstance(data_or_schema, pa.Schema):
+        asked = [(field.name, field.type) for field in data_or_schema]
+        found = [(field.name, field.type) for field in base.schema]
+        if asked != found:
+            raise InvalidInputError(f"the table at {base.location.describe()} has other columns: {base.schema.names}")
+    if primary_key is not None:
+        names = (primary_key,) if isinstance(primary_key, str) else tuple(primary_key)
+        if names != base.primary_key:
+            key = ", ".join(base.primary_key) or "none"
+            raise InvalidInputError(f"the table at {base.location.describe()} has another primary key: {key}")
+
+
+def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
     """The details that a table with these choices records; refused if they do not fit it."""
-    check_sharding(
-        sharding, base.schema, primary_key=base.primary_key, allow_keys_across_shards=allow_keys_across_shards
-    )
-    spec = to_spec(sharding, base.schema, base.column_ids)
-    every = maintained_indexes == "all"
-    if isinstance(maintained_indexes, str) and not every:
-        raise InvalidInputError("maintained_indexes is 'all', a list of index names, or None")
-    names = [] if every or maintained_indexes is None else list(maintained_indexes)
-    known = {entry.name for entry in base.index_entries}
-    for name in names:
-        if name not in known:
-            raise InvalidInputError(
-                f"the table has no index {name!r}; its indexes: {', '.join(sorted(known)) or 'none'}"
-            )
+    choices.check(base.schema, base.primary_key, [entry.name for entry in base.index_entries])
+    spec = to_spec(choices.sharding, base.schema, base.column_ids)
     return MemWalDetails(
-        num_shards=num_shards(sharding),
+        num_shards=num_shards(choices.sharding),
         sharding_specs=() if spec is None else (spec,),
-        maintained_indexes=tuple(names),
-        maintain_all_indexes=every,
-        writer_config_defaults=_defaults(writer_defaults),
+        maintained_indexes=choices.index_names,
+        maintain_all_indexes=choices.maintained_indexes == "all",
+        writer_config_defaults=_defaults(choices.writer_defaults),
         compacted={},
         index_catchup={},
     )
@@ -127,12 +172,32 @@ def _defaults(given: WriterConfig | Mapping[str, Any] | None) -> dict[str, str]:
     return {**known, **{k: str(v) for k, v in given.items() if k not in names}}
 
 
-def commit_details(base: BaseTable, details: MemWalDetails) -> BaseTable:
-    """Put the index entry on the table, on exactly the version that was checked."""
+def install(base: BaseTable, choices: Choices) -> BaseTable:
+    """The table with a MemWAL index as chosen. `ConflictError` if somebody else's came first, or the columns changed."""
     if base.details is not None:
         raise InvalidInputError(f"the table at {base.location.describe()} has a MemWAL index already; open it")
+    for _ in range(_MAX_TRIES):
+        details = make_details(base, choices)
+        entry_id = SYSTEM_CLOCK.uuid4()
+        try:
+            _commit(base, details, entry_id)
+        except (InvalidInputError, UnavailableError):
+            newest = base.refresh()
+            if newest.version == base.version:
+                raise
+        else:
+            newest = base.refresh()
+        if _entry_id(newest) == entry_id:
+            return _fitting(base, newest, choices, details)
+        if newest.details is not None:
+            raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
+        base = newest
+    raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be enabled; retry")
+
+
+def _commit(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
     index = Index(
-        uuid=SYSTEM_CLOCK.uuid4(),
+        uuid=entry_id,
         name=INDEX_NAME,
         fields=[],
         dataset_version=base.version,
@@ -148,7 +213,36 @@ def commit_details(base: BaseTable, details: MemWalDetails) -> BaseTable:
             max_retries=0,
             storage_options=lance_options(base.location),
         )
-    newest = base.refresh()
-    if newest.details is None:
-        raise ConflictError("the MemWAL index was overwritten while it was made; retry")
-    return newest
+
+
+def _entry_id(base: BaseTable) -> str | None:
+    entry = base.manifest.index(INDEX_NAME)
+    return None if entry is None else str(entry.uuid)
+
+
+def _fitting(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> BaseTable:
+    """`newest` if the entry still fits its columns; else the entry is taken back."""
+    if newest.version == base.version + 1 or _still_fits(base, newest, choices, details):
+        return newest
+    with lance_errors("taking the MemWAL index back"):
+        newest.dataset.drop_index(INDEX_NAME)
+    raise ConflictError(f"the columns of {base.location.describe()} changed while it was enabled; retry")
+
+
+def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> bool:
+    try:
+        return newest.primary_key == base.primary_key and make_details(newest, choices) == details
+    except InvalidInputError:
+        return False
+
+
+def refuse_leftovers(location: Location) -> None:
+    """Raise if shards of an earlier life of this table hold rows."""
+    for shard_id in list_shards(location):
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        cursor = 0 if manifest is None else manifest.replay_after_wal_entry_position
+        if (manifest is not None and manifest.sstables) or list_positions(location, shard_id)[-1:] > [cursor]:
+            raise InvalidInputError(
+                f"shard {shard_id} of the table at {location.describe()} holds rows of before; pass adopt_shards=True if "
+                "they belong to the table as it is now, or remove its _mem_wal directory"
+            )

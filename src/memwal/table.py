@@ -20,7 +20,7 @@ import pyarrow as pa
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK
 from memwal.config import WriterConfig
-from memwal.create import commit_details, make_details, write_base
+from memwal.create import Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import MemWalDetails
 from memwal.ingest import key_batch
@@ -31,7 +31,7 @@ from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
 from memwal.scan.prune import values_in_filter
 from memwal.scan.scan import Scan
-from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards
+from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards, no_entry, with_restarts
 from memwal.schema import TableSchema
 from memwal.shard_target import table_schema, target_of, writer_config
 from memwal.shard_writer import ShardWriter
@@ -80,24 +80,26 @@ def create_table(
 ) -> Table:
     """A new table with a MemWAL index; data that is given becomes its first base rows.
 
-    Without a primary key the table is append-only. `sharding=None` means manual shards.
+    Without a primary key the table is append-only. `sharding=None` means manual shards. With `exist_ok` a table that is
+    there already is opened as it is (it must have the columns and the key that are asked for); data is not written to it.
     """
     location = resolve(uri, storage_options)
+    choices = Choices(
+        sharding=sharding,
+        maintained_indexes=maintained_indexes,
+        writer_defaults=writer_defaults,
+        allow_keys_across_shards=allow_keys_across_shards,
+    )
     base = BaseTable.open(location)
-    if base is not None and not exist_ok:
-        raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
     if base is None:
-        base = write_base(location, data_or_schema, primary_key)
-    if base.details is None:
-        details = make_details(
-            base,
-            sharding=sharding,
-            maintained_indexes=maintained_indexes,
-            writer_defaults=writer_defaults,
-            allow_keys_across_shards=allow_keys_across_shards,
-        )
-        base = commit_details(base, details)
-    return Table(location, base)
+        base = write_base(location, data_or_schema, primary_key, choices)
+    elif not exist_ok:
+        raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
+    else:
+        check_existing(base, data_or_schema, primary_key)
+        if base.details is None:
+            refuse_leftovers(location)
+    return Table(location, install(base, choices) if base.details is None else base)
 
 
 def enable(
@@ -107,20 +109,26 @@ def enable(
     maintained_indexes: str | Sequence[str] | None = "all",
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
     allow_keys_across_shards: bool = False,
+    adopt_shards: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
-    """Put a MemWAL index on an existing Lance table; its rows stay as they are."""
+    """Put a MemWAL index on an existing Lance table; its rows stay as they are.
+
+    Shards that an earlier index left behind are refused, since their rows would appear above those of the table;
+    `adopt_shards=True` says that they belong to it.
+    """
     given = uri_or_lance_dataset
     location = resolve(given.uri if isinstance(given, lance.LanceDataset) else given, storage_options)
     base = _need_base(location)
-    details = make_details(
-        base,
+    choices = Choices(
         sharding=sharding,
         maintained_indexes=maintained_indexes,
         writer_defaults=writer_defaults,
         allow_keys_across_shards=allow_keys_across_shards,
     )
-    return Table(location, commit_details(base, details))
+    if base.details is None and not adopt_shards:
+        refuse_leftovers(location)
+    return Table(location, install(base, choices))
 
 
 def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Table:
@@ -185,10 +193,7 @@ class Table:
         """What the MemWAL index of the newest base version records."""
         details = self._newest_base().details
         if details is None:
-            raise InvalidInputError(
-                f"the table at {self.uri} has no MemWAL index: it was never enabled, or the base was overwritten or the "
-                "index dropped. Call memwal.enable(); rows left in shards are recovered by Table.repair()"
-            )
+            raise no_entry(self.location)
         return details
 
     def shards(self) -> list[ShardInfo]:
@@ -298,16 +303,19 @@ class Table:
         return found.to_pylist()[0] if found.num_rows else None
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
-        """The live rows of many keys, in no order; keys without a row are left out."""
+        """The live rows of many keys, each once and in no order; keys without a row are left out."""
         base = self._newest_base()
-        schema = self._schema_of(base)
-        named = key_batch(keys, schema)
-        wanted = list(schema.columns.names) if columns is None else list(columns)
-        for name in wanted:
-            if name not in schema.columns.names:
-                raise InvalidInputError(f"column {name!r} is not in the table")
-        snapshot = self._snapshots.capture(candidates=self._shards_of_keys(named, base))
-        return lookup_rows(snapshot, self._lookup, named, wanted)
+        named = key_batch(keys, self._schema_of(base))
+
+        def capture() -> Snapshot:
+            return self._snapshots.capture(candidates=self._shards_of_keys(named, base))
+
+        def read(snapshot: Snapshot) -> pa.Table:
+            return lookup_rows(
+                snapshot, self._lookup, named, snapshot.schema.columns.names if columns is None else columns
+            )
+
+        return with_restarts(capture, read)
 
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""
@@ -320,9 +328,10 @@ class Table:
         return base
 
     def _schema_of(self, base: BaseTable) -> TableSchema:
-        if self._schemas is None or self._schemas[0] != base.version:
-            self._schemas = (base.version, table_schema(base))
-        return self._schemas[1]
+        known = self._schemas
+        if known is None or known[0] != base.version:
+            known = self._schemas = (base.version, table_schema(base))
+        return known[1]
 
     def _sharding(self, base: BaseTable) -> Sharding | None:
         if base.details is None:
@@ -337,7 +346,7 @@ class Table:
             return None
         if base.primary_key and sharding.column not in base.primary_key:
             return None
-        values = values_in_filter(filter, sharding.column)
+        values = values_in_filter(filter, sharding.column, base.schema.names)
         return None if values is None else self._shards_of_values(sharding, values, base)
 
     def _shards_of_values(self, sharding: Bucket | Identity, values: Any, base: BaseTable) -> set[str] | None:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from memwal.format.keys import encode_composite
 
-__all__ = ["KeySet", "as_numbers", "concat_keys", "key_array"]
+__all__ = ["KeySet", "as_numbers", "concat_keys", "distinct", "key_array", "one_array"]
 
 _TABLE_SPAN = 1 << 26
 _TABLE_SPAN_PER_KEY = 4096
@@ -54,6 +54,13 @@ def as_numbers(keys: pa.Array) -> npt.NDArray[np.generic] | None:
 def concat_keys(parts: Sequence[pa.Array]) -> pa.Array:
     """All keys in order."""
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def distinct(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The row of the first occurrence of each key."""
+    numbers = as_numbers(keys)
+    codes = keys.dictionary_encode().indices.to_numpy() if numbers is None else numbers
+    return np.asarray(np.unique(codes, return_index=True)[1])
 
 
 class KeySet:

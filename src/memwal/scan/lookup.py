@@ -1,10 +1,12 @@
 """Point lookups: the newest live row of each key, tier by tier, newest first.
 
-Owns `Lookup`. Invariants:
+Owns `lookup_rows`. Invariants:
 
-1. A key that a tier has, even as a tombstone, is decided there; older tiers are not asked for it.
+1. A key that a tier of a shard has, even as a tombstone, is decided there; older tiers are not asked for it.
 2. A key that memory decides costs no look at SSTables or the base table.
-3. A tier is asked once for all keys that are left.
+3. A tier is asked once for all keys that are left, and for each of them once.
+4. A lookup finds what a scan shows: keys are compared within a shard, and between any shard and the base table. Where
+   a key lives in two shards (see `allow_keys_across_shards`), both rows are found.
 
 Called by: the table facade, `ShardWriter.get` and `lookup`.
 """
@@ -17,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.errors import InvalidInputError
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.memtable import key_values
 from memwal.scan.base_keys import BaseLookup
-from memwal.scan.keys import key_array
+from memwal.scan.keys import distinct, key_array
 from memwal.scan.merge import SHARED_INDEXES, ShardMerge
 from memwal.scan.snapshot import Snapshot
 
@@ -29,19 +32,43 @@ __all__ = ["lookup_rows"]
 
 def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
-    left = np.arange(keys.num_rows)
+    schema = _projected(snapshot.schema.columns, columns)
+    if not columns:
+        return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
+    if keys.num_rows > 1:
+        keys = _each_once(keys)
+    nowhere = np.ones(keys.num_rows, dtype=bool)
     parts: list[pa.Table] = []
     for view in snapshot.shards:
         merge = ShardMerge(view, snapshot, SHARED_INDEXES)
-        if len(left) and view.memory:
+        left = np.arange(keys.num_rows)
+        if view.memory:
             left = _from_memory(merge, keys, left, columns, parts)
         if len(left) and view.sstables:
             left = _from_sstables(merge, snapshot, keys, left, columns, parts)
-    if len(left):
-        wanted = keys if len(left) == keys.num_rows else keys.take(pa.array(left))
+        if len(left) < keys.num_rows:
+            open_here = np.zeros(keys.num_rows, dtype=bool)
+            open_here[left] = True
+            nowhere &= open_here
+    if nowhere.any():
+        wanted = keys if nowhere.all() else keys.filter(pa.array(nowhere))
         parts.append(base_lookup.find(snapshot.base, wanted, columns).select(list(columns)))
-    schema = pa.schema([snapshot.schema.columns.field(name) for name in columns])
     return _union(parts, schema)
+
+
+def _projected(table: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    for name in columns:
+        if name not in table.names:
+            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
+    if len(set(columns)) != len(columns):
+        raise InvalidInputError("columns must not repeat")
+    return pa.schema([table.field(name) for name in columns])
+
+
+def _each_once(keys: pa.RecordBatch) -> pa.RecordBatch:
+    """`keys` without repetitions."""
+    first = distinct(key_array(keys.columns))
+    return keys if len(first) == keys.num_rows else keys.take(pa.array(first))
 
 
 def _from_memory(

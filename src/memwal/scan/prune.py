@@ -9,6 +9,7 @@ Called by: the table facade.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 __all__ = ["values_in_filter"]
 
@@ -16,31 +17,44 @@ _LITERAL = r"(?:-?\d+|'(?:[^']|'')*'|true|false)"
 _EQUALS = re.compile(rf"\s*`?(\w+)`?\s*=\s*({_LITERAL})\s*", re.IGNORECASE)
 _IN = re.compile(rf"\s*`?(\w+)`?\s+in\s*\(\s*({_LITERAL}(?:\s*,\s*{_LITERAL})*)\s*\)\s*", re.IGNORECASE)
 _SPLIT = re.compile(
-    r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\(|\)|\bcase\b|\bend\b|\bbetween\b|\band\b|\bor\b", re.IGNORECASE
+    r"(?P<quoted>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`)|(?P<open>\()|(?P<close>\))|(?P<and>\band\b)"
+    r"|(?P<unclear>\bor\b|\bcase\b|\bbetween\b)|(?P<foreign>--|/\*|\$|\w(?=')|['\"`])",
+    re.IGNORECASE,
 )
 
 
-def values_in_filter(sql: str, column: str) -> list[int | str | bool] | None:
-    """The values that `column` can have where the filter is true, or None if it says nothing certain."""
+def values_in_filter(sql: str, column: str, columns: Sequence[str]) -> list[int | str | bool] | None:
+    """The values that `column`, one of `columns`, can have where the filter is true; None if that is not certain."""
     for conjunct in _conjuncts(sql):
         match = _EQUALS.fullmatch(conjunct) or _IN.fullmatch(conjunct)
-        if match is not None and match.group(1).lower() == column.lower():
+        if match is not None and _named(match.group(1), columns) == column:
             return [_value(text) for text in re.findall(_LITERAL, match.group(2), re.IGNORECASE)]
     return None
 
 
+def _named(name: str, columns: Sequence[str]) -> str | None:
+    """The column that `name` means: the one of exactly that name, else the first one that differs in case only."""
+    if name in columns:
+        return name
+    return next((column for column in columns if column.lower() == name.lower()), None)
+
+
 def _conjuncts(sql: str) -> list[str]:
-    """The parts joined by AND at the top level; nothing if an OR, CASE or BETWEEN is there too."""
+    """The parts joined by AND at the top level; nothing if something else is there too.
+
+    Something else is an OR, CASE or BETWEEN, and whatever changes what is text and what is not: comments, dollar quotes,
+    prefixed strings, quotes without an end.
+    """
     parts, start, depth = [], 0, 0
     for match in _SPLIT.finditer(sql):
-        word = match.group().lower()
-        if word == "(":
+        kind = match.lastgroup
+        if kind == "open":
             depth += 1
-        elif word == ")":
+        elif kind == "close":
             depth -= 1
-        elif depth == 0 and word in ("or", "case", "between"):
+        elif kind == "foreign" or (depth == 0 and kind == "unclear"):
             return []
-        elif depth == 0 and word == "and":
+        elif depth == 0 and kind == "and":
             parts.append(sql[start : match.start()])
             start = match.end()
     return [*parts, sql[start:]]

@@ -4,8 +4,8 @@ Owns the public `Scan`. Invariants:
 
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
 2. Limit and offset count live, matching rows.
-3. An SSTable that vanished before the first batch restarts the read on a fresh snapshot (bounded); later it is
-   `CollectedError`.
+3. An SSTable that vanished before the first batch restarts the read on a fresh snapshot (bounded), and is corruption
+   if that one needs it too; later it is `CollectedError`.
 
 Called by: the table facade, `ShardWriter.lsm_scan`.
 """
@@ -13,6 +13,7 @@ Called by: the table facade, `ShardWriter.lsm_scan`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,11 +22,9 @@ from memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError
 from memwal.row_filter import FilterLike, RowFilter
 from memwal.scan.explain import explain
 from memwal.scan.merge import Merge, Projection
-from memwal.scan.snapshot import Snapshot
+from memwal.scan.snapshot import Snapshot, with_restarts
 
 __all__ = ["Scan"]
-
-_RESTARTS = 3
 
 
 class Scan:
@@ -61,18 +60,18 @@ class Scan:
         """What this scan reads."""
         return self._snapshot
 
-    def _merge(self) -> Merge:
-        for attempt in range(_RESTARTS + 1):
-            merge = Merge(self._snapshot, self._projection, self._filter)
-            try:
-                merge.prepare()
-            except ObjectNotFoundError as error:
-                if attempt == _RESTARTS:
-                    raise CollectedError(f"collection removed what this scan needs; scan again ({error})") from None
-                self._snapshot = self._capture()
-            else:
-                return merge
-        raise AssertionError("unreachable")
+    def _open(self) -> Iterator[pa.RecordBatch]:
+        """The stream behind its first batch: nothing that it needs was missing up to here."""
+
+        def start(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+            self._snapshot = snapshot
+            merge = Merge(snapshot, self._projection, self._filter)
+            merge.prepare()
+            batches = merge.batches()
+            first = next(batches, None)
+            return batches if first is None else chain([first], batches)
+
+        return with_restarts(self._capture, start, self._snapshot)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """The rows as a stream of batches."""
@@ -80,7 +79,7 @@ class Scan:
         if left == 0:
             return
         try:
-            for batch in self._merge().batches():
+            for batch in self._open():
                 if skip >= batch.num_rows:
                     skip -= batch.num_rows
                     continue

@@ -7,8 +7,12 @@ then WAL tails from their cursors, then the base version may meet a row twice bu
    manifest's `current_generation`, and everything up to the generation that the captured base version has compacted.
 2. A writer in this process is used only if the newest manifest carries its epoch; otherwise its shard's WAL tail is read.
 3. A missing WAL position is the tip only if a listing shows nothing above it and the manifest has not moved meanwhile;
-   otherwise the shard is captured again, a bounded number of times.
+   otherwise the shard is captured again, a bounded number of times. A hole is corruption once a second look at the same
+   manifest shows it again.
 4. Reading claims nothing, writes nothing and fences nobody.
+5. Rows in memory have the columns of the captured base version, matched by field id, whatever the columns were when
+   they were written.
+6. A table without a MemWAL entry is not read: what lies in its shards may belong to rows that were overwritten.
 
 Called by: `Scan`, lookups, search.
 """
@@ -17,13 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
+
+import pyarrow as pa
 
 from memwal import live
 from memwal.adapt import RowAdapter
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
-from memwal.errors import ConflictError, CorruptDataError, InvalidInputError
+from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from memwal.schema import TableSchema
@@ -32,10 +38,20 @@ from memwal.store.location import Location
 from memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
 from memwal.wal import list_positions, read_run
 
-__all__ = ["Consistency", "ShardView", "Snapshot", "SnapshotSource", "list_shards"]
+__all__ = [
+    "Consistency",
+    "ShardView",
+    "Snapshot",
+    "SnapshotSource",
+    "list_shards",
+    "no_entry",
+    "with_restarts",
+]
 
 Consistency = Literal["fresh", "flushed"]
+T = TypeVar("T")
 _MAX_TRIES = 16
+_MAX_RESTARTS = 3
 _BACKOFF_SECONDS = 0.01
 _PARALLEL_READS = 8
 
@@ -123,9 +139,13 @@ class SnapshotSource:
         captured = {s: given.get(s) or self._live(s, consistency) for s in wanted}
         uppers = self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, schema))
         base = self._base()
-        compacted = base.details.compacted if base.details is not None else {}
-        views = tuple(_view(upper, compacted.get(upper.shard_id, 0)) for upper in uppers if upper is not None)
-        return Snapshot(self.location, self._schema(base), base, views, pruned)
+        details, schema = base.details, self._schema(base)
+        if details is None:
+            raise no_entry(self.location)
+        views = tuple(
+            _view(upper, details.compacted.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None
+        )
+        return Snapshot(self.location, schema, base, views, pruned)
 
     def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:
         if consistency == "flushed":
@@ -143,6 +163,7 @@ class SnapshotSource:
         self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, schema: TableSchema
     ) -> _Upper | None:
         manifests = ShardManifestStore(self.location, shard_id, clock=self._clock)
+        doubted: set[int] = set()
         for attempt in range(_MAX_TRIES):
             manifest = manifests.read_latest()
             if manifest is None:
@@ -152,26 +173,26 @@ class SnapshotSource:
             if memtables is not None and memtables.epoch == manifest.writer_epoch:
                 return _Upper(shard_id, manifest, memtables.ascending, from_tail=False)
             memtables = None
-            tail = self._read_tail(shard_id, manifest, manifests, schema, last=attempt == _MAX_TRIES - 1)
-            if tail is not None:
-                return _Upper(shard_id, manifest, tail, from_tail=True)
+            try:
+                tail = self._read_tail(shard_id, manifest, schema)
+            except CorruptDataError:  # collection may have passed here since the manifest was read
+                if manifest.version in doubted or attempt == _MAX_TRIES - 1:
+                    raise
+                doubted.add(manifest.version)
+            else:
+                if manifests.list_versions()[-1:] == [manifest.version]:
+                    return _Upper(shard_id, manifest, tail, from_tail=True)
             self._clock.sleep(_BACKOFF_SECONDS * self._clock.random() * (attempt + 1))
         raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
     def _read_tail(
-        self, shard_id: str, manifest: ShardManifest, manifests: ShardManifestStore, schema: TableSchema, *, last: bool
-    ) -> tuple[InMemoryMemTableRef, ...] | None:
-        """The unflushed entries as memtables, one per generation; None if the shard moved on meanwhile."""
+        self, shard_id: str, manifest: ShardManifest, schema: TableSchema
+    ) -> tuple[InMemoryMemTableRef, ...]:
+        """The unflushed entries as memtables, one per generation."""
         cursor = manifest.replay_after_wal_entry_position
         above = [position for position in list_positions(self.location, shard_id) if position > cursor]
         end = above[-1] + 1 if above else cursor + 1
-        try:
-            tables = self._load(read_run(self.location, shard_id, cursor + 1, end), manifest, schema)
-        except CorruptDataError:
-            if last or manifests.list_versions()[-1:] == [manifest.version]:
-                raise
-            return None
-        return tables if manifests.list_versions()[-1:] == [manifest.version] else None
+        return self._load(read_run(self.location, shard_id, cursor + 1, end), manifest, schema)
 
     def _load(
         self, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema
@@ -195,14 +216,51 @@ def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None)
     return {c.shard_id: c for c in ([in_memory] if isinstance(in_memory, InMemoryMemTables) else in_memory)}
 
 
-def _view(upper: _Upper, compacted: int) -> ShardView:
-    """The shard without what a lower tier of the same snapshot holds already."""
+def _view(upper: _Upper, compacted: int, schema: TableSchema) -> ShardView:
+    """The shard without what a lower tier of the same snapshot holds already, in the columns of `schema`."""
     manifest = upper.manifest
     memory = tuple(
-        ref
+        _in_columns_of(schema, ref)
         for ref in upper.memory
         if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
     )
     live_tables = tuple(sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation))
     skipped = len(manifest.sstables) - len(live_tables)
     return ShardView(upper.shard_id, manifest, memory, live_tables, upper.from_tail, skipped)
+
+
+def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMemTableRef:
+    """The captured rows with the columns that the table has now; the writer's own if it has seen them."""
+    known = ref.memtable.schema
+    if known == schema:
+        return ref
+    adapter, table = RowAdapter(schema), MemTable(schema, ref.generation, 0, 0)
+    for batch in ref.batches:
+        table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.wal)))
+    return table.capture()
+
+
+def with_restarts(capture: Callable[[], Snapshot], read: Callable[[Snapshot], T], first: Snapshot | None = None) -> T:
+    """What `read` makes of a snapshot: of `first`, and of a fresh one if collection removed something that it needs.
+
+    What fresh snapshots list and nobody can find is lost, not collected: `CorruptDataError`.
+    """
+    snapshot = first if first is not None else capture()
+    for _ in range(_MAX_RESTARTS):
+        try:
+            return read(snapshot)
+        except ObjectNotFoundError:
+            snapshot = capture()
+    try:
+        return read(snapshot)
+    except ObjectNotFoundError as error:
+        raise CorruptDataError("the shard lists an SSTable that is not there", path=error.path) from None
+
+
+def no_entry(location: Location) -> InvalidInputError:
+    """The error for a table without a MemWAL entry."""
+    return InvalidInputError(
+        f"the table at {location.describe()} has no MemWAL index: it was never enabled, or its base was overwritten or "
+        "the index dropped, and rows in its shards cannot be read. Call memwal.enable(); with adopt_shards=True it takes "
+        "over what the shards hold"
+    )
