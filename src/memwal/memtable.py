@@ -373,8 +373,8 @@ class InMemoryMemTables:
 
     active: InMemoryMemTableRef
     frozen: tuple[InMemoryMemTableRef, ...]
-    shard_id: str = ""
-    epoch: int = 0
+    shard_id: str
+    epoch: int
 
     @property
     def ascending(self) -> tuple[InMemoryMemTableRef, ...]:

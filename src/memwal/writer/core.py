@@ -402,7 +402,8 @@ class ShardCore:
                 return max(0, min(visible - memtable.first_batch, memtable.num_batches))
 
             frozen = tuple(memtable.capture(shown(memtable)) for memtable in self.frozen)
-            return InMemoryMemTables(self.active.capture(shown(self.active)), frozen)
+            active = self.active.capture(shown(self.active))
+            return InMemoryMemTables(active, frozen, self.log.shard_id, self.log.epoch)
 
     def release(self, memtable: MemTable) -> None:
         """Drop a frozen memtable whose SSTable is published."""
