@@ -5,6 +5,8 @@ Owns `TableWriter`. Invariants:
 1. A row goes to the shard that its sharding column names; shard writers are opened when the first row needs them.
 2. `put` returns when every shard that got rows has them durable (in durable mode); it is atomic per shard.
 3. Reads through the writer see everything that it acknowledged.
+4. A table that lost its MemWAL entry (overwritten or dropped base) takes no more writes: they are refused about a second
+   later at the latest, since looking at the base table for every put would cost more than the put.
 
 Called by: users, through `Table.writer`.
 """
@@ -13,11 +15,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memwal.clock import thread_pool
+from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.errors import ClosedError, InvalidInputError
 from memwal.ingest import key_batch, to_batches
 from memwal.scan.scan import Scan
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["TableAck", "TableWriter"]
 
 _PARALLEL_SHARDS = 8
+_LOOK_AGAIN_SECONDS = 1.0
 
 
 class TableAck(Ack):
@@ -50,9 +54,11 @@ class TableAck(Ack):
         return all(ack.durable for ack in self._acks)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once the write is on storage in every shard, or raise what prevented it."""
+        """Return once the write is on storage in every shard; raise what prevented it, or `UnavailableError` after
+        `timeout` seconds in all."""
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         for ack in self._acks:
-            ack.wait(timeout)
+            ack.wait(None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
 
 
 class TableWriter:
@@ -75,6 +81,7 @@ class TableWriter:
         self._writers: dict[str, ShardWriter] = {}
         self._manual: ShardWriter | None = None
         self._closed = False
+        self._look_again_at = SYSTEM_CLOCK.monotonic() + _LOOK_AGAIN_SECONDS
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -83,16 +90,19 @@ class TableWriter:
 
         With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there.
         """
+        self._admit()
         routed = self._route(data)
         return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
 
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
-        """Delete rows by primary key. The sharding column must be part of the key, or be given beside it."""
+        """Delete rows by primary key. A sharding column that is not part of the key must be given beside it."""
+        self._admit()
         routed = self._route_keys(keys)
         return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn))
 
     def put_nowait(self, data: Any) -> TableAck:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
+        self._admit()
         routed = self._route(data)
         return TableAck([self._writer(shard_id).put_nowait(rows) for shard_id, rows in routed.items()])
 
@@ -114,16 +124,18 @@ class TableWriter:
         return routed
 
     def _route_keys(self, keys: Any) -> dict[str, list[pa.RecordBatch]]:
-        named = key_batch(keys, self._schema)
-        if not named.num_rows:
-            return {}
-        sharding = self._sharding
-        if isinstance(sharding, Bucket | Identity) and sharding.column not in self._schema.primary_key:
-            raise InvalidInputError(
-                f"the shard column {sharding.column!r} is not part of the key, so a key does not name its shard; "
-                "delete through the shard's own writer"
-            )
-        return self._split([named])
+        """Keys by shard; they hold the sharding column too, which is routed by."""
+        sharding, schema = self._sharding, self._schema
+        column = sharding.column if isinstance(sharding, Bucket | Identity) else None
+        if not schema.primary_key or column is None or column in schema.primary_key:
+            named = key_batch(keys, schema)
+        else:
+            try:
+                named = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, column)))
+            except InvalidInputError as error:
+                reason = f"{column!r} shards the table and is not part of its key, so it must be given beside it"
+                raise InvalidInputError(f"{error} ({reason})") from None
+        return self._split([named]) if named.num_rows else {}
 
     def _single(self) -> str:
         """The shard of an unsharded table, or this writer's own one of a table with manual shards."""
@@ -148,11 +160,18 @@ class TableWriter:
         if self._closed:
             raise ClosedError("the table writer is closed; open a new one")
 
+    def _admit(self) -> None:
+        """Raise if this writer is closed, or its table has no MemWAL entry any more."""
+        self._refuse_closed()
+        now = SYSTEM_CLOCK.monotonic()
+        if now >= self._look_again_at:
+            self._table.details()
+            self._look_again_at = now + _LOOK_AGAIN_SECONDS
+
     def _each(
         self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], WriteResult]
     ) -> dict[str, WriteResult]:
         """Write to every shard; in parallel where storage is remote."""
-        self._refuse_closed()
         if len(routed) < 2 or self._table.location.is_local:
             return {shard_id: write(self._writer(shard_id), rows) for shard_id, rows in routed.items()}
         with thread_pool(min(_PARALLEL_SHARDS, len(routed)), "memwal-put") as pool:
@@ -206,7 +225,7 @@ class TableWriter:
 
     def stats(self) -> dict[str, WriteStats]:
         """Totals per shard."""
-        return {shard_id: writer.stats() for shard_id, writer in self._writers.items()}
+        return {shard_id: writer.stats() for shard_id, writer in self.shard_writers.items()}
 
     def scan(self, *args: Any, **options: Any) -> Scan:
         """`Table.scan`, with everything that this writer acknowledged."""
