@@ -17,7 +17,7 @@ from typing import Protocol
 
 from memwal.memtable import InMemoryMemTables
 
-__all__ = ["LiveShard", "find", "forget", "register"]
+__all__ = ["LiveShard", "all_of", "find", "forget", "register"]
 
 
 class LiveShard(Protocol):
@@ -68,6 +68,13 @@ def find(table_key: str, shard_id: str) -> LiveShard | None:
     with _lock:
         shards = [shard for ref in _shards.get((table_key, shard_id), []) if (shard := ref()) is not None]
     return max(shards, key=lambda shard: shard.epoch, default=None)
+
+
+def all_of(table_key: str) -> list[LiveShard]:
+    """Every registered writer of the table."""
+    with _lock:
+        refs = [ref for (key, _), refs in _shards.items() if key == table_key for ref in refs]
+    return [shard for ref in refs if (shard := ref()) is not None]
 
 
 def _close_in_child() -> None:

@@ -50,7 +50,7 @@ ManifestUpdate = Callable[[ShardManifest], ShardManifest]
 
 
 class ShardManifestStore:
-    """All versions of one shard's manifest. Stateless, so threads may share it."""
+    """All versions of one shard's manifest. Threads may share it."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class ShardManifestStore:
         self.scan_batch_size = scan_batch_size
         self._fsync = fsync
         self._clock = clock
+        self._last_read: ShardManifest | None = None
 
     def __repr__(self) -> str:
         return f"ShardManifestStore({self.location.describe()!r}, shard_id={self.shard_id!r})"
@@ -89,7 +90,14 @@ class ShardManifestStore:
 
     def read_latest(self) -> ShardManifest | None:
         """The newest version, or None for a shard that nobody claimed yet."""
-        return self._read_newest(self.read_version)
+        return self._read_newest(self._read_once)
+
+    def _read_once(self, version: int) -> ShardManifest:
+        """One version; the newest is never collected and never changes, so the last one read need not be read again."""
+        last = self._last_read
+        if last is None or last.version != version:
+            last = self._last_read = self.read_version(version)
+        return last
 
     def _read_twice(self, version: int) -> ShardManifest:
         manifest = self.read_version(version)

@@ -29,9 +29,10 @@ import pyarrow as pa
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.schema import TableSchema
 
-__all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "key_values", "unpinned"]
+__all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
 
 _PINNING_BYTES = 64 * 1024
+_ALIGNMENT = 16
 _BATCH_OVERHEAD_BYTES = 256
 _COLUMN_OVERHEAD_BYTES = 384
 _INDEX_BYTES_PER_KEY = 160
@@ -61,6 +62,23 @@ def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     except pa.ArrowNotImplementedError:  # a type that Arrow cannot gather: its parent is counted instead
         return batch, size
     return batch, batch.get_total_buffer_size()
+
+
+def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch`, with columns copied whose buffers lie where native readers refuse them.
+
+    Arrow IPC aligns to 8 bytes, so the rows of a WAL entry may be at odds with the 16 bytes that decimals need.
+    """
+    columns = [_aligned(column) for column in batch.columns]
+    if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
+        return batch
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _aligned(array: pa.Array) -> pa.Array:
+    if all(buffer is None or buffer.address % _ALIGNMENT == 0 for buffer in array.buffers()):
+        return array
+    return pa.concat_arrays([array, array.slice(0, 0)])  # of two arrays, the result is always a new one
 
 
 class ByteMeter:
@@ -176,6 +194,16 @@ class MemTable:
         table = pa.Table.from_batches(chunks, schema=self.schema.memory)
         rows = self._rows_of(num_batches)
         return table if table.num_rows == rows else table.slice(0, rows)
+
+    def locate(self, num_batches: int, row: int) -> tuple[pa.RecordBatch, int]:
+        """The combined batch that holds a row of the first `num_batches` batches, and its place there."""
+        with self._lock:
+            self._combine(num_batches)
+            for _, chunk in self._chunks:
+                if row < chunk.num_rows:
+                    return chunk, row
+                row -= chunk.num_rows
+        raise IndexError(row)
 
     def _combine(self, num_batches: int) -> None:
         done = self._chunks[-1][0] if self._chunks else 0
@@ -357,6 +385,10 @@ class InMemoryMemTableRef:
         columns = table.drop_columns([TOMBSTONE])
         return columns if mask.all() else columns.filter(pa.array(mask))
 
+    def locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+        """The batch that holds a captured row, `_tombstone` last, and its place there."""
+        return self.memtable.locate(self.num_batches, row)
+
     def find(self, keys: Sequence[Any]) -> npt.NDArray[np.int64]:
         """Per key (as `key_values` makes them): the newest captured row, or -1."""
         if not self.num_batches:
@@ -391,6 +423,6 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     if len(batches) == 1:
-        return batches[0]
+        return aligned(batches[0])
     table = pa.Table.from_batches(batches, schema=schema)
     return pa.RecordBatch.from_arrays([_one_array(column) for column in table.columns], schema=schema)

@@ -29,6 +29,7 @@ from memwal.memtable import InMemoryMemTables
 from memwal.row_filter import FilterLike
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
+from memwal.scan.memory_get import Undecided, get_from_memory
 from memwal.scan.prune import values_in_filter
 from memwal.scan.scan import Scan
 from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards, no_entry, with_restarts
@@ -47,7 +48,7 @@ from memwal.sharding import (
 from memwal.store.location import Location, resolve
 from memwal.table_writer import TableWriter
 from memwal.transactions import load_generation_maps, merge_seen
-from memwal.types import ShardStatus
+from memwal.types import ShardManifest, ShardStatus
 from memwal.wal import list_positions, newest_seen
 
 __all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
@@ -299,6 +300,11 @@ class Table:
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
+        schema = self._schema_of(self._newest_base())
+        if columns is None or set(columns) <= set(schema.columns.names):
+            row = get_from_memory(self.location.key, schema, key, columns, self._newest_manifest)
+            if not isinstance(row, Undecided):
+                return row
         found = self.lookup([key], columns)
         return found.to_pylist()[0] if found.num_rows else None
 
@@ -322,6 +328,9 @@ class Table:
         return self.scan(filter=filter, consistency=consistency).count_rows()
 
     # ------------------------------------------------------------------------------------------------------ inside
+
+    def _newest_manifest(self, shard_id: str) -> ShardManifest | None:
+        return self._snapshots.manifests(shard_id).read_latest()
 
     def _newest_base(self) -> BaseTable:
         self._base = base = self._base.refresh()

@@ -115,6 +115,14 @@ class SnapshotSource:
         self._base = base
         self._schema = schema
         self._clock = clock
+        self._manifests: dict[str, ShardManifestStore] = {}
+
+    def manifests(self, shard_id: str) -> ShardManifestStore:
+        """The manifests of one shard."""
+        found = self._manifests.get(shard_id)
+        if found is None:
+            found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
+        return found
 
     def capture(
         self,
@@ -162,7 +170,7 @@ class SnapshotSource:
     def _capture_shard(
         self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, schema: TableSchema
     ) -> _Upper | None:
-        manifests = ShardManifestStore(self.location, shard_id, clock=self._clock)
+        manifests = self.manifests(shard_id)
         doubted: set[int] = set()
         for attempt in range(_MAX_TRIES):
             manifest = manifests.read_latest()

@@ -1,0 +1,187 @@
+"""Reads of a table with 1M base rows and 50k fresh rows, beside the peer's scanner and planners.
+
+Each state (memtable, SSTables, many SSTables) is built once per run, a table of its own for each side, and stays open:
+what is measured is the read. The peer is asked through its snapshot-based API, which looks at no manifest; ours looks
+at storage for every read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
+
+import memwal as mw
+from benchmarks.harness import Bench, Case, Sample, base_directory
+
+_SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
+_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False, {"lance-schema:unenforced-primary-key": "true"}),
+        pa.field("value", pa.float32()),
+        pa.field("name", pa.string()),
+    ]
+)
+
+
+def _rows(ids: np.ndarray, tag: str) -> pa.Table:
+    names = pa.array([f"{tag}{i % 1000}" for i in ids.tolist()])
+    return pa.table([pa.array(ids), pa.array((ids % 997).astype(np.float32)), names], schema=_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """One state, built for both sides."""
+
+    ours: mw.Table
+    our_writer: mw.ShardWriter | None
+    peer: lance.LanceDataset
+    peer_writer: Any
+    peer_snapshot: ShardSnapshot
+    base_rows: int
+    fresh: np.ndarray
+
+
+def _base(directory: str, name: str, rows: int) -> str:
+    uri = f"{directory}/{name}"
+    lance.write_dataset(_rows(np.arange(rows) * 2, "base"), uri)
+    return uri
+
+
+@cache
+def _tables(state: str, quick: bool) -> Tables:
+    directory = tempfile.mkdtemp(prefix="memwal-bench-read-", dir=base_directory())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    base_rows, fresh_rows = (100_000, 10_000) if quick else (1_000_000, 50_000)
+    ours_uri, peer_uri = _base(directory, "ours", base_rows), _base(directory, "peer", base_rows)
+    ours = mw.enable(ours_uri)
+    lance.dataset(peer_uri).initialize_mem_wal()
+    # every other fresh key replaces a base row, the others are new
+    fresh = np.random.default_rng(7).choice(base_rows * 2, fresh_rows, replace=False)
+    tables = {"memtable": 0, "sstables": 3, "many": 100}[state]
+    step = -(-fresh_rows // max(tables, 1))
+    parts = [fresh[i : i + step] for i in range(0, fresh_rows, step)]
+    our_writer = ours.shard_writer(_SHARD, fsync=False)
+    peer_dataset = lance.dataset(peer_uri)
+    peer_writer = peer_dataset.mem_wal_writer(_SHARD, max_memtable_rows=1_000_000)
+    for part in parts:
+        our_writer.put(_rows(part, "fresh"))
+        if tables:
+            our_writer.force_seal_active()
+            our_writer.wait_for_flush_drain()
+            peer_writer.put(_rows(part, "fresh"))
+            peer_writer.close()
+            peer_writer = lance.dataset(peer_uri).mem_wal_writer(_SHARD, max_memtable_rows=1_000_000)
+        else:
+            peer_writer.put(_rows(part, "fresh"))
+    snapshot = ShardSnapshot(_SHARD)
+    latest = mw.ShardManifestStore(peer_uri, _SHARD).read_latest()
+    assert latest is not None
+    snapshot = snapshot.with_current_generation(latest.current_generation)
+    for sstable in latest.sstables:
+        snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
+    return Tables(ours, our_writer, lance.dataset(peer_uri), peer_writer, snapshot, base_rows, fresh)
+
+
+def _peer_scanner(tables: Tables, state: str) -> LsmScanner:
+    if state == "memtable":
+        return tables.peer_writer.lsm_scanner()
+    return LsmScanner.from_snapshots(tables.peer, [tables.peer_snapshot])
+
+
+def _once(call: Callable[[], Any]) -> Sample:
+    start = time.perf_counter()
+    call()
+    return Sample((time.perf_counter() - start) * 1e3)
+
+
+def _scan_case(name: str, state: str, sql: str | None, goal: float) -> Case:
+    def ours(bench: Bench) -> Sample:
+        tables = _tables(state, bench.quick)
+        return _once(lambda: tables.ours.scan(filter=sql).to_table())
+
+    def peer(bench: Bench) -> Sample:
+        tables = _tables(state, bench.quick)
+        scanner = _peer_scanner(tables, state)
+        return _once(lambda: (scanner if sql is None else scanner.filter(sql)).to_table())
+
+    return Case(name, ours, peer, 1 / goal, "ms", rounds=9)
+
+
+def _keys(tables: Tables, where: str, count: int) -> list[int]:
+    rng = np.random.default_rng(11)
+    if where == "fresh":
+        return [int(k) for k in rng.choice(tables.fresh, count)]
+    if where == "base":
+        fresh = set(tables.fresh.tolist())
+        return [k for k in (rng.permutation(tables.base_rows)[: count * 3] * 2).tolist() if k not in fresh][:count]
+    return [int(k) for k in tables.base_rows * 4 + np.arange(count)]
+
+
+def _get_case(name: str, state: str, where: str, goal: float) -> Case:
+    def ours(bench: Bench) -> Sample:
+        tables = _tables(state, bench.quick)
+        keys = _keys(tables, where, 50)
+        seconds = _each(lambda key: tables.ours.get(key), keys)
+        return Sample(float(np.median(seconds)) * 1e3, seconds)
+
+    def peer(bench: Bench) -> Sample:
+        tables = _tables(state, bench.quick)
+        keys = _keys(tables, where, 20)
+        seconds = _each(_peer_get(tables, state), keys)
+        return Sample(float(np.median(seconds)) * 1e3, seconds)
+
+    return Case(name, ours, peer, 1 / goal, "ms", rounds=5)
+
+
+def _peer_get(tables: Tables, state: str) -> Callable[[int], Any]:
+    if state == "memtable":  # its planner never sees a memtable: the scanner's routed key filter is the only way
+        return lambda key: tables.peer_writer.lsm_scanner().filter(f"id = {key}").to_table()
+    planner = LsmPointLookupPlanner(tables.peer, [tables.peer_snapshot])
+    return lambda key: planner.plan_lookup(pa.array([key], pa.int64())).to_table()
+
+
+def _each(call: Callable[[int], Any], keys: list[int]) -> list[float]:
+    seconds = []
+    for key in keys:
+        start = time.perf_counter()
+        call(key)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _lookup_many(bench: Bench) -> Sample:
+    tables = _tables("sstables", bench.quick)
+    keys = _keys(tables, "fresh", 50) + _keys(tables, "base", 50)
+    return _once(lambda: tables.ours.lookup(keys))
+
+
+def _lookup_one_each(bench: Bench) -> Sample:
+    tables = _tables("sstables", bench.quick)
+    keys = _keys(tables, "fresh", 50) + _keys(tables, "base", 50)
+    get = _peer_get(tables, "sstables")
+    return _once(lambda: [get(key) for key in keys])
+
+
+def cases() -> Iterator[Case]:
+    """Reads of every state; the goal is a ratio of times, so 0.5 means twice as fast."""
+    yield _scan_case("scan, memtable", "memtable", None, 2)
+    yield _scan_case("scan, 3 SSTables", "sstables", None, 3)
+    yield _scan_case("scan, filtered, 3 SSTables", "sstables", "value > 990", 1)
+    yield _scan_case("scan, 100 SSTables", "many", None, 5)
+    yield _get_case("get, from memtable", "memtable", "fresh", 5)
+    yield _get_case("get, from SSTable", "sstables", "fresh", 5)
+    yield _get_case("get, from base", "sstables", "base", 3)
+    yield _get_case("get, miss", "sstables", "miss", 5)
+    yield _get_case("get, 100 SSTables", "many", "fresh", 5)
+    yield Case("lookup of 100 keys", _lookup_many, _lookup_one_each, 1 / 20, "ms", rounds=5)
