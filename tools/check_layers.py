@@ -19,18 +19,21 @@ PACKAGE = "memwal"
 
 # --- The tables. -----------------------------------------------------------------------------------------------------
 
+# Parts of the table facade that keep a table small and sound.
+MAINTENANCE = ("compaction_policy", "tail_flush", "repair", "table_stats")
+
 # From the ground up. A module imports layers below its own. "open" layers also let their members import each other.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("open", ("types", "errors", "config", "clock", "metrics", "hooks")),
+    ("open", ("types", "errors", "config", "clock", "metrics", "hooks", "reports")),
     ("open", ("store",)),
     ("open", ("format",)),
     ("open", ("invariants", "schema", "ingest", "adapt", "row_filter")),
-    ("open", ("sharding", "base_table", "manifest", "wal", "log_run", "transactions", "appender")),
+    ("open", ("sharding", "base_table", "manifest", "wal", "log_run", "transactions", "appender", "survey", "progress")),
     ("open", ("memtable", "memscan", "index", "live")),
-    ("open", ("flush", "sidecar")),
+    ("open", ("flush", "sidecar", "generation_rows", "base_commit")),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
     ("open", ("shard_target", "shard_writer")),
-    ("open", ("table", "table_writer", "create")),
+    ("open", ("table", "table_writer", "create", "maintenance", *MAINTENANCE)),
     ("open", (PACKAGE,)),  # the public names of __init__
     ("closed", ("spark", "cli", "ui", "testing", "demo")),
     ("open", ("__main__",)),

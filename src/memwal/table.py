@@ -11,7 +11,7 @@ Called by: users, the command line, Spark.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lance
@@ -24,8 +24,10 @@ from memwal.create import Choices, check_existing, install, refuse_leftovers, wr
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import MemWalDetails
 from memwal.ingest import key_batch
+from memwal.maintenance import Maintenance
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTables
+from memwal.progress import recorded
 from memwal.row_filter import FilterLike
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
@@ -148,7 +150,7 @@ def _need_base(location: Location) -> BaseTable:
     return base
 
 
-class Table:
+class Table(Maintenance):
     """A Lance table with a write path in front: fresh reads over all tiers, writers for its shards."""
 
     def __init__(self, location: Location, base: BaseTable) -> None:
@@ -192,10 +194,10 @@ class Table:
 
     def details(self) -> MemWalDetails:
         """What the MemWAL index of the newest base version records."""
-        details = self._newest_base().details
-        if details is None:
+        base = self._newest_base()
+        if base.details is None:
             raise no_entry(self.location)
-        return details
+        return replace(base.details, compacted=recorded(base))
 
     def shards(self) -> list[ShardInfo]:
         """Every shard on storage."""

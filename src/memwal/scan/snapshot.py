@@ -32,9 +32,10 @@ from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
+from memwal.progress import compacted
 from memwal.schema import TableSchema
-from memwal.store import paths
 from memwal.store.location import Location
+from memwal.survey import list_shards
 from memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
 from memwal.wal import list_positions, read_run
 
@@ -54,17 +55,6 @@ _MAX_TRIES = 16
 _MAX_RESTARTS = 3
 _BACKOFF_SECONDS = 0.01
 _PARALLEL_READS = 8
-
-
-def list_shards(location: Location) -> list[str]:
-    """Every shard directory of the table, in order of id."""
-    found = []
-    for name in location.store.list_names(paths.MEM_WAL_DIR):
-        try:
-            found.append(check_shard_id(name))
-        except InvalidInputError:
-            continue
-    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +140,9 @@ class SnapshotSource:
         details, schema = base.details, self._schema(base)
         if details is None:
             raise no_entry(self.location)
+        marks = compacted(base)
         views = tuple(
-            _view(upper, details.compacted.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None
+            _view(upper, marks.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None
         )
         return Snapshot(self.location, schema, base, views, pruned)
 

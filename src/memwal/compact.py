@@ -1,0 +1,330 @@
+"""Compaction: published generations become rows of the base table.
+
+Owns `Compactor` and `choose`. Invariants:
+
+1. Generations are folded in ascending order without a gap, from the one after the recorded mark; data and marks reach
+   the base table together (`memwal.base_commit`).
+2. A compaction commits only on a version that records what it started from; otherwise it starts over, from fresh
+   manifests and a fresh base.
+3. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
+4. A generation leaves the manifest after the base version that holds it is durable (local paths with `fsync`), and only
+   if the log's transaction map covers the map beside it; until then readers skip it by its mark.
+5. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
+   fit is left for the next commit, and a generation that is larger by itself is streamed.
+
+Manifests are read before the base: a generation that a manifest no longer lists is then marked in the base that is read
+after it. Called by: the table facade, the background compaction of the table writer, Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from memwal.base_commit import append_in_two, append_rows, mark, merge_rows, sync_version
+from memwal.base_table import BaseTable
+from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.config import WriterConfig
+from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from memwal.generation_rows import Generation, fold_all, fold_newest
+from memwal.hooks import reach
+from memwal.manifest import ShardManifestStore
+from memwal.progress import compacted, recorded, unmarked
+from memwal.reports import CompactionReport, Progress, ShardCompaction
+from memwal.schema import TableSchema
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.survey import list_shards
+from memwal.transactions import load_generation_maps
+from memwal.types import SeenMap, ShardManifest, SsTable
+from memwal.wal import list_positions, newest_seen
+
+__all__ = ["DEFAULT_MEMORY_BYTES", "Compactor", "choose", "pending_generations"]
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_MEMORY_BYTES = 512 << 20
+_MAX_CONFLICTS = 32
+_BACKOFF_SECONDS = 0.02
+_MAX_BACKOFF_SECONDS = 1.0
+_UNKNOWN_SIZE_BYTES = 64 << 20
+
+Manifests = Mapping[str, ShardManifest]
+
+
+def pending_generations(manifest: ShardManifest, mark_generation: int) -> list[SsTable]:
+    """The listed generations above the mark, ascending; `CorruptDataError` if one of them is missing."""
+    listed = sorted((s for s in manifest.sstables if s.generation > mark_generation), key=lambda s: s.generation)
+    wanted = list(range(mark_generation + 1, mark_generation + 1 + len(listed)))
+    if [sstable.generation for sstable in listed] != wanted:
+        raise CorruptDataError(
+            f"generations {[s.generation for s in listed]} are listed, the base table holds those up to "
+            f"{mark_generation}: one is missing; run verify",
+            path=paths.manifest_path(manifest.shard_id, manifest.version),
+        )
+    return listed
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one call of `Compactor.run` has done so far."""
+
+    rows_written: int = 0
+    rows_deleted: int = 0
+    size_bytes: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    trimmed: dict[str, int] = field(default_factory=dict)
+
+    def span(self, shard_id: str) -> tuple[int, int]:
+        """The first and last generation folded; an empty span if the shard was trimmed only."""
+        first, last = self.spans.get(shard_id, (1, 0))
+        return first, last
+
+    def count(self, chosen: Mapping[str, Sequence[SsTable]]) -> None:
+        for shard_id, sstables in chosen.items():
+            first = self.spans.get(shard_id, (sstables[0].generation, 0))[0]
+            self.spans[shard_id] = (first, sstables[-1].generation)
+            self.size_bytes += sum(sstable.in_memory_bytes or 0 for sstable in sstables)
+
+
+class Compactor:
+    """Compacts one table; threads and processes may run several of them at once."""
+
+    def __init__(
+        self,
+        location: Location,
+        newest_base: Callable[[], BaseTable],
+        *,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`newest_base` gives the newest version of the base table."""
+        if memory_bytes < 1:
+            raise InvalidInputError(f"memory_bytes must be at least 1, not {memory_bytes}")
+        self._location = location
+        self._newest_base = newest_base
+        self._memory_bytes = memory_bytes
+        self._clock = clock
+
+    # ------------------------------------------------------------------------------------------------------ the run
+
+    def run(
+        self,
+        *,
+        shards: Collection[str] | None = None,
+        max_generations: int | None = None,
+        progress: Progress | None = None,
+    ) -> CompactionReport:
+        """Fold what is published now into the base table, at most `max_generations` of each shard, oldest first.
+
+        What is published meanwhile is left for the next run, so that a run beside a busy writer ends.
+        """
+        if max_generations is not None and max_generations < 1:
+            raise InvalidInputError(f"max_generations must be at least 1, not {max_generations}")
+        started = self._clock.monotonic()
+        tally = _Tally()
+        targets = self._targets(shards, max_generations)
+        while True:
+            try:
+                left = self._step(targets, tally)
+            except (ConflictError, ObjectNotFoundError) as error:
+                self._back_off(tally, error)
+                continue
+            if progress is not None:
+                done = sum(span[1] - span[0] + 1 for span in tally.spans.values())
+                progress("compacted generations", done, done + left)
+            if not left:
+                return self._report(tally, started)
+
+    def _targets(self, shards: Collection[str] | None, max_generations: int | None) -> dict[str, int]:
+        """Per shard the last generation that this run folds."""
+        manifests = self._manifests(shards)
+        marks = compacted(self._base())
+        targets = {}
+        for shard_id, manifest in manifests.items():
+            pending = pending_generations(manifest, marks.get(shard_id, 0))
+            chosen = pending if max_generations is None else pending[:max_generations]
+            targets[shard_id] = chosen[-1].generation if chosen else 0
+        return targets
+
+    def _manifests(self, shards: Collection[str] | None) -> dict[str, ShardManifest]:
+        present = list_shards(self._location)
+        unknown = sorted(set(shards or ()) - set(present))
+        if unknown:
+            raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
+        chosen = present if shards is None else [shard_id for shard_id in present if shard_id in set(shards)]
+        found = {shard_id: ShardManifestStore(self._location, shard_id).read_latest() for shard_id in chosen}
+        return {shard_id: manifest for shard_id, manifest in found.items() if manifest is not None}
+
+    def _base(self) -> BaseTable:
+        base = self._newest_base()
+        if base.details is None:
+            raise InvalidInputError("the base table has no MemWAL index: nothing can be compacted into it; see repair")
+        return base
+
+    def _step(self, targets: Mapping[str, int], tally: _Tally) -> int:
+        """Fold one commit's worth; returns the number of generations that are left."""
+        manifests = self._manifests(targets)
+        base = self._finish_mark(self._base(), tally)
+        marks = compacted(base)
+        pending = {
+            shard_id: [
+                sstable
+                for sstable in pending_generations(manifest, marks.get(shard_id, 0))
+                if sstable.generation <= targets[shard_id]
+            ]
+            for shard_id, manifest in manifests.items()
+        }
+        chosen = choose(pending, self._memory_bytes)
+        reach("compact.chosen")
+        if not chosen:
+            self._trim(manifests, base, None, tally)
+            return 0
+        newest = self._fold(base, chosen, tally)
+        reach("compact.after_commit")
+        tally.count(chosen)
+        tally.commits += 1
+        self._trim(manifests, newest, base, tally)
+        return sum(len(sstables) for sstables in pending.values()) - sum(len(s) for s in chosen.values())
+
+    def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:
+        """Record the mark that an earlier compactor did not live to record."""
+        missing = unmarked(base)
+        if not missing:
+            return base
+        marked = mark(base, missing)
+        tally.commits += 1
+        _LOG.info("finished a compaction that stopped between its commits [version=%d]", marked.version)
+        return marked
+
+    def _back_off(self, tally: _Tally, error: Exception) -> None:
+        tally.conflicts += 1
+        if tally.conflicts > _MAX_CONFLICTS:
+            raise error
+        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**tally.conflicts)
+        self._clock.sleep(ceiling * self._clock.random())
+
+    def _report(self, tally: _Tally, started: float) -> CompactionReport:
+        shards = sorted(set(tally.spans) | set(tally.trimmed))
+        return CompactionReport(
+            shards=tuple(ShardCompaction(shard, *tally.span(shard), tally.trimmed.get(shard, 0)) for shard in shards),
+            rows_written=tally.rows_written,
+            rows_deleted=tally.rows_deleted,
+            size_bytes=tally.size_bytes,
+            commits=tally.commits,
+            conflicts=tally.conflicts,
+            base_version=self._newest_base().version,
+            seconds=self._clock.monotonic() - started,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- one commit
+
+    def _fold(self, base: BaseTable, chosen: Mapping[str, Sequence[SsTable]], tally: _Tally) -> BaseTable:
+        schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+        marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
+        generations = self._open(chosen, schema)
+        if schema.primary_key:
+            folded = fold_newest(generations, schema)
+            upserts = (lambda: folded.batches(base.schema)) if folded.rows else None
+            newest = merge_rows(base, folded.deletes, upserts, marks)
+        else:
+            folded = fold_all(generations, schema)
+            if base.takes_hand_commit:
+                newest = append_rows(
+                    base, lambda: folded.batches(base.schema), marks, self._clock, fsync=self._syncs(base)
+                )
+            else:
+                newest = append_in_two(base, lambda: folded.batches(base.schema), marks)
+        tally.rows_written += folded.rows
+        tally.rows_deleted += folded.deletes.num_rows
+        _LOG.info(
+            "compacted [version=%d, shards=%d, generations=%d, rows=%d, deletes=%d]",
+            newest.version,
+            len(chosen),
+            len(generations),
+            folded.rows,
+            folded.deletes.num_rows,
+        )
+        return newest
+
+    def _open(self, chosen: Mapping[str, Sequence[SsTable]], schema: TableSchema) -> list[Generation]:
+        """The chosen generations; the rows of those that fit the limit together are read once and kept."""
+        left = self._memory_bytes if schema.primary_key else 0
+        generations = []
+        for shard_id, sstables in chosen.items():
+            for sstable in sstables:
+                size = _size(sstable)
+                keep = size <= left
+                left -= size if keep else 0
+                generations.append(Generation(self._location, shard_id, sstable, schema, keep=keep))
+        return generations
+
+    # ------------------------------------------------------------------------------------------------------- trimming
+
+    def _syncs(self, base: BaseTable) -> bool:
+        stored = {} if base.details is None else base.details.writer_config_defaults
+        return self._location.is_local and WriterConfig.from_defaults(stored).fsync
+
+    def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
+        """Let every manifest forget what `base` holds, once that is durable."""
+        marks = recorded(base)
+        due = [
+            shard_id
+            for shard_id, manifest in manifests.items()
+            if any(sstable.generation <= marks.get(shard_id, 0) for sstable in manifest.sstables)
+        ]
+        if not due:
+            return
+        if self._syncs(base):
+            sync_version(before, base)
+        for shard_id in due:
+            reach("compact.before_trim")
+            gone = self._trim_shard(shard_id, marks[shard_id])
+            if gone:
+                tally.trimmed[shard_id] = tally.trimmed.get(shard_id, 0) + gone
+        reach("compact.after_trim")
+
+    def _trim_shard(self, shard_id: str, mark_generation: int) -> int:
+        """Remove compacted generations from the low end of the list; returns how many."""
+        log = newest_seen(self._location, shard_id, list_positions(self._location, shard_id)) or {}
+        removed = 0
+
+        def update(latest: ShardManifest) -> ShardManifest:
+            nonlocal removed
+            stays_from = mark_generation + 1
+            for sstable in sorted(latest.sstables, key=lambda s: s.generation):
+                if sstable.generation < stays_from and not self._covered(latest, sstable, log):
+                    stays_from = sstable.generation
+            kept = tuple(sstable for sstable in latest.sstables if sstable.generation >= stays_from)
+            removed = len(latest.sstables) - len(kept)
+            return replace(latest, version=latest.version + 1, sstables=kept) if removed else latest
+
+        ShardManifestStore(self._location, shard_id, clock=self._clock).commit_maintenance(update)
+        return removed
+
+    def _covered(self, manifest: ShardManifest, sstable: SsTable, log: SeenMap) -> bool:
+        """Whether the log's transaction map has everything that the map beside this generation has."""
+        beside = load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))
+        return all(app in log and log[app].version >= item.version for app, item in beside.items())
+
+
+def choose(pending: Mapping[str, Sequence[SsTable]], memory_bytes: int) -> dict[str, list[SsTable]]:
+    """What fits one commit: of every shard its oldest generations, at least one generation in all."""
+    chosen: dict[str, list[SsTable]] = {}
+    left = memory_bytes
+    for shard_id, sstables in pending.items():
+        for sstable in sstables:
+            size = _size(sstable)
+            if size > left and chosen:
+                break
+            chosen.setdefault(shard_id, []).append(sstable)
+            left -= size
+        if left <= 0:
+            break
+    return chosen
+
+
+def _size(sstable: SsTable) -> int:
+    return _UNKNOWN_SIZE_BYTES if sstable.in_memory_bytes is None else sstable.in_memory_bytes

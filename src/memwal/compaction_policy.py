@@ -1,0 +1,106 @@
+"""When a table is compacted by itself, and the thread that does it.
+
+Owns `CompactionPolicy`, `due_shards` and `run_background`. Invariants:
+
+1. A failed compaction is logged and tried again later; it never reaches a write.
+2. The thread ends when it is told to stop, within one compaction; it holds nothing that a writer waits for.
+
+Called by: the table writer; `due_shards` also by the statistics.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+
+from memwal.base_table import BaseTable
+from memwal.clock import Clock
+from memwal.compact import DEFAULT_MEMORY_BYTES, Compactor
+from memwal.errors import InvalidInputError, ObjectNotFoundError
+from memwal.manifest import ShardManifestStore
+from memwal.progress import compacted
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.survey import list_shards
+from memwal.types import ShardManifest, SsTable
+
+__all__ = ["CompactionPolicy", "due_shards", "run_background"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPolicy:
+    """A shard is compacted when it has this many uncompacted generations, bytes in them, or one of this age."""
+
+    max_generations: int = 16
+    max_bytes: int = 1 << 30
+    max_age_seconds: float = 900.0
+    check_interval_seconds: float = 10.0
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise InvalidInputError(f"{item.name} must be above 0, not {getattr(self, item.name)!r}")
+
+
+def due_shards(
+    location: Location,
+    base: BaseTable,
+    policy: CompactionPolicy,
+    clock: Clock,
+    *,
+    shards: Collection[str] | None = None,
+) -> list[str]:
+    """The shards that the policy wants compacted now."""
+    chosen = list_shards(location) if shards is None else sorted(shards)
+    found = {shard_id: ShardManifestStore(location, shard_id).read_latest() for shard_id in chosen}
+    marks = compacted(base)
+    return [
+        shard_id
+        for shard_id, manifest in found.items()
+        if manifest is not None and _is_due(location, manifest, marks, policy, clock)
+    ]
+
+
+def _is_due(
+    location: Location, manifest: ShardManifest, marks: Mapping[str, int], policy: CompactionPolicy, clock: Clock
+) -> bool:
+    pending = [s for s in manifest.sstables if s.generation > marks.get(manifest.shard_id, 0)]
+    if not pending:
+        return False
+    if len(pending) >= policy.max_generations or sum(s.in_memory_bytes or 0 for s in pending) >= policy.max_bytes:
+        return True
+    oldest = min(pending, key=lambda sstable: sstable.generation)
+    return _age_seconds(location, manifest.shard_id, oldest, clock) >= policy.max_age_seconds
+
+
+def _age_seconds(location: Location, shard_id: str, sstable: SsTable, clock: Clock) -> float:
+    try:
+        modified_ms = location.store.head(paths.bloom_path(shard_id, sstable.path)).modified_ms
+    except ObjectNotFoundError:
+        return 0.0
+    return (clock.now_ms() - modified_ms) / 1000
+
+
+def run_background(
+    location: Location,
+    newest_base: Callable[[], BaseTable],
+    shards: Callable[[], Collection[str]],
+    policy: CompactionPolicy,
+    stop: threading.Event,
+    clock: Clock,
+) -> None:
+    """Compact `shards` whenever the policy says so, until `stop` is set."""
+    compactor = Compactor(location, newest_base, memory_bytes=policy.memory_bytes, clock=clock)
+    while not stop.wait(policy.check_interval_seconds * (0.75 + clock.random() / 2)):
+        try:
+            mine = shards()
+            due = due_shards(location, newest_base(), policy, clock, shards=mine) if mine else []
+            if due and not stop.is_set():
+                compactor.run(shards=due)
+        except Exception as error:  # whatever it was, the writer goes on and the next round tries again
+            _LOG.warning("background compaction failed, it is tried again [table=%s]: %s", location.describe(), error)

@@ -1,0 +1,259 @@
+"""The rows of published generations as compaction folds them: newest per key, the table's present columns, streaming.
+
+Owns `Generation` and `fold_newest`. Invariants:
+
+1. Columns are matched by field id (by name while the table has no ids): a renamed column is read under its new name, an
+   added one reads as null, a dropped one is not read.
+2. The deletion vector of a generation is applied first, then the newest generation of the shard decides per key; a
+   tombstone that decides is a delete, never a row.
+3. Keys and tombstone flags are held in memory; rows only of generations that fit the given limit, the others are read
+   again as a stream.
+4. A key that several shards hold (tables that allow it) is folded once: a row beats a tombstone, the last shard wins.
+
+Called by: compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.base_table import lance_errors, lance_options
+from memwal.clock import thread_pool
+from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
+from memwal.format.keys import encode_composite
+from memwal.format.wal_entry import TOMBSTONE
+from memwal.schema import TableSchema
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.types import SsTable
+
+__all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
+
+_Mask = npt.NDArray[np.bool_]
+_LOAD_AT_ONCE = 4
+_BATCH_ROWS = 1 << 16
+
+
+class Generation:
+    """One SSTable to fold. Its rows are kept once they were read, if `keep` says so."""
+
+    def __init__(self, location: Location, shard_id: str, sstable: SsTable, schema: TableSchema, *, keep: bool) -> None:
+        self.shard_id = shard_id
+        self.sstable = sstable
+        self._location = location
+        self._schema = schema
+        self._keep = keep
+        self._dataset: lance.LanceDataset | None = None
+        self._rows: pa.Table | None = None
+        self.keys: list[pa.Array] = []
+        self.flags: _Mask = np.empty(0, dtype=np.bool_)
+
+    @property
+    def _action(self) -> str:
+        return f"reading generation {self.sstable.generation} of shard {self.shard_id}"
+
+    def _open(self) -> lance.LanceDataset:
+        if self._dataset is None:
+            directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+            try:
+                with lance_errors(self._action):
+                    self._dataset = lance.dataset(
+                        self._location.child_uri(directory), storage_options=lance_options(self._location)
+                    )
+            except MemWalError:
+                if not self._location.store.list_names(directory):
+                    raise ObjectNotFoundError(directory) from None
+                raise
+        return self._dataset
+
+    def _stored_names(self) -> dict[str, str | None]:
+        """Per table column the name under which this generation holds it, or None."""
+        fields, columns = self._open().lance_schema.fields(), self._schema.columns.names
+        if self._schema.field_ids is None:
+            stored = {field.name() for field in fields}
+            return {name: name if name in stored else None for name in columns}
+        by_id = {int(field.id()): field.name() for field in fields if field.name() != TOMBSTONE}
+        return {name: by_id.get(ids.id) for name, ids in zip(columns, self._schema.field_ids, strict=True)}
+
+    def load(self) -> None:
+        """Read keys and flags, and the rows if they are kept."""
+        wanted = self._schema.columns.names if self._keep else list(self._schema.primary_key)
+        parts = list(self._scan(wanted))
+        table = pa.Table.from_batches([batch for batch, _ in parts], schema=self._selected(wanted)).combine_chunks()
+        self.keys = [_one(table.column(name)) for name in self._schema.primary_key]
+        if any(column.null_count for column in self.keys):
+            raise CorruptDataError(
+                f"{self._action}: a key is null", path=paths.sstable_dir(self.shard_id, self.sstable.path)
+            )
+        self.flags = np.concatenate([flags for _, flags in parts]) if parts else np.empty(0, dtype=np.bool_)
+        if self._keep:
+            self._rows = table
+
+    def batches(self, mask: _Mask | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows that `mask` chooses (None: every one), with the table's columns, streaming."""
+        if self._rows is not None:
+            chosen = self._rows if mask is None or mask.all() else self._rows.filter(pa.array(mask))
+            yield from (batch for batch in chosen.to_batches(max_chunksize=_BATCH_ROWS) if batch.num_rows)
+            return
+        start = 0
+        for batch, _ in self._scan(self._schema.columns.names):
+            here = None if mask is None else mask[start : start + batch.num_rows]
+            start += batch.num_rows
+            if here is not None and not here.all():
+                batch = batch.filter(pa.array(here))
+            if batch.num_rows:
+                yield batch
+        if mask is not None and start != len(mask):
+            raise CorruptDataError(
+                "two reads of a generation differ", path=paths.sstable_dir(self.shard_id, self.sstable.path)
+            )
+
+    def _scan(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, _Mask]]:
+        names = self._stored_names()
+        has_flags = TOMBSTONE in self._open().schema.names
+        stored = [name for column in columns if (name := names[column]) is not None]
+        with lance_errors(self._action):
+            scanner = self._open().scanner(
+                columns=[*stored, *([TOMBSTONE] if has_flags else [])],
+                with_row_address=not stored and not has_flags,
+                batch_size=_BATCH_ROWS,
+            )
+            for batch in scanner.to_batches():
+                if batch.num_rows:
+                    flags = _flags(batch) if has_flags else np.zeros(batch.num_rows, dtype=np.bool_)
+                    yield self._conform(batch, columns, names), flags
+
+    def _selected(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self._schema.memory.field(name) for name in columns])
+
+    def _conform(self, batch: pa.RecordBatch, columns: Sequence[str], names: dict[str, str | None]) -> pa.RecordBatch:
+        arrays = []
+        for column in columns:
+            kind, name = self._schema.memory.field(column).type, names[column]
+            array = pa.nulls(batch.num_rows, kind) if name is None else batch.column(name)
+            if array.type != kind:
+                raise CorruptDataError(
+                    f"column {column!r} is stored as {array.type}, the table has {kind}",
+                    path=paths.sstable_dir(self.shard_id, self.sstable.path),
+                )
+            arrays.append(array)
+        if not arrays:  # an append-only table asked for its keys: it has none, but it has rows
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, type=pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._selected(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Newest rows of several generations: what to delete in the base table, and what to insert or replace there."""
+
+    deletes: pa.Table
+    _parts: tuple[tuple[Generation, _Mask | None], ...]
+    rows: int
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows to write, as batches of the base table's schema."""
+        for generation, mask in self._parts:
+            if mask is None or mask.any():
+                for batch in generation.batches(mask):
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folded:
+    """The newest row per key over `generations`, which ascend within each shard."""
+    _load(generations)
+    by_shard: dict[str, list[Generation]] = {}
+    for generation in generations:
+        by_shard.setdefault(generation.shard_id, []).append(generation)
+    live: list[tuple[Generation, _Mask]] = []
+    dead: list[tuple[Generation, _Mask]] = []
+    for members in by_shard.values():
+        for member, mask in zip(members, _newest([_keys(member) for member in members]), strict=True):
+            live.append((member, mask & ~member.flags))
+            dead.append((member, mask & member.flags))
+    if len(by_shard) > 1:
+        live = _once_over_shards(live)
+    key_schema = pa.schema([schema.columns.field(name) for name in schema.primary_key])
+    deletes = [
+        pa.Table.from_arrays([column.filter(pa.array(mask)) for column in member.keys], schema=key_schema)
+        for member, mask in dead
+        if mask.any()
+    ]
+    return Folded(
+        deletes=_distinct(pa.concat_tables(deletes).combine_chunks()) if deletes else key_schema.empty_table(),
+        _parts=tuple(live),
+        rows=sum(int(mask.sum()) for _, mask in live),
+    )
+
+
+def fold_all(generations: Sequence[Generation], schema: TableSchema) -> Folded:
+    """Every row of `generations`, in their order: for tables without a primary key."""
+    del schema
+    rows = sum(generation.sstable.physical_rows or 0 for generation in generations)
+    return Folded(pa.table({}), tuple((generation, None) for generation in generations), rows)
+
+
+def _load(generations: Sequence[Generation]) -> None:
+    if len(generations) == 1:
+        generations[0].load()
+        return
+    with thread_pool(_LOAD_AT_ONCE, "memwal-fold") as pool:
+        for _ in pool.map(lambda generation: generation.load(), generations):
+            pass
+
+
+def _keys(generation: Generation) -> pa.Array:
+    return generation.keys[0] if len(generation.keys) == 1 else encode_composite(generation.keys)
+
+
+def _newest(parts: Sequence[pa.Array]) -> list[_Mask]:
+    """Per part (ascending by recency) the mask of rows that are the last ones of their key over all parts."""
+    codes = _codes(pa.concat_arrays(list(parts)))
+    _, from_end = np.unique(codes[::-1], return_index=True)
+    mask = np.zeros(len(codes), dtype=np.bool_)
+    mask[len(codes) - 1 - from_end] = True
+    return np.split(mask, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _codes(keys: pa.Array) -> npt.NDArray[np.generic]:
+    if pa.types.is_integer(keys.type):
+        return np.asarray(keys.to_numpy(zero_copy_only=False))
+    return np.asarray(keys.dictionary_encode().indices.to_numpy(zero_copy_only=False))
+
+
+def _once_over_shards(live: list[tuple[Generation, _Mask]]) -> list[tuple[Generation, _Mask]]:
+    """`live` without the rows of a key that a later member has too."""
+    chosen = [_keys(member).filter(pa.array(mask)) for member, mask in live]
+    kept = []
+    for (member, mask), stays in zip(live, _newest(chosen), strict=True):
+        thinned = mask.copy()
+        thinned[np.flatnonzero(mask)] = stays
+        kept.append((member, thinned))
+    return kept
+
+
+def _distinct(keys: pa.Table) -> pa.Table:
+    """`keys` with each one once: several shards may have deleted it."""
+    columns = [_one(column) for column in keys.columns]
+    codes = _codes(columns[0] if len(columns) == 1 else encode_composite(columns))
+    _, first = np.unique(codes, return_index=True)
+    return keys if len(first) == keys.num_rows else keys.take(pa.array(np.sort(first)))
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    joined = column.combine_chunks()
+    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _flags(batch: pa.RecordBatch) -> _Mask:
+    flags = batch.column(TOMBSTONE)
+    return np.asarray((flags.fill_null(False) if flags.null_count else flags).to_numpy(zero_copy_only=False))

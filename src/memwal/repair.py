@@ -1,0 +1,178 @@
+"""Repair: what can be put right without a person, and nothing else.
+
+Owns `repair_table`. Invariants:
+
+1. Nothing is deleted. The bytes of a torn entry are first copied aside and read back; then a mark-only entry takes their
+   place in one atomic replacement. A freed position below a living writer would defeat the next sentinel.
+2. Only the last entry of a log is replaced: one that is damaged further down may hold acknowledged rows, and a person
+   must decide.
+3. A MemWAL index that was lost (base overwritten, index dropped) is brought back as the newest version of the base table
+   had it, progress included, so that rows which are still in shards reappear and rows that were compacted before do
+   not. It is refused where the columns no longer fit by name, id and type.
+4. A dry run writes nothing and says what would be done.
+
+Called by: the table facade.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import lance
+from lance.dataset import Index, LanceOperation
+from lance.lance import Bitmap
+
+from memwal.base_table import BaseTable, lance_errors, lance_options
+from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.errors import ConflictError, MemWalError, UnavailableError
+from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
+from memwal.format.wal_entry import decode_entry, encode_mark
+from memwal.hooks import reach
+from memwal.manifest import ShardManifestStore
+from memwal.reports import Problem, RepairAction, RepairReport
+from memwal.schema import TableSchema
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.survey import list_shards
+from memwal.transactions import load_generation_maps, merge_seen
+from memwal.types import ShardManifest
+from memwal.verify import ShardFindings, inspect_base, inspect_shard
+from memwal.wal import list_positions, newest_seen
+
+__all__ = ["repair_table"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def repair_table(
+    location: Location, newest_base: Callable[[], BaseTable], *, dry_run: bool = True, clock: Clock = SYSTEM_CLOCK
+) -> RepairReport:
+    """Put right what can be: lost MemWAL index, torn last entries. Reports what it did and what is left."""
+    actions: list[RepairAction] = []
+    shards = list_shards(location)
+    if shards and newest_base().details is None:
+        actions.append(_bring_index_back(newest_base(), clock, dry_run=dry_run))
+    problems: list[Problem] = []
+    for shard_id in shards:
+        findings = inspect_shard(location, shard_id, newest_base, clock=clock)
+        action = _mend_last_entry(location, findings, clock, dry_run=dry_run)
+        if action is not None:
+            actions.append(action)
+        if action is not None and action.done:
+            findings = inspect_shard(location, shard_id, newest_base, clock=clock)
+        problems += findings.problems
+    return RepairReport(dry_run, tuple(actions), inspect_base(newest_base(), shards) + problems)
+
+
+# ------------------------------------------------------------------------------------------------------ a torn entry
+
+
+def _mend_last_entry(
+    location: Location, findings: ShardFindings, clock: Clock, *, dry_run: bool
+) -> RepairAction | None:
+    last = max(findings.entries, default=0)
+    if not last or findings.entries[last].readable or findings.manifest is None:
+        return None
+    path = paths.wal_entry_path(findings.shard_id, last)
+    aside = paths.quarantine_path(findings.shard_id, last, clock.token_hex(4))
+    what = f"the last entry is torn: keep its bytes at {aside} and put an empty entry in its place"
+    if dry_run:
+        return RepairAction(path, what)
+    torn = location.store.get(path)
+    location.store.put_new(aside, torn, sync=True)
+    if location.store.get(aside) != torn:
+        raise UnavailableError(f"the copy at {aside} differs from the torn entry; nothing was replaced")
+    reach("repair.after_quarantine")
+    _put_mark(location, findings.manifest, last, torn)
+    _LOG.warning("put a torn entry aside [shard=%s, position=%d, copy=%s]", findings.shard_id, last, aside)
+    return RepairAction(path, what, done=True)
+
+
+def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: bytes) -> None:
+    """Replace the torn entry by a mark that carries the transaction map of everything below it."""
+    shard_id = manifest.shard_id
+    path = paths.wal_entry_path(shard_id, position)
+    below = [p for p in list_positions(location, shard_id) if p < position]
+    seen = merge_seen([newest_seen(location, shard_id, below), load_generation_maps(location, manifest)])
+    epoch = max(1, manifest.writer_epoch)
+    latest = ShardManifestStore(location, shard_id).read_latest()
+    if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:
+        raise ConflictError(f"shard {shard_id} was taken over while it was repaired; run verify again")
+    location.store.put(path, encode_mark(epoch, seen), sync=True)
+    decode_entry(location.store.get(path), position, path=path)
+
+
+# --------------------------------------------------------------------------------------------------- a lost index
+
+
+def _bring_index_back(base: BaseTable, clock: Clock, *, dry_run: bool) -> RepairAction:
+    where = base.location.describe()
+    old = _last_with_index(base)
+    if old is None or old.details is None:
+        what = "the MemWAL index is gone and no retained version of the base table has it: enable the table again"
+        return RepairAction(where, what)
+    misfit = _misfit(old, base)
+    if misfit is not None:
+        return RepairAction(where, f"the rows of the shards do not fit the new base table: {misfit}")
+    what = f"bring back the MemWAL index of base version {old.version}, and with it the rows of the shards"
+    if dry_run:
+        return RepairAction(where, what)
+    _commit(base, old.details, clock)
+    _LOG.warning("brought the MemWAL index back [table=%s, from_version=%d]", where, old.version)
+    return RepairAction(where, what, done=True)
+
+
+def _last_with_index(base: BaseTable) -> BaseTable | None:
+    """The newest older version that has a MemWAL index."""
+    with lance_errors("listing the versions of the base table"):
+        versions = sorted((int(item["version"]) for item in base.dataset.versions()), reverse=True)
+    for version in versions:
+        if version >= base.version:
+            continue
+        try:
+            older = BaseTable.open(base.location, version=version)
+            if older is not None and older.details is not None:
+                return older
+        except MemWalError as error:
+            _LOG.info("a version of the base table cannot be read [version=%d]: %s", version, error)
+    return None
+
+
+def _misfit(old: BaseTable, new: BaseTable) -> str | None:
+    """Why rows of the old columns cannot be read under the new ones, or None if they can."""
+    if old.primary_key != new.primary_key:
+        return f"its key is {list(new.primary_key)}, the shards have {list(old.primary_key)}"
+    before = TableSchema.from_lance(old.schema, old.dataset.lance_schema)
+    for column in before.columns:
+        if column.name not in new.column_ids:
+            continue
+        if new.column_ids[column.name] != old.column_ids[column.name]:
+            return f"column {column.name!r} has another field id"
+        if new.schema.field(column.name).type != column.type:
+            return f"column {column.name!r} has another type"
+    reused = {new.column_ids[name]: name for name in new.column_ids if name not in old.column_ids}
+    for name, number in old.column_ids.items():
+        if number in reused:
+            return f"column {reused[number]!r} has the field id that {name!r} had"
+    return None
+
+
+def _commit(base: BaseTable, details: MemWalDetails, clock: Clock) -> None:
+    index = Index(
+        uuid=clock.uuid4(),
+        name=INDEX_NAME,
+        fields=[],
+        dataset_version=base.version,
+        fragment_ids=Bitmap(),
+        index_version=0,
+        index_details=(DETAILS_TYPE_URL, encode_details(details)),
+    )
+    with lance_errors("bringing the MemWAL index back"):
+        lance.LanceDataset.commit(
+            base.location.dataset_uri,
+            LanceOperation.CreateIndex([index], []),
+            read_version=base.version,
+            max_retries=0,
+            storage_options=lance_options(base.location),
+        )

@@ -1,0 +1,253 @@
+"""What maintenance did, found, or would do: the values that its calls return.
+
+Owns the report dataclasses and `Progress`. Invariant: reports are plain values; nothing here reads storage.
+
+Called by: compaction, garbage collection, verify, repair, flush of tails, statistics, the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = [
+    "CollectedObject",
+    "CompactionReport",
+    "FlushReport",
+    "FlushedShard",
+    "GcReport",
+    "Problem",
+    "Progress",
+    "RepairAction",
+    "RepairReport",
+    "ShardCompaction",
+    "ShardStats",
+    "TableStats",
+    "VerifyReport",
+]
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCompaction:
+    """What compaction folded of one shard: generations `first` to `last`, and how many the manifest no longer lists."""
+
+    shard_id: str
+    first: int
+    last: int
+    trimmed: int = 0
+
+    @property
+    def generations(self) -> int:
+        """How many generations were folded."""
+        return max(0, self.last - self.first + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table."""
+
+    shards: tuple[ShardCompaction, ...] = ()
+    rows_written: int = 0
+    rows_deleted: int = 0
+    size_bytes: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    base_version: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def generations(self) -> int:
+        """Generations folded in all shards."""
+        return sum(shard.generations for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken invariant: where it is, what is wrong, what to do. `shard_id` is None for the base table."""
+
+    where: str
+    what: str
+    remedy: str
+    invariant: str = ""
+    shard_id: str | None = None
+    position: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what} ({self.invariant}). {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `Table.verify` looked at and found wrong."""
+
+    problems: list[Problem]
+    shards: int = 0
+    entries: int = 0
+    sstables: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every invariant holds."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedObject:
+    """One object that collection removed or would remove, and why."""
+
+    path: str
+    size_bytes: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """One call of `Table.gc`. `objects` are what was removed (or would be, in a dry run); `refused` shards had faults.
+
+    `waiting` counts SSTables that only an index keeps; `objects_left` is what is left below the shards' directories.
+    """
+
+    dry_run: bool
+    objects: tuple[CollectedObject, ...] = ()
+    refused: dict[str, list[Problem]] = field(default_factory=dict)
+    waiting: int = 0
+    objects_left: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all objects removed."""
+        return sum(item.size_bytes for item in self.objects)
+
+    def count(self, kind: str) -> int:
+        """Objects of one kind: entry, sstable, orphan, manifest, staging."""
+        return sum(item.kind == kind for item in self.objects)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairAction:
+    """One repair that was made, or would be in a dry run; `done` is False where only a person can decide."""
+
+    where: str
+    what: str
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What `Table.repair` did (or would do) and the problems that are left."""
+
+    dry_run: bool
+    actions: tuple[RepairAction, ...] = ()
+    problems: list[Problem] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FlushedShard:
+    """One shard of `Table.flush`: the generations and rows that it got, or why it was left alone."""
+
+    shard_id: str
+    generations: tuple[int, ...] = ()
+    rows: int = 0
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReport:
+    """One call of `Table.flush`."""
+
+    shards: tuple[FlushedShard, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows that became SSTables."""
+        return sum(shard.rows for shard in self.shards)
+
+    @property
+    def generations(self) -> int:
+        """SSTables that were written."""
+        return sum(len(shard.generations) for shard in self.shards)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Why shards were left alone."""
+        return {shard.shard_id: shard.skipped for shard in self.shards if shard.skipped is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStats:
+    """One shard: what its tiers hold and what compaction and collection have to do there."""
+
+    shard_id: str
+    epoch: int
+    current_generation: int
+    compacted_generation: int
+    sstables: int
+    sstable_rows: int
+    sstable_bytes: int
+    uncompacted_generations: int
+    uncompacted_rows: int
+    uncompacted_bytes: int
+    wal_entries: int
+    wal_bytes: int
+    wal_lag_entries: int
+    wal_lag_bytes: int
+    manifests: int
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """One table: its base, its shards, and the work that is due."""
+
+    base_version: int
+    base_rows: int
+    base_fragments: int
+    base_bytes: int
+    shards: tuple[ShardStats, ...]
+    compaction_due: tuple[str, ...]
+    collectable_objects: int
+    collectable_bytes: int
+
+    def _sum(self, name: str) -> int:
+        return sum(int(getattr(shard, name)) for shard in self.shards)
+
+    @property
+    def uncompacted_generations(self) -> int:
+        """SSTables that the base table does not hold yet."""
+        return self._sum("uncompacted_generations")
+
+    @property
+    def uncompacted_rows(self) -> int:
+        """Rows in those SSTables, before newest-wins."""
+        return self._sum("uncompacted_rows")
+
+    @property
+    def uncompacted_bytes(self) -> int:
+        """Bytes of those SSTables in memory."""
+        return self._sum("uncompacted_bytes")
+
+    @property
+    def wal_lag_entries(self) -> int:
+        """Log entries that no SSTable holds yet."""
+        return self._sum("wal_lag_entries")
+
+    @property
+    def wal_lag_bytes(self) -> int:
+        """Bytes of those entries."""
+        return self._sum("wal_lag_bytes")
+
+    @property
+    def objects(self) -> int:
+        """Objects below all shards."""
+        return self._sum("objects")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes below all shards."""
+        return self._sum("size_bytes")
