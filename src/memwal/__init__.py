@@ -1,6 +1,7 @@
 """memwal: an LSM write path for Lance tables."""
 
 from memwal.appender import WalAppender
+from memwal.compaction_policy import CompactionPolicy
 from memwal.config import WriterConfig
 from memwal.errors import (
     ClosedError,
@@ -16,6 +17,15 @@ from memwal.errors import (
 )
 from memwal.format.index_details import MemWalDetails, ShardingField, ShardingSpec
 from memwal.manifest import ShardManifestStore
+from memwal.reports import (
+    CompactionReport,
+    FlushReport,
+    GcReport,
+    Problem,
+    RepairReport,
+    TableStats,
+    VerifyReport,
+)
 from memwal.scan.scan import Scan
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import Bucket, Identity, Unsharded, route, shard_id_for
@@ -30,13 +40,19 @@ __all__ = [
     "Bucket",
     "ClosedError",
     "CollectedError",
+    "CompactionPolicy",
+    "CompactionReport",
     "ConflictError",
     "CorruptDataError",
     "FencedError",
+    "FlushReport",
+    "GcReport",
     "Identity",
     "InvalidInputError",
     "MemWalDetails",
     "MemWalError",
+    "Problem",
+    "RepairReport",
     "Scan",
     "ShardInfo",
     "ShardManifest",
@@ -47,10 +63,12 @@ __all__ = [
     "ShardingSpec",
     "SsTable",
     "Table",
+    "TableStats",
     "TableWriter",
     "UnavailableError",
     "Unsharded",
     "UnsupportedFormatError",
+    "VerifyReport",
     "WalAppender",
     "WalEntry",
     "WalTailer",

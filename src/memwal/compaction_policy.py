@@ -26,7 +26,7 @@ from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.types import ShardManifest, SsTable
 
-__all__ = ["CompactionPolicy", "due_shards", "run_background"]
+__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "due_shards", "run_background"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,6 +45,9 @@ class CompactionPolicy:
         for item in fields(self):
             if not getattr(self, item.name) > 0:
                 raise InvalidInputError(f"{item.name} must be above 0, not {getattr(self, item.name)!r}")
+
+
+DEFAULT_COMPACTION = CompactionPolicy()
 
 
 def due_shards(

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK
+from memwal.compaction_policy import DEFAULT_COMPACTION, CompactionPolicy
 from memwal.config import WriterConfig
 from memwal.create import Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
@@ -134,12 +135,16 @@ def enable(
     return Table(location, install(base, choices))
 
 
-def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None) -> Table:
-    """The table at `uri`; says so if it has no MemWAL index, or lost it."""
+def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None, for_repair: bool = False) -> Table:
+    """The table at `uri`; says so if it has no MemWAL index, or lost it.
+
+    `for_repair=True` opens it all the same: `Table.verify` and `Table.repair` work then, reads and writes do not.
+    """
     location = resolve(uri, storage_options)
     base = _need_base(location)
     table = Table(location, base)
-    table.details()
+    if not for_repair:
+        table.details()
     return table
 
 
@@ -228,8 +233,17 @@ class Table(Maintenance):
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def writer(self, *, config: WriterConfig | None = None, **overrides: Any) -> TableWriter:
-        """A writer that routes rows to shards; shard writers are opened when rows need them."""
+    def writer(
+        self,
+        *,
+        config: WriterConfig | None = None,
+        compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
+        **overrides: Any,
+    ) -> TableWriter:
+        """A writer that routes rows to shards; shard writers are opened when rows need them.
+
+        Its shards are compacted in the background as `compaction` says; None switches that off.
+        """
         self.details()
         base = self._newest_base()
         writer_config(base, config, overrides, ())
@@ -239,6 +253,7 @@ class Table(Maintenance):
             self._schema_of(base),
             sharding,
             lambda shard_id: self._open_shard(shard_id, config, overrides, routed=True),
+            compaction,
         )
 
     def shard_writer(

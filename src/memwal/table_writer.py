@@ -5,6 +5,8 @@ Owns `TableWriter`. Invariants:
 1. A row goes to the shard that its sharding column names; shard writers are opened when the first row needs them.
 2. `put` returns when every shard that got rows has them durable (in durable mode); it is atomic per shard.
 3. Reads through the writer see everything that it acknowledged.
+4. The shards that it writes are compacted in the background by a `CompactionPolicy` (None: never); a failure there is
+   logged and tried again, and touches no write.
 4. A table that lost its MemWAL entry (overwritten or dropped base) takes no more writes: they are refused about a second
    later at the latest, since looking at the base table for every put would cost more than the put.
 
@@ -14,6 +16,7 @@ Called by: users, through `Table.writer`.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal.clock import SYSTEM_CLOCK, thread_pool
+from memwal.compaction_policy import CompactionPolicy, run_background
 from memwal.errors import ClosedError, InvalidInputError
 from memwal.ingest import key_batch, to_batches
 from memwal.scan.scan import Scan
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["TableAck", "TableWriter"]
 
 _PARALLEL_SHARDS = 8
+_JOIN_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 1.0
 
 
@@ -70,6 +75,7 @@ class TableWriter:
         schema: TableSchema,
         sharding: Sharding | None,
         open_shard: Callable[[str | None], ShardWriter],
+        compaction: CompactionPolicy | None = None,
     ) -> None:
         """Use `Table.writer`."""
         self._table = table
@@ -81,6 +87,10 @@ class TableWriter:
         self._writers: dict[str, ShardWriter] = {}
         self._manual: ShardWriter | None = None
         self._closed = False
+        self._compaction = compaction
+        self._compactor: threading.Thread | None = None
+        self._stop_compactor = threading.Event()
+        weakref.finalize(self, self._stop_compactor.set)
         self._look_again_at = SYSTEM_CLOCK.monotonic() + _LOOK_AGAIN_SECONDS
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -143,6 +153,7 @@ class TableWriter:
             if self._manual is None:
                 self._refuse_closed()
                 self._manual = self._open_shard(None)
+                self._start_compactor()
                 self._writers[self._manual.shard_id] = self._manual
             return self._manual.shard_id
 
@@ -154,7 +165,24 @@ class TableWriter:
                 writer = self._writers.get(shard_id)
                 if writer is None:
                     writer = self._writers[shard_id] = self._open_shard(shard_id)
+                    self._start_compactor()
         return writer
+
+    def _start_compactor(self) -> None:
+        """Compact in the background from the first open shard on; the thread keeps no reference to this writer."""
+        policy, stop, writers = self._compaction, self._stop_compactor, self._writers
+        if policy is None or self._compactor is not None:
+            return
+        location, newest_base = self._table.location, self._table._newest_base
+        self._compactor = SYSTEM_CLOCK.spawn(
+            lambda: run_background(location, newest_base, lambda: list(writers), policy, stop, SYSTEM_CLOCK),
+            "memwal-compact",
+        )
+
+    def _end_compactor(self) -> None:
+        self._stop_compactor.set()
+        if self._compactor is not None:
+            self._compactor.join(_JOIN_SECONDS)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -193,12 +221,14 @@ class TableWriter:
         with self._lock:
             self._closed = True
             writers = list(self._writers.values())
+        self._stop_compactor.set()
         failures = []
         for writer in writers:
             try:
                 writer.close()
             except Exception as error:
                 failures.append(error)
+        self._end_compactor()
         if failures:
             raise failures[0]
 
@@ -209,6 +239,7 @@ class TableWriter:
             writers = list(self._writers.values())
         for writer in writers:
             writer.abort()
+        self._end_compactor()
 
     def __enter__(self) -> TableWriter:
         return self
