@@ -1,6 +1,6 @@
 """When a table is compacted by itself, and the thread that does it.
 
-Owns `CompactionPolicy`, `due_shards` and `run_background`. Invariants:
+Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
 
 1. A failed compaction is logged and tried again later; it never reaches a write.
 2. The thread ends when it is told to stop, within one compaction; it holds nothing that a writer waits for.
@@ -14,21 +14,24 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from memwal.base_table import BaseTable
-from memwal.clock import Clock
+from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.compact import DEFAULT_MEMORY_BYTES, Compactor
 from memwal.errors import InvalidInputError, ObjectNotFoundError
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
+from memwal.reports import CompactionReport
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.types import ShardManifest, SsTable
 
-__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "due_shards", "run_background"]
+__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_shards"]
 
 _LOG = logging.getLogger(__name__)
+_JOIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +92,56 @@ def _age_seconds(location: Location, shard_id: str, sstable: SsTable, clock: Clo
     return (clock.now_ms() - modified_ms) / 1000
 
 
-def run_background(
-    location: Location,
-    newest_base: Callable[[], BaseTable],
-    shards: Callable[[], Collection[str]],
-    policy: CompactionPolicy,
-    stop: threading.Event,
-    clock: Clock,
-) -> None:
-    """Compact `shards` whenever the policy says so, until `stop` is set."""
-    compactor = Compactor(location, newest_base, memory_bytes=policy.memory_bytes, clock=clock)
-    while not stop.wait(policy.check_interval_seconds * (0.75 + clock.random() / 2)):
-        try:
-            mine = shards()
-            due = due_shards(location, newest_base(), policy, clock, shards=mine) if mine else []
-            if due and not stop.is_set():
-                compactor.run(shards=due)
-        except Exception as error:  # whatever it was, the writer goes on and the next round tries again
-            _LOG.warning("background compaction failed, it is tried again [table=%s]: %s", location.describe(), error)
+class Background:
+    """Compacts the shards of one writer in a thread of its own; keeps no reference to the writer itself."""
+
+    def __init__(
+        self,
+        policy: CompactionPolicy | None,
+        location: Location,
+        newest_base: Callable[[], BaseTable],
+        shards: Callable[[], Collection[str]],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Without a policy nothing ever runs."""
+        self._policy = policy
+        self._location = location
+        self._newest_base = newest_base
+        self._shards = shards
+        self._clock = clock
+        self._stop = threading.Event()
+        self._threads: list[Any] = []
+
+    def start(self) -> None:
+        """Run from now on; once is enough."""
+        policy = self._policy
+        if policy is not None and not self._threads and not self._stop.is_set():
+            self._threads.append(self._clock.spawn(lambda: self._run(policy), "memwal-compact"))
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        self._stop.set()
+
+    def join(self) -> None:
+        """Return when the thread has ended: after the compaction that it is in, if any, at most a minute."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+
+    def _run(self, policy: CompactionPolicy) -> None:
+        while not self._stop.wait(policy.check_interval_seconds * (0.75 + self._clock.random() / 2)):
+            try:
+                self.compact_due(policy)
+            except Exception as error:  # whatever it was, the writer goes on and the next round tries again
+                _LOG.warning(
+                    "background compaction failed, it is tried again [table=%s]: %s", self._location.describe(), error
+                )
+
+    def compact_due(self, policy: CompactionPolicy) -> CompactionReport | None:
+        """Compact what the policy wants compacted now; None if that is nothing."""
+        shards = list(self._shards())
+        due = due_shards(self._location, self._newest_base(), policy, self._clock, shards=shards) if shards else []
+        if not due or self._stop.is_set():
+            return None
+        compactor = Compactor(self._location, self._newest_base, memory_bytes=policy.memory_bytes, clock=self._clock)
+        return compactor.run(shards=due)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memwal.clock import SYSTEM_CLOCK, thread_pool
-from memwal.compaction_policy import CompactionPolicy, run_background
+from memwal.compaction_policy import Background, CompactionPolicy
 from memwal.errors import ClosedError, InvalidInputError
 from memwal.ingest import key_batch, to_batches
 from memwal.scan.scan import Scan
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["TableAck", "TableWriter"]
 
 _PARALLEL_SHARDS = 8
-_JOIN_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 1.0
 
 
@@ -87,10 +86,8 @@ class TableWriter:
         self._writers: dict[str, ShardWriter] = {}
         self._manual: ShardWriter | None = None
         self._closed = False
-        self._compaction = compaction
-        self._compactor: threading.Thread | None = None
-        self._stop_compactor = threading.Event()
-        weakref.finalize(self, self._stop_compactor.set)
+        self._compaction = Background(compaction, table.location, table._newest_base, self._writers.keys)
+        weakref.finalize(self, self._compaction.stop)
         self._look_again_at = SYSTEM_CLOCK.monotonic() + _LOOK_AGAIN_SECONDS
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -153,7 +150,7 @@ class TableWriter:
             if self._manual is None:
                 self._refuse_closed()
                 self._manual = self._open_shard(None)
-                self._start_compactor()
+                self._compaction.start()
                 self._writers[self._manual.shard_id] = self._manual
             return self._manual.shard_id
 
@@ -165,24 +162,8 @@ class TableWriter:
                 writer = self._writers.get(shard_id)
                 if writer is None:
                     writer = self._writers[shard_id] = self._open_shard(shard_id)
-                    self._start_compactor()
+                    self._compaction.start()
         return writer
-
-    def _start_compactor(self) -> None:
-        """Compact in the background from the first open shard on; the thread keeps no reference to this writer."""
-        policy, stop, writers = self._compaction, self._stop_compactor, self._writers
-        if policy is None or self._compactor is not None:
-            return
-        location, newest_base = self._table.location, self._table._newest_base
-        self._compactor = SYSTEM_CLOCK.spawn(
-            lambda: run_background(location, newest_base, lambda: list(writers), policy, stop, SYSTEM_CLOCK),
-            "memwal-compact",
-        )
-
-    def _end_compactor(self) -> None:
-        self._stop_compactor.set()
-        if self._compactor is not None:
-            self._compactor.join(_JOIN_SECONDS)
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -221,14 +202,14 @@ class TableWriter:
         with self._lock:
             self._closed = True
             writers = list(self._writers.values())
-        self._stop_compactor.set()
+        self._compaction.stop()
         failures = []
         for writer in writers:
             try:
                 writer.close()
             except Exception as error:
                 failures.append(error)
-        self._end_compactor()
+        self._compaction.join()
         if failures:
             raise failures[0]
 
@@ -237,9 +218,10 @@ class TableWriter:
         with self._lock:
             self._closed = True
             writers = list(self._writers.values())
+        self._compaction.stop()
         for writer in writers:
             writer.abort()
-        self._end_compactor()
+        self._compaction.join()
 
     def __enter__(self) -> TableWriter:
         return self
