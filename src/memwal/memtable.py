@@ -69,8 +69,9 @@ def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     Arrow IPC aligns to 8 bytes, so the rows of a WAL entry may be at odds with the 16 bytes that decimals need.
     """
-    columns = [_aligned(column) for column in batch.columns]
-    if all(new is old for new, old in zip(columns, batch.columns, strict=True)):
+    before = batch.columns
+    columns = [_aligned(column) for column in before]
+    if all(new is old for new, old in zip(columns, before, strict=True)):
         return batch
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+from lance.schema import LanceSchema
 
 from memwal.base_table import BaseTable
 from memwal.config import WriterConfig
@@ -24,6 +25,7 @@ from memwal.writer.engine import ShardTarget
 __all__ = ["table_schema", "target_of", "writer_config"]
 
 _DEFAULT_STORAGE_VERSION = "2.1"
+_MAP_STORAGE_VERSION = "2.2"  # the first one with maps and lists of structs of fixed size
 
 
 def table_schema(base: BaseTable) -> TableSchema:
@@ -38,10 +40,11 @@ def target_of(
     if base is None:
         if schema is None:
             raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
-        return ShardTarget(location, TableSchema.from_arrow(schema), _DEFAULT_STORAGE_VERSION)
+        stored = TableSchema.from_arrow(_as_lance(schema))
+        return ShardTarget(location, stored, _storage_version(stored.columns))
     columns = table_schema(base)
     if schema is not None:
-        _check_same(schema, columns.columns)
+        _check_same(_as_lance(schema), columns.columns)
     if base.details is None:
         raise InvalidInputError(
             f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
@@ -51,6 +54,28 @@ def target_of(
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
     check = None if routed or sharding is None else partial(_check_rows, sharding, columns.columns)
     return ShardTarget(location, columns, base.data_storage_version, spec_id, check)
+
+
+def _as_lance(schema: pa.Schema) -> pa.Schema:
+    """`schema` with the types in which Lance stores it; refused with the column's name where it cannot."""
+    fields = []
+    for field in schema:
+        try:
+            fields.append(LanceSchema.from_pyarrow(pa.schema([field])).to_pyarrow().field(0))
+        except (ValueError, OSError, pa.ArrowException):
+            raise InvalidInputError(f"column {field.name!r}: Lance does not store {field.type}") from None
+    return pa.schema(fields)
+
+
+def _storage_version(columns: pa.Schema) -> str:
+    """The oldest file version that holds these columns."""
+    return _MAP_STORAGE_VERSION if any(_needs_maps(column.type) for column in columns) else _DEFAULT_STORAGE_VERSION
+
+
+def _needs_maps(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind) or (pa.types.is_fixed_size_list(kind) and pa.types.is_struct(kind.value_type)):
+        return True
+    return any(_needs_maps(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _check_rows(sharding: Sharding, columns: pa.Schema, shard_id: str, batch: pa.RecordBatch) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from memwal.errors import FencedError
 from memwal.manifest import ShardManifestStore
-from memwal.memtable import MemTable
+from memwal.memtable import MemTable, aligned
 from memwal.store import paths
 from memwal.transactions import encode_map, is_repeat, with_transaction
 from memwal.types import SeenTransaction, SsTable, Transaction
@@ -105,7 +105,8 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     """All rows with `_tombstone`, uncombined: together they may be more than one Arrow array can hold."""
     batches = [
         pa.RecordBatch.from_arrays(
-            [*batch.columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags], schema=memory
+            [*aligned(batch).columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags],
+            schema=memory,
         )
         for batch, flags in zip(rows.batches, rows.flags, strict=True)
     ]

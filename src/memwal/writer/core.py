@@ -3,8 +3,8 @@
 Owns pending writes, memtables, watermarks and the group commit. Invariants:
 
 1. A write is inserted whole: its batches get consecutive numbers and go into one memtable and one WAL entry.
-2. The calling thread leads: whoever holds the commit lock writes one entry for everything that is pending (of one
-   generation); the others find themselves durable when they get the lock. A single caller hands over to nobody.
+2. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation);
+   the others wait until their own writes are durable, or lead next. A single caller hands over to nobody.
 3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
    inserted; either way active and frozen memtables are captured together.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
@@ -16,8 +16,8 @@ Owns pending writes, memtables, watermarks and the group commit. Invariants:
 Conditions: `changed` for callers that wait (room, drain, acknowledgement), `tick` for the ticker, `work` for the
 flusher; a put that nobody waits for wakes nobody.
 
-Locks: `_commit_lock` (who writes the log) is taken before `lock` (state), never the other way round, and `lock` is
-never held during I/O. `lock` is reentrant, since a writer may be collected, and then ends its threads, at any point.
+Locks: `lock` guards all state and is never held during I/O; the leader is a thread's number, so that an interrupted
+thread can always give it up. `lock` is reentrant, since a writer may be collected, and then ends its threads, anywhere.
 
 Called by: the shard engine, the flush worker, the ticker.
 """
@@ -49,6 +49,7 @@ __all__ = ["CLOSED", "CLOSING", "OPEN", "ShardCore"]
 _LOG = logging.getLogger(__name__)
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 _FLUSH_FAILURES_TO_REPORT = 5
+_LOOK_AGAIN_SECONDS = 1.0  # a wake-up that was lost to an interrupt delays a waiter, it does not hang it
 
 
 class ShardCore:
@@ -98,7 +99,7 @@ class ShardCore:
         self.changed = threading.Condition(self.lock)
         self.tick = threading.Condition(self.lock)
         self.work = threading.Condition(self.lock)
-        self._commit_lock = threading.Lock()
+        self._leader: int | None = None
 
     @property
     def buffered(self) -> int:
@@ -259,13 +260,28 @@ class ShardCore:
     def make_durable(self, end: int) -> None:
         """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does."""
         while self.durable < end:
-            with self._commit_lock:
-                if self.durable < end:
+            try:
+                if self._lead(end):
                     self._commit_group()
+            finally:
+                if self._leader == threading.get_ident():  # failed or interrupted: the next one takes over
+                    self._leader = None
+                    with self.lock:
+                        self.changed.notify_all()
+
+    def _lead(self, end: int) -> bool:
+        """Become the leader, or wait until the batches below `end` are durable: True for the leader."""
+        with self.lock:
+            while self.durable < end:
+                self.refuse_commits()
+                if self._leader is None:
+                    self._leader = threading.get_ident()
+                    return True
+                self.changed.wait(_LOOK_AGAIN_SECONDS)
+        return False
 
     def _commit_group(self) -> None:
         with self.lock:
-            self.refuse_commits()
             entry = self._next_entry()
         started = io_started = self.clock.monotonic()
         try:
@@ -288,6 +304,8 @@ class ShardCore:
         reach("wal.after_put")
         with self.lock:
             self._settle(entry)
+            self._leader = None
+            self.changed.notify_all()
             stats = self.stats
             stats.wal_flush_count += 1
             stats.wal_flush_bytes += len(entry.data)
@@ -332,7 +350,6 @@ class ShardCore:
         self._in_flight = None
         if not self.config.durable_write:
             self.pending_since = self.clock.monotonic()
-        self.changed.notify_all()
 
     def _drop_settled(self) -> None:
         while self.pending and self.pending[0].end <= self.durable:
@@ -423,5 +440,5 @@ class ShardCore:
             left = None if deadline is None else deadline - self.clock.monotonic()
             if left is not None and left <= 0:
                 return False
-            self.changed.wait(left)
+            self.changed.wait(_LOOK_AGAIN_SECONDS if left is None else min(left, _LOOK_AGAIN_SECONDS))
         return True

@@ -1,0 +1,129 @@
+"""Group commit: concurrent durable puts share entries, and the callers themselves lead."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from writer_kit import WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
+
+from memwal import hooks
+
+
+def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        held = store.hold("put_new", WAL, 1)
+        leader = in_thread(lambda: writer.put(rows([0])))
+        held.wait_reached()
+        others = [in_thread(lambda k=k: writer.put(rows([k]))) for k in range(1, 8)]
+        with writer._core.lock:
+            while len(writer._core.pending) < 8:  # nothing is notified of an insert: look until all are in
+                writer._core.changed.wait(0.001)
+        held.open()
+        for put in [leader, *others]:
+            put.result()
+        assert [sum(b.num_rows for b in e.batches) for e in row_entries(tmp_path)] == [1, 7]
+        assert set(scanned(writer)) == set(range(8))
+
+
+def test_eight_threads_write_fewer_entries_than_puts(tmp_path: Path) -> None:
+    slow = threading.Event()  # never set: waiting for it is a slow store
+    hooks.install(lambda point: slow.wait(0.002) if point == "wal.before_put" else None)
+    try:
+        with open_writer(tmp_path) as writer:
+
+            def work(start: int) -> None:
+                for k in range(start, start + 25):
+                    writer.put(rows([k]))
+
+            threads = [in_thread(lambda t=t: work(100 * t)) for t in range(8)]
+            for thread in threads:
+                thread.result()
+            stats = writer.stats()
+            assert stats.put_count == 200
+            assert stats.wal_flush_count == stats.wal_io_count == len(row_entries(tmp_path))
+            assert stats.wal_flush_count <= 80, "threads hardly share entries"
+            assert set(scanned(writer)) == {100 * t + k for t in range(8) for k in range(25)}
+    finally:
+        hooks.install(None)
+
+
+def test_a_single_caller_hands_over_to_nobody(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    with open_writer(tmp_path) as writer:
+        hooks.install(lambda point: seen.add(threading.current_thread().name) if point == "wal.before_put" else None)
+        try:
+            for k in range(20):
+                writer.put(rows([k]))
+        finally:
+            hooks.install(None)
+    assert seen == {threading.current_thread().name}
+
+
+def test_one_entry_never_spans_two_generations(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location, max_memtable_batches=2) as writer:
+        held = store.hold("put_new", WAL, 1)
+        acks = [writer.put_nowait(rows([k])) for k in range(6)]
+        held.wait_reached()
+        held.open()
+        for ack in acks:
+            ack.wait()
+        assert [e.generation for e in row_entries(tmp_path)] == sorted(e.generation or 0 for e in row_entries(tmp_path))
+        assert {(e.generation, b.column("id").to_pylist()[0]) for e in row_entries(tmp_path) for b in e.batches} == {
+            (1, 0),
+            (1, 1),
+            (2, 2),
+            (2, 3),
+            (3, 4),
+            (3, 5),
+        }
+
+
+def test_a_group_never_passes_max_entry_bytes(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    size = rows(range(100)).get_total_buffer_size()
+    with open_writer(location, max_entry_bytes=3 * size) as writer:
+        held = store.hold("put_new", WAL, 1)
+        acks = [writer.put_nowait(rows(range(100 * k, 100 * k + 100))) for k in range(10)]
+        held.wait_reached()
+        held.open()
+        for ack in acks:
+            ack.wait()
+        assert max(len(e.batches) for e in row_entries(tmp_path)) == 3
+        assert sum(len(e.batches) for e in row_entries(tmp_path)) == 10
+
+
+def test_a_thousand_pending_puts_become_few_entries(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        held = store.hold("put_new", WAL, 1)
+        acks = [writer.put_nowait(rows([k])) for k in range(1000)]
+        held.wait_reached()
+        assert not any(ack.durable for ack in acks)
+        held.open()
+        acks[-1].wait()
+        assert all(ack.durable for ack in acks)
+        assert len(row_entries(tmp_path)) == 2
+        assert len(scanned(writer)) == 1000
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_every_put_is_in_exactly_one_entry(tmp_path: Path, threads: int) -> None:
+    with open_writer(tmp_path, max_memtable_batches=7) as writer:
+
+        def work(start: int) -> None:
+            for k in range(start, start + 50):
+                writer.put([rows([2 * k]), rows([2 * k + 1])])
+
+        running = [in_thread(lambda t=t: work(1000 * t)) for t in range(threads)]
+        for thread in running:
+            thread.result()
+        writer.wait_for_flush_drain()
+        found = [k for e in row_entries(tmp_path) for b in e.batches for k in b.column("id").to_pylist()]
+        assert sorted(found) == sorted(
+            2 * k + i for t in range(threads) for k in range(1000 * t, 1000 * t + 50) for i in (0, 1)
+        )
+    assert not memwal_threads()

@@ -1,0 +1,273 @@
+"""Input reconciliation: columns by name, reordered, safely cast, null-filled; what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from writer_kit import KEYED, contents, flushed, key_field, open_writer, rows, scanned
+
+from memwal import InvalidInputError
+
+WIDE = pa.schema(
+    [
+        key_field(),
+        pa.field("small", pa.int16()),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("score", pa.float32()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("where", pa.struct([("x", pa.float64()), ("y", pa.float64())])),
+        pa.field("vector", pa.list_(pa.float32(), 3)),
+        pa.field("kind", pa.dictionary(pa.int32(), pa.string())),
+    ]
+)
+NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
+FULL: dict[str, Any] = {
+    "id": 1,
+    "small": 7,
+    "name": "n",
+    "score": 0.5,
+    "price": decimal.Decimal("1.25"),
+    "at": NOON,
+    "tags": ["a", None, "b"],
+    "where": {"x": 1.0, "y": None},
+    "vector": [1.0, 2.0, 3.0],
+    "kind": "k",
+}
+EMPTY = dict.fromkeys(WIDE.names)
+
+
+def put_and_read(root: Path, data: Any, schema: pa.Schema = WIDE) -> list[dict[str, Any]]:
+    """`data` after a put, the same in memory, after replay and in the SSTable."""
+    writer = open_writer(root, schema)
+    writer.put(data)
+    in_memory: list[dict[str, Any]] = writer.scan().to_table().to_pylist()
+    writer.abort()
+    writer = open_writer(root, schema)
+    assert writer.scan().to_table().to_pylist() == in_memory
+    writer.close()
+    [found] = flushed(root).values()
+    assert [{k: v for k, v in row.items() if k != "_tombstone"} for row in found] == in_memory
+    return in_memory
+
+
+def test_columns_are_matched_by_name_and_reordered(tmp_path: Path) -> None:
+    batch = pa.Table.from_pylist([FULL], schema=pa.schema(reversed(list(WIDE)))).to_batches()[0]
+    assert put_and_read(tmp_path, batch) == [FULL]
+
+
+def test_missing_columns_are_filled_with_nulls_where_the_table_allows_it(tmp_path: Path) -> None:
+    assert put_and_read(tmp_path, pa.table({"name": ["n"], "id": [1]})) == [{**EMPTY, "id": 1, "name": "n"}]
+
+
+SAFE: list[tuple[str, Any, Any]] = [
+    ("id", pa.array([1], pa.int8()), 1),
+    ("id", pa.array([1], pa.uint64()), 1),
+    ("id", pa.array([1.0]), 1),
+    ("small", pa.array([300], pa.int64()), 300),
+    ("small", pa.array([None], pa.null()), None),
+    ("name", pa.array(["n"], pa.large_string()), "n"),
+    ("name", pa.array(["n"], pa.string_view()), "n"),
+    ("name", pa.array(["n"]).dictionary_encode(), "n"),
+    ("score", pa.array([0.5], pa.float64()), 0.5),
+    ("score", pa.array([2], pa.int32()), 2.0),
+    ("price", pa.array([decimal.Decimal("1.5")], pa.decimal128(4, 1)), decimal.Decimal("1.50")),
+    ("at", pa.array([NOON], pa.timestamp("s", "UTC")), NOON),
+    ("at", pa.array([NOON], pa.timestamp("ms", "Europe/Berlin")), NOON),
+    ("tags", pa.array([["a"]], pa.large_list(pa.large_string())), ["a"]),
+    ("where", pa.array([{"x": 1, "y": 2}], pa.struct([("x", pa.int64()), ("y", pa.int64())])), {"x": 1.0, "y": 2.0}),
+    ("vector", pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float64(), 3)), [1.0, 2.0, 3.0]),
+    ("vector", pa.array([[1.0, 2.0, 3.0]], pa.list_(pa.float32())), [1.0, 2.0, 3.0]),
+    ("kind", pa.array(["k"]), "k"),
+]
+
+
+@pytest.mark.parametrize(("name", "array", "expected"), SAFE, ids=[f"{n}-{a.type}" for n, a, _ in SAFE])
+def test_types_are_cast_where_no_value_changes(tmp_path: Path, name: str, array: pa.Array, expected: Any) -> None:
+    columns: dict[str, Any] = {"id": pa.array([1]), "name": pa.array(["n"]), name: array}
+    [row] = put_and_read(tmp_path, pa.table(columns))
+    assert row[name] == expected
+
+
+UNFIT: list[tuple[str, Any]] = [
+    ("small", pa.array([70_000])),
+    ("small", pa.array([1.5])),
+    ("small", pa.array(["7"])),
+    ("small", pa.array([True])),
+    ("score", pa.array(["0.5"])),
+    ("name", pa.array([7])),
+    ("name", pa.array([b"n"])),
+    ("price", pa.array([decimal.Decimal("1.234")])),
+    ("at", pa.array(["2024-05-01"])),
+    ("tags", pa.array(["a"])),
+    ("tags", pa.array([[1]])),
+    ("vector", pa.array([[1.0, 2.0]], pa.list_(pa.float32()))),
+    ("where", pa.array([1.0])),
+    ("id", pa.array([1 << 63], pa.uint64())),
+    ("id", pa.array(["1"])),
+]
+
+
+@pytest.mark.parametrize(("name", "array"), UNFIT, ids=[f"{n}-{a.type}" for n, a in UNFIT])
+def test_what_cannot_be_reconciled_is_refused_with_the_name_of_the_column(
+    tmp_path: Path, name: str, array: pa.Array
+) -> None:
+    with open_writer(tmp_path, WIDE) as writer:
+        with pytest.raises(InvalidInputError, match=f"'{name}'"):
+            writer.put(pa.table({"id": pa.array([1]), "name": pa.array(["n"]), name: array}))
+        assert writer.scan().count_rows() == 0
+
+
+def test_unknown_duplicate_and_reserved_columns_are_refused_by_name(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        with pytest.raises(InvalidInputError, match=r"'w' is not in the table; its columns: id, v"):
+            writer.put({"id": [1], "w": [1]})
+        with pytest.raises(InvalidInputError, match="'v' is there twice"):
+            writer.put(pa.record_batch([pa.array([1]), pa.array(["a"]), pa.array(["b"])], names=["id", "v", "v"]))
+        with pytest.raises(InvalidInputError, match=r"'_tombstone' is not for puts; use delete\(\)"):
+            writer.put({"id": [1], "v": ["a"], "_tombstone": [True]})
+
+
+def test_a_missing_column_that_must_not_be_null_is_refused_by_name(tmp_path: Path) -> None:
+    with open_writer(tmp_path, WIDE) as writer:
+        with pytest.raises(InvalidInputError, match="'name' is missing"):
+            writer.put({"id": [1]})
+        with pytest.raises(InvalidInputError, match="'id' is missing"):
+            writer.put({"name": ["n"]})
+
+
+def test_nulls_in_keys_and_not_null_columns_are_refused_by_name(tmp_path: Path) -> None:
+    with open_writer(tmp_path, WIDE) as writer:
+        with pytest.raises(InvalidInputError, match="'id' must not be null"):
+            writer.put({"id": [1, None], "name": ["a", "b"]})
+        with pytest.raises(InvalidInputError, match="'name' must not be null"):
+            writer.put({"id": [1, 2], "name": ["a", None]})
+        with pytest.raises(InvalidInputError, match="'id' must not be null"):
+            writer.delete([1, None])
+
+
+def test_values_that_could_not_be_replayed_are_refused_before_they_are_acknowledged(tmp_path: Path) -> None:
+    days = pa.schema([key_field(), pa.field("day", pa.date64())])
+    with (
+        open_writer(tmp_path / "days", days) as writer,
+        pytest.raises(InvalidInputError, match="'day' holds invalid values"),
+    ):
+        writer.put(pa.record_batch([pa.array([1]), pa.array([1], pa.date64())], schema=days))
+    not_utf8 = pa.StringArray.from_buffers(1, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff"))
+    with open_writer(tmp_path / "text") as writer:
+        with pytest.raises(InvalidInputError, match="'v' holds invalid values"):
+            writer.put(pa.record_batch([pa.array([1]), not_utf8], schema=KEYED))
+        writer.put(rows([2]))
+        writer.abort()
+    with open_writer(tmp_path / "text") as writer:
+        assert scanned(writer) == {2: "a"}
+
+
+TABLE = pa.table({"id": [1, 2], "v": ["a", "b"]}, schema=KEYED)
+
+
+class StreamOnly:
+    """An object with the Arrow PyCapsule stream interface and nothing else."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return TABLE.__arrow_c_stream__(requested_schema)
+
+
+class ArrayOnly:
+    """An object with the Arrow PyCapsule array interface and nothing else."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> object:
+        return TABLE.to_batches()[0].__arrow_c_array__(requested_schema)
+
+
+FRAME = pd.DataFrame({"id": [1, 2, 3], "v": ["a", "b", "c"]})
+KINDS: dict[str, Any] = {
+    "record batch": TABLE.to_batches()[0],
+    "list of batches": [TABLE.to_batches()[0].slice(0, 1), TABLE.to_batches()[0].slice(1)],
+    "tuple of batches": (TABLE.to_batches()[0],),
+    "table": TABLE,
+    "list of tables": [TABLE.slice(0, 1), TABLE.slice(1)],
+    "pandas": FRAME.iloc[:2],
+    "pandas with another index": FRAME[FRAME["id"] != 3].set_index(pd.Index(["x", "y"])),
+    "polars": pl.DataFrame({"id": [1, 2], "v": ["a", "b"]}),
+    "list of dicts": [{"id": 1, "v": "a"}, {"v": "b", "id": 2}],
+    "dict of lists": {"id": [1, 2], "v": ["a", "b"]},
+    "dict of arrays": {"id": np.array([1, 2], dtype=np.int16), "v": pa.array(["a", "b"])},
+    "stream capsule": StreamOnly(),
+    "array capsule": ArrayOnly(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_anything_arrow_like_can_be_put(tmp_path: Path, kind: str) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.put(KINDS[kind])
+        assert scanned(writer) == {1: "a", 2: "b"}
+
+
+def test_a_reader_is_drained_into_one_put(tmp_path: Path) -> None:
+    reader = pa.RecordBatchReader.from_batches(KEYED, [rows([1]), rows([2], "b")])
+    with open_writer(tmp_path) as writer:
+        assert writer.put(reader).batch_positions == range(2)
+        assert scanned(writer) == {1: "a", 2: "b"}
+
+
+@pytest.mark.parametrize(
+    "nonsense", [7, "text", object(), [1, 2], [{"id": 1}, 2], {}, {"id": [1], "v": ["a", "b"]}, None]
+)
+def test_what_is_no_data_is_refused_in_words(tmp_path: Path, nonsense: Any) -> None:
+    with open_writer(tmp_path) as writer, pytest.raises(InvalidInputError, match=r"no data|different lengths"):
+        writer.put(nonsense)
+
+
+def test_plain_values_that_do_not_convert_are_refused_by_column(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        with pytest.raises(InvalidInputError, match="'id' cannot be converted"):
+            writer.put([{"id": "one", "v": "a"}])
+        with pytest.raises(InvalidInputError, match="'id' cannot be converted"):
+            writer.put({"id": 1, "v": "a"})
+
+
+def test_input_that_fits_is_not_copied(tmp_path: Path) -> None:
+    batch = rows(range(100))
+    writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
+    writer.put(batch)
+    [(held, *_)] = writer._core.active._log
+    assert held.column(0).buffers()[1].address == batch.column(0).buffers()[1].address
+    writer.abort()
+
+
+def test_a_slice_of_a_huge_parent_does_not_keep_it_alive_and_is_no_bulk_put(tmp_path: Path) -> None:
+    """Lesson 37: zero-copy slices pin their parents."""
+    numbers = np.arange(1_000_000)
+    parent = pa.record_batch([pa.array(numbers), pa.array(["v" * 10] * len(numbers))], schema=KEYED)
+    assert parent.nbytes > 20_000_000
+    before = pa.total_allocated_bytes()
+    writer = open_writer(tmp_path, max_entry_bytes=1_000_000, durable_write=False, max_wal_flush_interval_ms=None)
+    for start in range(0, 1000, 20):
+        writer.put(parent.slice(start, 20))
+    stats = writer.memtable_stats()
+    assert (stats.row_count, stats.frozen_count) == (1000, 0)
+    assert stats.estimated_size < 200_000
+    assert stats.pending_wal_estimated_bytes < 200_000
+    del parent
+    assert pa.total_allocated_bytes() < before, "the parent is still alive"
+    assert contents(writer.scan().to_table()) == dict.fromkeys(range(1000), "v" * 10)
+    writer.abort()
+
+
+def test_a_large_slice_counts_its_parent(tmp_path: Path) -> None:
+    parent = rows(range(100_000), "value")
+    writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
+    writer.put(parent.slice(0, 50_000))
+    assert writer.memtable_stats().estimated_size >= parent.nbytes
+    writer.abort()

@@ -1,0 +1,267 @@
+"""What the writer's tests share: small tables, and a store whose calls can be held, failed and waited for."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+import memwal as mw
+from memwal.errors import UnavailableError
+from memwal.store import paths
+from memwal.store.location import Location, resolve
+from memwal.store.port import ObjectStore
+from memwal.store.retry import RetryPolicy
+from memwal.wal import list_positions
+
+PK = {b"lance-schema:unenforced-primary-key": b"true"}
+SECONDS = 30.0  # the longest that a test waits for something that should happen at once
+SHARD = "11111111-2222-4333-8444-555555555555"
+WAL, MANIFEST, BLOOM = "/wal/", ".binpb", "bloom_filter"
+
+
+def key_field(name: str = "id", kind: pa.DataType | None = None, position: int | None = None) -> pa.Field:
+    """A primary key column; `position` (from 1) where the key has several."""
+    metadata = dict(PK)
+    if position is not None:
+        metadata[b"lance-schema:unenforced-primary-key:position"] = str(position).encode()
+    return pa.field(name, kind or pa.int64(), nullable=False, metadata=metadata)
+
+
+KEYED = pa.schema([key_field(), pa.field("v", pa.string())])
+UNKEYED = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
+
+
+def rows(ids: Iterable[int], value: str = "a", schema: pa.Schema = KEYED) -> pa.RecordBatch:
+    """A batch with these keys, all with the same value."""
+    numbers = list(ids)
+    return pa.record_batch([pa.array(numbers, pa.int64()), pa.array([value] * len(numbers))], schema=schema)
+
+
+def contents(table: pa.Table) -> dict[int, str]:
+    """Key to value; a key that is there twice is an error."""
+    pairs = list(zip(table.column("id").to_pylist(), table.column("v").to_pylist(), strict=True))
+    assert len({key for key, _ in pairs}) == len(pairs), "a key appears twice"
+    return dict(pairs)
+
+
+def scanned(writer: mw.ShardWriter) -> dict[int, str]:
+    """What the memtables of `writer` show."""
+    return contents(writer.scan().to_table())
+
+
+def flushed(root: str | Path, shard_id: str = SHARD) -> dict[int, list[dict[str, Any]]]:
+    """Generation to the live rows of its SSTable (older versions of a key left out, tombstones in), read by Lance."""
+    manifest = mw.ShardManifestStore(str(root), shard_id).read_latest()
+    assert manifest is not None
+    location = resolve(str(root))
+    return {
+        item.generation: lance.dataset(location.child_uri(paths.sstable_dir(shard_id, item.path)))
+        .to_table()
+        .to_pylist()
+        for item in manifest.sstables
+    }
+
+
+def everything(writer: mw.ShardWriter, root: str | Path) -> dict[int, str]:
+    """SSTables and memtables merged by hand: what a reader of the whole shard must see."""
+    in_memory = [ref.table().to_pylist() for ref in writer.in_memory_memtable_refs().ascending]  # newest tier first
+    merged: dict[int, str] = {}
+    for found in [*(rows for _, rows in sorted(flushed(root, writer.shard_id).items())), *in_memory]:
+        for row in found:
+            if row["_tombstone"]:
+                merged.pop(row["id"], None)
+            else:
+                merged[row["id"]] = row["v"]
+    return merged
+
+
+def entries(root: str | Path, shard_id: str = SHARD) -> list[mw.WalEntry]:
+    """Every entry of the log that is still there, in order."""
+    tailer = mw.WalTailer(str(root), shard_id)
+    found = [tailer.read_entry(position) for position in list_positions(resolve(str(root)), shard_id)]
+    return [entry for entry in found if entry is not None]
+
+
+def row_entries(root: str | Path, shard_id: str = SHARD) -> list[mw.WalEntry]:
+    """The entries that hold rows."""
+    return [entry for entry in entries(root, shard_id) if entry.batches]
+
+
+def open_writer(place: str | Path | Location, schema: pa.Schema | None = KEYED, **settings: Any) -> mw.ShardWriter:
+    """A writer of the test shard without fsync, since power does not fail here."""
+    settings = {"shard_id": SHARD, "fsync": False, "wal_persist_retry_base_delay_ms": 1, **settings}
+    return mw.ShardWriter.open(place if isinstance(place, Location) else str(place), schema, **settings)
+
+
+def epoch_of(root: str | Path, shard_id: str = SHARD) -> int:
+    """The epoch that owns the shard; 0 if nobody claimed it."""
+    manifest = mw.ShardManifestStore(str(root), shard_id).read_latest()
+    return 0 if manifest is None else manifest.writer_epoch
+
+
+def in_thread(work: Callable[[], Any]) -> Running:
+    """Run `work` on a thread; `result()` waits for it and raises what it raised."""
+    return Running(work)
+
+
+class Running:
+    """A call on another thread."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            self._value = work()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def running(self) -> bool:
+        """Whether the call has not returned."""
+        return self._thread.is_alive()
+
+    def result(self, timeout: float = SECONDS) -> Any:
+        """What the call returned."""
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "the call hangs"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def memwal_threads() -> set[threading.Thread]:
+    """The background threads of all writers."""
+    return {t for t in threading.enumerate() if t.name.startswith(("memwal-ticker", "memwal-flush"))}
+
+
+# --------------------------------------------------------------------------------------------- a store under control
+
+
+@dataclass(eq=False)
+class Rule:
+    """What happens to calls named `kind` whose path contains `part`."""
+
+    kind: str
+    part: str
+    error: Callable[[], BaseException] | None = None
+    left: int | None = None
+    after: bool = False
+    opened: threading.Event = field(default_factory=threading.Event)
+    reached: threading.Event = field(default_factory=threading.Event)
+
+    def open(self) -> None:
+        """Let all calls through."""
+        self.left = 0
+        self.opened.set()
+
+    def wait_reached(self) -> None:
+        """Return once a call met this rule."""
+        assert self.reached.wait(SECONDS), f"no {self.kind} of {self.part} happened"
+
+
+class WatchedStore:
+    """A real store; rules hold or fail calls, every call is recorded."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+        self._changed = threading.Condition()
+        self.rules: list[Rule] = []
+        self.calls: list[tuple[str, str]] = []
+
+    def hold(self, kind: str, part: str, times: int | None = None) -> Rule:
+        """Block matching calls, before their effect, until the rule is opened."""
+        self.rules.append(Rule(kind, part, left=times))
+        return self.rules[-1]
+
+    def fail(
+        self,
+        kind: str,
+        part: str,
+        times: int | None = None,
+        *,
+        after: bool = False,
+        error: Callable[[], BaseException] = lambda: UnavailableError("the test says no"),
+    ) -> Rule:
+        """Let matching calls fail (`times`, or until the rule is opened), before or after their effect."""
+        self.rules.append(Rule(kind, part, error, times, after))
+        return self.rules[-1]
+
+    def count(self, kind: str, part: str) -> int:
+        """How many matching calls succeeded."""
+        with self._changed:
+            return sum(1 for name, path in self.calls if name == kind and part in path)
+
+    def wait_for(self, kind: str, part: str, count: int = 1) -> None:
+        """Return once `count` matching calls succeeded."""
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: sum(1 for name, path in self.calls if name == kind and part in path) >= count, SECONDS
+            )
+        assert done, f"fewer than {count} {kind} of {part}"
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._inner, name)
+
+        def through(path: str, *args: Any, **kwargs: Any) -> Any:
+            matching = [r for r in self.rules if r.kind == name and r.part in path and self._take(r)]
+            for rule in matching:
+                rule.reached.set()
+                if rule.error is None:
+                    assert rule.opened.wait(SECONDS), "a held call was never let go"
+                elif not rule.after:
+                    raise rule.error()
+            result = call(path, *args, **kwargs)
+            for rule in matching:
+                if rule.error is not None:
+                    raise rule.error()
+            with self._changed:
+                self.calls.append((name, path))
+                self._changed.notify_all()
+            return result
+
+        return through
+
+    def _take(self, rule: Rule) -> bool:
+        with self._changed:
+            if rule.left is None:
+                return True
+            rule.left -= 1
+            return rule.left >= 0
+
+
+def watched(root: str | Path) -> tuple[WatchedStore, Location]:
+    """A location on a local directory, its store under control; a failing call is not retried below the engine."""
+    stores: list[WatchedStore] = []
+
+    def wrap(inner: ObjectStore) -> ObjectStore:
+        stores.append(WatchedStore(inner))
+        return stores[0]  # type: ignore[return-value]
+
+    location = resolve(str(root), wrap=wrap, policy=RetryPolicy(max_attempts=1))
+    return stores[0], location
+
+
+def base_table(
+    root: str | Path, schema: pa.Schema = KEYED, data: list[dict[str, Any]] | None = None, **kw: Any
+) -> mw.Table:
+    """A table with a MemWAL index."""
+    return mw.create_table(str(root), pa.Table.from_pylist(data, schema=schema) if data else schema, **kw)
+
+
+def fork() -> int:
+    """`os.fork`, although other threads run: that is what is tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
