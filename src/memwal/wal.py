@@ -325,7 +325,7 @@ class WalTailer:
     def next_position(self) -> int:
         """The position that the next entry will get."""
         positions = list_positions(self.location, self.shard_id)
-        return max(self._cursor(), *positions[-1:]) + 1
+        return max([self._cursor(), *positions[-1:]]) + 1
 
     def read_entry(self, position: int) -> WalEntry | None:
         """The entry at `position`, or None if the log ends before it.

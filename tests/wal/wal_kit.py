@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lance
 import pyarrow as pa
 
-from memwal import WalEntry, WalTailer
+from memwal import CorruptDataError, WalEntry, WalTailer
+from memwal.format.wal_entry import EntryEncoder, decode_entry
 from memwal.manifest import ShardManifestStore
+from memwal.schema import TableSchema
 from memwal.store import paths
 from memwal.store.location import Location, resolve
+from memwal.store.port import ObjectStore
 from memwal.testing.clocks import SkippingClock
-from memwal.types import SeenTransaction
+from memwal.types import SeenTransaction, ShardManifest, SsTable
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 
 SHARD = "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10"
@@ -40,6 +44,38 @@ def place(directory: Path, clock: SkippingClock | None = None, **options: Any) -
     return resolve(str(directory / "table"), clock=clock or SkippingClock(), **options)
 
 
+def interrupted(
+    call: str, path: str, action: Callable[[], object], *, before: bool = False
+) -> Callable[[ObjectStore], Any]:
+    """A `wrap` for `place`: `action` runs once, right after (or before) the first `call` on `path`."""
+    return lambda store: _Interrupted(store, call, path, action, before)
+
+
+class _Interrupted:
+    def __init__(self, inner: ObjectStore, call: str, path: str, action: Callable[[], object], before: bool) -> None:
+        self._inner = inner
+        self._call = call
+        self._path = path
+        self._pending = [action]
+        self._before = before
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+        return self._interrupt(method) if name == self._call else method
+
+    def _interrupt(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(path: str, *arguments: Any, **options: Any) -> Any:
+            action = self._pending.pop() if path == self._path and self._pending else None
+            if action is not None and self._before:
+                action()
+            result = method(path, *arguments, **options)
+            if action is not None and not self._before:
+                action()
+            return result
+
+        return run
+
+
 def manifests_at(location: Location, shard_id: str = SHARD) -> ShardManifestStore:
     return ShardManifestStore(location, shard_id, fsync=False, clock=SkippingClock())
 
@@ -47,6 +83,12 @@ def manifests_at(location: Location, shard_id: str = SHARD) -> ShardManifestStor
 def open_shard(location: Location, shard_id: str = SHARD) -> OpenedLog:
     """Claim, sentinel, second look."""
     return open_log(manifests_at(location, shard_id), policy=NO_SYNC, clock=SkippingClock())
+
+
+def entry_bytes(epoch: int, *ids: int, generation: int = 1) -> bytes:
+    """An entry with these rows, as a writer of that epoch would have made it."""
+    batch = rows(*ids).append_column("_tombstone", pa.array([False] * len(ids)))
+    return EntryEncoder(TableSchema.from_arrow(SCHEMA).wal, epoch, generation).encode([batch])
 
 
 def ids(entry: WalEntry | None) -> list[int]:
@@ -63,6 +105,17 @@ def read_all(location: Location | str, shard_id: str = SHARD) -> list[WalEntry]:
         found.append(entry)
         position += 1
     return found
+
+
+def read_until_damage(entries: Iterable[WalEntry]) -> tuple[list[int], CorruptDataError]:
+    """The positions that came before damage was met, and the error that says so."""
+    met: list[int] = []
+    try:
+        for entry in entries:
+            met.append(entry.position)
+    except CorruptDataError as error:
+        return met, error
+    raise AssertionError(f"no damage was met in {met}")
 
 
 def story(entries: Sequence[WalEntry]) -> list[tuple[int, int, list[int] | str]]:
@@ -84,6 +137,30 @@ def put_entry(location: Location, position: int, data: bytes, shard_id: str = SH
 
 def delete_entry(location: Location, position: int, shard_id: str = SHARD) -> None:
     location.store.delete(paths.wal_entry_path(shard_id, position))
+
+
+def flushed(location: Location, cursor: int, generation: int = 1, shard_id: str = SHARD) -> ShardManifest:
+    """Commit what a flush of everything up to `cursor` commits (no SSTable is written: nobody here reads one)."""
+
+    def update(manifest: ShardManifest) -> ShardManifest:
+        return replace(
+            manifest,
+            version=manifest.version + 1,
+            sstables=(*manifest.sstables, SsTable(generation, f"{generation:08x}_gen_{generation}")),
+            current_generation=generation + 1,
+            replay_after_wal_entry_position=cursor,
+            wal_entry_position_last_seen=max(cursor, manifest.wal_entry_position_last_seen),
+        )
+
+    return manifests_at(location, shard_id).commit_maintenance(update)
+
+
+def collected(location: Location, up_to: int, shard_id: str = SHARD) -> None:
+    """Remove what collection may remove: entries up to `up_to` that are no sentinels."""
+    for position in range(1, up_to + 1):
+        path = paths.wal_entry_path(shard_id, position)
+        if not decode_entry(location.store.get(path)).is_sentinel:
+            location.store.delete(path)
 
 
 def seen(**versions: int) -> dict[str, SeenTransaction]:

@@ -1,0 +1,367 @@
+"""Opening a log: claim, sentinel, second look, and a next position that is fixed from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memwal import ConflictError, CorruptDataError, FencedError, InvalidInputError, UnavailableError, WalAppender
+from memwal import hooks as memwal_hooks
+from memwal.format.shard_manifest import encode_manifest
+from memwal.format.wal_entry import decode_entry, encode_mark, encode_sentinel
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.testing import FaultKind, FaultPlan, FaultScript
+from memwal.transactions import encode_map
+from memwal.types import ShardManifest, ShardStatus
+from wal.wal_kit import (
+    SHARD,
+    delete_entry,
+    entry_bytes,
+    flushed,
+    interrupted,
+    manifests_at,
+    open_shard,
+    place,
+    put_entry,
+    read_all,
+    rows,
+    seen,
+    story,
+)
+
+
+@pytest.fixture
+def at_point() -> Iterator[Callable[[str, Callable[[], object]], None]]:
+    """Run something once, when the engine reaches a point."""
+
+    def install(point: str, action: Callable[[], object]) -> None:
+        def handler(reached: str) -> None:
+            if reached == point:
+                memwal_hooks.install(None)
+                action()
+
+        memwal_hooks.install(handler)
+
+    yield install
+    memwal_hooks.install(None)
+
+
+def sentinel_of(location: Location, position: int) -> tuple[int, bool]:
+    found = decode_entry(location.store.get(paths.wal_entry_path(SHARD, position)))
+    return found.writer_epoch, found.is_sentinel
+
+
+# ------------------------------------------------------------------------------------------------- epoch 1
+
+
+def test_epoch_1_writes_no_sentinel_and_starts_after_the_cursor(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    opened = open_shard(location)
+    assert (opened.log.epoch, opened.log.next_position, opened.replay_start, opened.replay_end) == (1, 1, 1, 1)
+    assert location.store.list_names(paths.wal_dir(SHARD)) == []
+
+
+def test_epoch_1_starts_after_the_cursor_of_a_manifest_that_nobody_claimed_and_never_lists(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    blank = ShardManifest(
+        3, SHARD, replay_after_wal_entry_position=6, wal_entry_position_last_seen=6, current_generation=2
+    )
+    location.store.put_new(paths.manifest_path(SHARD, 3), encode_manifest(blank))
+    put_entry(location, 9, entry_bytes(0, 1))
+    script = FaultScript()
+    opened = open_shard(place(tmp_path, wrap=script.wrap))
+    assert (opened.log.epoch, opened.log.next_position) == (1, 7)
+    assert paths.wal_dir(SHARD) not in [call.path for call in script.calls]
+
+
+def test_a_claimer_of_epoch_1_that_slept_behind_its_successor_cannot_append(
+    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
+) -> None:
+    location = place(tmp_path)
+    at_point("open.after_claim", lambda: WalAppender.open(location, SHARD).append(rows(1)))
+    sleeper = WalAppender.open(location, SHARD)
+    assert (sleeper.epoch, sleeper.next_position) == (1, 1)
+    with pytest.raises(FencedError, match="Writer fenced"):
+        sleeper.append(rows(2))
+    assert story(read_all(location)) == [(1, 2, "sentinel"), (2, 2, [1])]
+
+
+# ------------------------------------------------------------------------------------------------- sentinel
+
+
+def test_a_takeover_places_its_sentinel_at_the_tip_and_goes_on_behind_it(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    for number in range(3):
+        first.append(rows(number))
+    second = WalAppender.open(location, SHARD)
+    assert (second.epoch, second.next_position) == (2, 5)
+    assert sentinel_of(location, 4) == (2, True)
+    assert second.append(rows(9)) == 5
+
+
+def test_the_next_position_of_a_writer_is_the_position_of_its_direct_successors_sentinel(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writers = [WalAppender.open(location, SHARD)]
+    for takeover in range(5):
+        for number in range(takeover):
+            writers[-1].append(rows(number))
+        expected = writers[-1].next_position
+        writers.append(WalAppender.open(location, SHARD))
+        assert sentinel_of(location, expected) == (writers[-1].epoch, True)
+    for stale in writers[:-1]:
+        with pytest.raises(FencedError) as error:
+            stale.append(rows(0))
+        assert error.value.our_epoch == stale.epoch
+
+
+def test_a_sentinel_goes_above_the_cursor_and_above_the_last_seen_position_when_the_log_is_gone(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    gone = ShardManifest(
+        2,
+        SHARD,
+        writer_epoch=1,
+        replay_after_wal_entry_position=10,
+        wal_entry_position_last_seen=10,
+        current_generation=2,
+    )
+    location.store.put_new(paths.manifest_path(SHARD, 2), encode_manifest(gone))
+    opened = open_shard(location)
+    assert (opened.replay_start, opened.replay_end, opened.log.next_position) == (11, 11, 12)
+    assert sentinel_of(location, 11) == (2, True)
+
+
+def test_a_stray_name_in_the_log_does_not_move_the_tip(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    WalAppender.open(location, SHARD).append(rows(1))
+    for stray in (f"{paths.number_name(50)}.arrow.tmp", f"{paths.number_name(51)}.arrow#1", "foo.tmp"):
+        location.store.put(f"{paths.wal_dir(SHARD)}/{stray}", b"stray")
+    assert WalAppender.open(location, SHARD).next_position == 3
+
+
+def test_a_sentinel_that_meets_an_entry_moves_on_and_takes_over_its_map(tmp_path: Path) -> None:
+    """The predecessor appends between the successor's listing and its sentinel."""
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    first.append(rows(1), txn=("a", 1))
+    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: first.append(rows(2), txn=("b", 7)))
+    opened = open_shard(place(tmp_path, wrap=race))
+    assert (opened.replay_end, opened.log.next_position) == (3, 4)
+    assert {app: item.version for app, item in opened.seen.items()} == {"a": 1, "b": 7}
+    found = decode_entry(location.store.get(paths.wal_entry_path(SHARD, 3)))
+    assert found.is_sentinel
+    assert found.seen == opened.seen
+    assert [e.position for e in read_all(location)] == [1, 2, 3]
+
+
+def test_a_sentinel_that_meets_a_lower_sentinel_or_a_mark_moves_on(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    manifests_at(location).claim_epoch()
+
+    def late() -> None:
+        put_entry(location, 1, encode_sentinel(2, seen(a=3)))
+        put_entry(location, 2, encode_mark(1, seen(b=4)))
+        put_entry(location, 3, entry_bytes(0, 5))
+
+    race = interrupted("list_names", paths.wal_dir(SHARD), late)
+    opened = open_shard(place(tmp_path, wrap=race))
+    assert (opened.log.epoch, opened.replay_end, opened.log.next_position) == (3, 4, 5)
+    assert {app: item.version for app, item in opened.seen.items()} == {"a": 3, "b": 4}
+
+
+def test_a_sentinel_that_meets_a_higher_epoch_is_fenced(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, encode_sentinel(3)))
+    with pytest.raises(FencedError) as error:
+        open_shard(place(tmp_path, wrap=race))
+    assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
+
+
+def test_a_sentinel_that_meets_its_own_epoch_with_other_bytes_is_a_conflict(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, encode_mark(2)))
+    with pytest.raises(ConflictError) as error:
+        open_shard(place(tmp_path, wrap=race))
+    assert error.value.retryable
+
+
+def test_a_sentinel_that_meets_damage_says_where_it_is(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    race = interrupted("list_names", paths.wal_dir(SHARD), lambda: put_entry(location, 1, b"torn"))
+    with pytest.raises(CorruptDataError) as error:
+        open_shard(place(tmp_path, wrap=race))
+    assert (error.value.position, error.value.path) == (1, paths.wal_entry_path(SHARD, 1))
+
+
+def test_an_open_whose_sentinel_cannot_be_written_is_unavailable_and_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    WalAppender.open(location, SHARD).append(rows(1))
+    plan = FaultPlan(rate=1.0, kinds=frozenset({FaultKind.THROTTLE, FaultKind.CONFLICT_WITHOUT_EFFECT}))
+    script = FaultScript(plan)
+    refusing = replace(location, store_once=script.wrap(location.store_once))
+    with pytest.raises(UnavailableError) as error:
+        open_shard(refusing)
+    assert error.value.retryable
+    assert {call.kind for call in script.calls} <= {"put_new", "get", "put"}
+    assert story(read_all(location)) == [(1, 1, [1])]
+
+
+# ------------------------------------------------------------------------------------------------- second look
+
+
+def test_a_claimer_that_slept_between_claim_and_sentinel_is_fenced_by_the_second_look(
+    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
+) -> None:
+    location = place(tmp_path)
+    WalAppender.open(location, SHARD).append(rows(1))
+    successor: list[WalAppender] = []
+
+    def take_over() -> None:
+        successor.append(WalAppender.open(location, SHARD))
+        successor[0].append(rows(2))
+
+    at_point("open.after_claim", take_over)
+    with pytest.raises(FencedError, match="Writer fenced") as error:
+        WalAppender.open(location, SHARD)
+    assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
+    assert successor[0].append(rows(3)) == 5, "the sleeper's sentinel at 4 moves the successor on, and nothing more"
+    assert story(read_all(location)) == [(1, 1, [1]), (2, 3, "sentinel"), (3, 3, [2]), (4, 2, "sentinel"), (5, 3, [3])]
+
+
+def test_a_claimer_whose_successor_has_no_sentinel_yet_is_fenced_by_the_second_look(
+    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
+) -> None:
+    location = place(tmp_path)
+    WalAppender.open(location, SHARD).append(rows(1))
+    at_point("open.after_claim", lambda: manifests_at(location).claim_epoch())
+    with pytest.raises(FencedError):
+        WalAppender.open(location, SHARD)
+
+
+def test_the_second_look_brings_the_cursor_that_moved_while_opening(
+    tmp_path: Path, at_point: Callable[[str, Callable[[], object]], None]
+) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    for number in range(3):
+        first.append(rows(number))
+    at_point("open.after_claim", lambda: flushed(location, 2))
+    opened = open_shard(location)
+    assert opened.manifest.version == 3
+    assert (opened.replay_start, opened.replay_end) == (3, 4)
+
+
+def test_a_second_look_that_misses_our_own_claim_is_an_error(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    hidden = paths.manifest_path(SHARD, 2)
+    data: list[bytes] = []
+
+    def hide() -> None:
+        data.append(location.store.get(hidden))
+        location.store.delete(hidden)
+
+    stale = place(tmp_path, wrap=interrupted("list_names", paths.wal_dir(SHARD), hide))
+    with pytest.raises(UnavailableError):
+        open_shard(stale)
+    location.store.put_new(hidden, data[0])
+
+
+# ------------------------------------------------------------------------------------------------- what is read
+
+
+def test_a_hole_between_cursor_and_sentinel_is_an_error_and_never_the_tip(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    for number in range(4):
+        first.append(rows(number))
+    delete_entry(location, 2)
+    with pytest.raises(CorruptDataError, match="missing") as error:
+        WalAppender.open(location, SHARD)
+    assert error.value.position == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"torn", entry_bytes(1, 1)[:-40]], ids=["empty", "text", "cut"])
+def test_a_damaged_entry_in_the_tail_is_an_error_that_names_its_position(damage: bytes, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    first.append(rows(1))
+    first.append(rows(2))
+    delete_entry(location, 1)
+    put_entry(location, 1, damage)
+    with pytest.raises(CorruptDataError) as error:
+        WalAppender.open(location, SHARD)
+    assert error.value.position == 1
+
+
+def test_an_entry_of_a_higher_epoch_in_the_tail_aborts_the_open_as_fenced(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    put_entry(location, 1, entry_bytes(9, 1))
+    with pytest.raises(FencedError, match="WAL replay aborted") as error:
+        WalAppender.open(location, SHARD)
+    assert (error.value.our_epoch, error.value.current_epoch) == (2, 9)
+
+
+def test_the_map_of_an_opened_log_is_the_maximum_over_the_log_and_the_files_of_listed_generations(
+    tmp_path: Path,
+) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    first.append(rows(1), txn=("in the log", 4))
+    first.append(rows(2), txn=("in both", 5))
+    manifest = flushed(location, 2)
+    beside = paths.txn_map_path(SHARD, manifest.sstables[0].path)
+    location.store.put(beside, encode_map(seen(**{"in both": 9, "beside": 2})))
+    found = open_shard(location).seen
+    assert {app: item.version for app, item in found.items()} == {"in the log": 4, "in both": 9, "beside": 2}
+
+
+@pytest.mark.parametrize(
+    "data", [b"no json", b"[" * 100_000, b'{"a":[1]}', b"\xff"], ids=["text", "deep", "short", "bytes"]
+)
+def test_a_damaged_map_beside_a_generation_is_an_error_that_names_it(data: bytes, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    WalAppender.open(location, SHARD).append(rows(1))
+    beside = paths.txn_map_path(SHARD, flushed(location, 1).sstables[0].path)
+    location.store.put(beside, data)
+    with pytest.raises(CorruptDataError) as error:
+        open_shard(location)
+    assert error.value.path == beside
+
+
+def test_the_map_is_found_behind_entries_of_other_writers_and_in_a_map_larger_than_the_tail(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    manifests_at(location).claim_epoch()
+    many = {f"application number {n}": n for n in range(3_000)}
+    put_entry(location, 1, encode_mark(1, seen(**many)))
+    put_entry(location, 2, entry_bytes(1, 2)[:-28])  # as another implementation leaves it: no footer
+    found = open_shard(location).seen
+    assert {app: item.version for app, item in found.items()} == many
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_sealed_shard_is_not_opened(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    sealed = ShardManifest(1, SHARD, status=ShardStatus.SEALED)
+    location.store.put_new(paths.manifest_path(SHARD, 1), encode_manifest(sealed))
+    with pytest.raises(InvalidInputError, match="sealed"):
+        WalAppender.open(location, SHARD)
+    assert location.store.list_names(paths.wal_dir(SHARD)) == []
+
+
+@pytest.mark.parametrize("shard_id", ["", "..", SHARD.upper(), f"{SHARD}/..", "5f1c7d1e"])
+def test_what_is_no_shard_id_is_refused_before_anything_is_claimed(shard_id: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="shard id"):
+        WalAppender.open(str(tmp_path / "table"), shard_id)
+    assert not (tmp_path / "table").exists()
