@@ -141,6 +141,16 @@ def test_graph_is_built_in_portions_and_only_where_it_pays() -> None:
     assert small.graph_rows == 0
 
 
+def test_searches_report_how_many_rows_they_had_to_scan() -> None:
+    vectors = _clustered(2500, 16)
+    index = _index(vectors)
+    index.search(vectors[0], 10, 2500)
+    assert index.scanned_rows == 2500
+    index.catch_up()
+    index.search(vectors[0], 10, 2500)
+    assert index.scanned_rows == 2500
+
+
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.2, 0.02, 0.0])
 def test_mask_is_respected_and_k_is_filled_from_admitted_rows(share: float) -> None:
     vectors = _clustered(8000, 32)
@@ -215,6 +225,19 @@ def test_null_nan_zero_and_infinite_rows_do_not_disturb_the_graph(metric: Metric
         assert again.tolist() == positions.tolist()
         assert not {*range(10, 20), *range(30, 40), *range(100, 110)} & set(again.tolist())
         assert (50 in again) == (metric != "cosine")
+
+
+def test_infinite_row_that_the_graph_cannot_hold_is_found_beside_it() -> None:
+    vectors = _clustered(3000, 16)
+    vectors[60, 0] = np.inf
+    index = _index(vectors, metric="dot")
+    index.catch_up()
+    query = np.ones(16, np.float32)
+    positions, distances = index.search(query, 10, 3000)
+    assert (positions[0], distances[0]) == (60, -np.inf)
+    assert index.scanned_rows == 0
+    allowed = np.arange(3000) != 60
+    assert 60 not in index.search(query, 10, 3000, allowed=allowed)[0]
 
 
 def test_doubles_keep_their_precision_and_are_ranked_again_behind_the_graph() -> None:

@@ -70,6 +70,7 @@ class HnswMemIndex(PendingColumn):
         self._sealed_rows = 0
         self._graph: Any = None  # usearch.index.Index; its annotations hide the setter of `expansion_search`
         self._graph_rows = 0
+        self._scanned_rows = 0
         self._outside: Int64s = np.empty(0, np.int64)
         self._state = threading.Lock()
         self._building = threading.Lock()
@@ -91,6 +92,11 @@ class HnswMemIndex(PendingColumn):
     def graph_rows(self) -> int:
         """Rows that are searched through the graph; the others are searched exactly."""
         return self._graph_rows
+
+    @property
+    def scanned_rows(self) -> int:
+        """Rows that searches compared one by one so far: the demand that says whether `catch_up` is worth its work."""
+        return self._scanned_rows
 
     @property
     def size_bytes(self) -> int:
@@ -137,7 +143,9 @@ class HnswMemIndex(PendingColumn):
             positions = self._propose(vector, k, settled, ef or _DEFAULT_EF, allowed)
         found, distances = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
         for block in blocks if k > 0 else ():
-            rows = block.candidates(vector, k, metric, block.rows(0 if positions is None else settled, n, allowed))
+            rows = block.rows(0 if positions is None else settled, n, allowed)
+            self._scanned_rows += len(rows)
+            rows = block.candidates(vector, k, metric, rows)
             if positions is not None:
                 proposed = positions[(positions >= block.start) & (positions < block.end)] - block.start
                 rows = np.concatenate((proposed, rows))
