@@ -1,0 +1,115 @@
+"""Entries are numbered so that every replay takes them: no number falls, none is skipped, none grows too large."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memwal import WalAppender
+from memwal.config import WriterConfig
+from memwal.log_run import LogRun
+from wal.wal_kit import SHARD, entry_bytes, flushed, lance_table, manifests_at, place, put_entry, read_all, rows
+
+
+def numbers(uri: str) -> list[int | None]:
+    return [entry.generation for entry in read_all(uri) if entry.batches]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_memtable_rows": 5}, [1, 1, 2, 2, 3, 3]),
+        ({"max_memtable_rows": 1}, [1, 2, 3, 4, 5, 6]),
+        ({"max_memtable_batches": 3}, [1, 1, 1, 2, 2, 2]),
+        ({"max_memtable_size": 1}, [1, 2, 3, 4, 5, 6]),
+        ({}, [1, 1, 1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_the_number_steps_before_the_limits_of_a_memtable_are_passed(
+    limits: dict[str, int], expected: list[int], tmp_path: Path
+) -> None:
+    uri = lance_table(tmp_path, **limits)
+    writer = WalAppender.open(uri, SHARD, fsync=False)
+    for number in range(6):
+        writer.append(rows(2 * number, 2 * number + 1))
+    assert numbers(uri) == expected
+
+
+def test_one_entry_that_is_larger_than_the_limits_is_a_generation_of_its_own(tmp_path: Path) -> None:
+    uri = lance_table(tmp_path, max_memtable_rows=3)
+    writer = WalAppender.open(uri, SHARD, fsync=False)
+    for count in (1, 10, 1, 1, 10):
+        writer.append(rows(*range(count)))
+    assert numbers(uri) == [1, 2, 3, 3, 4]
+
+
+def test_numbering_goes_on_where_the_predecessor_stopped(tmp_path: Path) -> None:
+    uri = lance_table(tmp_path, max_memtable_rows=4)
+    for _ in range(3):
+        writer = WalAppender.open(uri, SHARD, fsync=False)
+        writer.append(rows(1, 2, 3))
+    assert numbers(uri) == [1, 2, 3]
+    WalAppender.open(uri, SHARD, fsync=False).append(rows(4))
+    assert numbers(uri) == [1, 2, 3, 3]
+
+
+def test_numbering_starts_above_what_is_flushed(tmp_path: Path) -> None:
+    uri = lance_table(tmp_path, max_memtable_rows=4)
+    writer = WalAppender.open(uri, SHARD, fsync=False)
+    writer.append(rows(1, 2, 3))
+    flushed(place(tmp_path), 1)
+    WalAppender.open(uri, SHARD, fsync=False).append(rows(4))
+    assert numbers(uri) == [1, 2]
+
+
+def test_flushed_entries_above_a_lagging_cursor_do_not_count(tmp_path: Path) -> None:
+    """Another implementation may publish a generation and leave the cursor behind."""
+    location = place(tmp_path)
+    uri = lance_table(tmp_path, max_memtable_rows=4)
+    writer = WalAppender.open(uri, SHARD, fsync=False)
+    for number in range(4):
+        writer.append(rows(number))
+    flushed(location, 2)
+    WalAppender.open(uri, SHARD, fsync=False).append(rows(9))
+    assert numbers(uri) == [1, 1, 1, 1, 2]
+
+
+def test_entries_without_a_number_belong_to_the_run_that_they_follow(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    uri = lance_table(tmp_path, max_memtable_rows=4)
+    manifests_at(location).claim_epoch()
+    bare = entry_bytes(1, 1, 2, 3)[:-28].replace(b"generation", b"generatiom")
+    put_entry(location, 1, bare)
+    assert numbers(uri) == [None]
+    WalAppender.open(uri, SHARD, fsync=False).append(rows(4, 5))
+    assert numbers(uri) == [None, 2]
+
+
+@settings(deadline=None)
+@given(
+    entries=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4), st.integers(1, 100)), max_size=60),
+    rows_limit=st.integers(1, 20),
+    batches_limit=st.integers(1, 8),
+    bytes_limit=st.integers(1, 400),
+)
+def test_numbers_never_fall_never_skip_and_no_run_passes_its_limits_in_several_entries(
+    entries: list[tuple[int, int, int]], rows_limit: int, batches_limit: int, bytes_limit: int
+) -> None:
+    limits = WriterConfig(
+        max_memtable_rows=rows_limit, max_memtable_batches=batches_limit, max_memtable_size=bytes_limit
+    )
+    run = LogRun(3)
+    given_numbers = [run.add(*entry, limits) for entry in entries]
+    assert given_numbers[:1] in ([], [3])
+    assert all(after - before in (0, 1) for before, after in pairwise(given_numbers))
+    for number in set(given_numbers):
+        members = [entry for entry, found in zip(entries, given_numbers, strict=True) if found == number]
+        if len(members) > 1:
+            assert sum(rows for rows, _, _ in members) <= rows_limit
+            assert sum(batches for _, batches, _ in members) <= batches_limit
+            assert sum(size for _, _, size in members[:-1]) < bytes_limit

@@ -1,0 +1,199 @@
+"""A transaction is written once: repeats are skipped, older versions refused, across takeovers and other writers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memwal import InvalidInputError, WalAppender
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.testing.clocks import SkippingClock
+from memwal.transactions import EXPIRY_MS, as_transaction, encode_map, is_repeat, merge_seen, with_transaction
+from memwal.types import SeenTransaction, Transaction
+from wal.wal_kit import SHARD, entry_bytes, flushed, manifests_at, place, put_entry, read_all, rows, seen, story
+
+
+def appender(location: Location, **options: Any) -> WalAppender:
+    return WalAppender.open(location, SHARD, fsync=False, **options)
+
+
+def versions(location: Location) -> dict[str, int]:
+    """The map that the newest entry carries."""
+    newest = read_all(location)[-1].seen
+    return {app: item.version for app, item in (newest or {}).items()}
+
+
+def test_an_equal_version_is_skipped_and_returns_0(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = appender(location)
+    assert [writer.append(rows(1), txn=("app", 5)), writer.append(rows(1), txn=("app", 5))] == [1, 0]
+    assert writer.append(rows(2), txn=("app", 6)) == 2
+    assert story(read_all(location)) == [(1, 1, [1]), (2, 1, [2])]
+
+
+def test_a_lower_version_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = appender(location)
+    writer.append(rows(1), txn=("app", 5))
+    with pytest.raises(InvalidInputError, match="older"):
+        writer.append(rows(2), txn=("app", 4))
+    assert writer.append(rows(3)) == 2
+    assert story(read_all(location)) == [(1, 1, [1]), (2, 1, [3])]
+
+
+def test_applications_do_not_know_of_each_other(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = appender(location)
+    for app in ("a", "b"):
+        assert writer.append(rows(1), txn=(app, 5)) > 0
+        assert writer.append(rows(1), txn=(app, 5)) == 0
+    assert versions(location) == {"a": 5, "b": 5}
+
+
+def test_a_repeat_of_rows_that_do_not_fit_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    writer = appender(place(tmp_path))
+    writer.append(rows(1), txn=("app", 5))
+    with pytest.raises(InvalidInputError):
+        writer.append([], txn=("app", 5))
+
+
+def test_the_map_stands_on_every_later_entry_once_there_is_one(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = appender(location)
+    writer.append(rows(1))
+    writer.append(rows(2), txn=("app", 5))
+    writer.append(rows(3))
+    appender(location)
+    entries = read_all(location)
+    assert [None if e.txn is None else e.txn.version for e in entries] == [None, 5, None, None]
+    assert [None if e.seen is None else sorted(e.seen) for e in entries] == [None, ["app"], ["app"], ["app"]]
+    assert entries[-1].is_sentinel
+
+
+def test_a_transaction_survives_takeovers_through_the_map_of_the_sentinel(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender(location).append(rows(1), txn=("app", 5))
+    for _ in range(3):
+        successor = appender(location)
+        assert successor.append(rows(1), txn=("app", 5)) == 0
+    assert [entry.is_sentinel for entry in read_all(location)] == [False, True, True, True]
+
+
+def test_a_transaction_survives_the_collection_of_its_entry(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = appender(location)
+    writer.append(rows(1), txn=("app", 5))
+    writer.append(rows(2))
+    flushed(location, 1)
+    location.store.delete(paths.wal_entry_path(SHARD, 1))
+    assert appender(location).append(rows(1), txn=("app", 5)) == 0
+
+
+def test_a_transaction_is_found_behind_the_entries_of_another_implementation(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender(location).append(rows(1), txn=("app", 5))
+    manifests_at(location).claim_epoch()
+    for position in (2, 3):
+        put_entry(location, position, entry_bytes(2, position)[:-28])  # its entries have no footer
+    successor = appender(location)
+    assert successor.append(rows(1), txn=("app", 5)) == 0
+    assert successor.append(rows(4), txn=("app", 6)) == 5
+
+
+def test_a_transaction_of_a_generation_without_entries_is_known(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender(location).append(rows(1), txn=("app", 5))
+    sstable = flushed(location, 1).sstables[0]
+    location.store.put(paths.txn_map_path(SHARD, sstable.path), encode_map(seen(app=9, bulk=2)))
+    successor = appender(location)
+    assert [successor.append(rows(1), txn=(app, version)) for app, version in (("app", 9), ("bulk", 2))] == [0, 0]
+    assert versions(location) == {"app": 9, "bulk": 2}
+
+
+def test_an_application_that_was_silent_for_long_leaves_the_map_with_the_next_transaction(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    clock = SkippingClock()
+    writer = appender(location, clock=clock)
+    writer.append(rows(1), txn=("old", 5))
+    clock.sleep(EXPIRY_MS / 1000 + 1)
+    writer.append(rows(2))
+    assert versions(location) == {"old": 5}
+    writer.append(rows(3), txn=("new", 1))
+    assert versions(location) == {"new": 1}
+
+
+@pytest.mark.parametrize(
+    "txn",
+    [
+        ("", 1),
+        ("app", -1),
+        ("app", True),
+        ("app", 1.0),
+        ("app", "1"),
+        ("app", 1 << 63),
+        (b"app", 1),
+        ("app",),
+        ("app", 1, 7),
+        ("app", 1, None, None),
+        "app",
+        5,
+        ["app", 1],
+        Transaction("", 1),
+        Transaction("app", -1),
+        Transaction("app", 1, 7),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+def test_what_is_no_transaction_is_refused_and_the_log_stays_readable(txn: Any, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    writer = appender(location)
+    with pytest.raises(InvalidInputError, match="txn must be"):
+        writer.append(rows(1), txn=txn)
+    assert writer.append(rows(1)) == 1
+    assert len(read_all(location)) == 1
+
+
+@pytest.mark.parametrize("app", ["ünïcode", "\ud800 alone", "a" * 10_000, "\0", 'quo"te'], ids=ascii)
+def test_any_name_of_an_application_comes_back_and_can_be_taken_over(app: str, tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender(location).append(rows(1), txn=(app, 5))
+    assert appender(location).append(rows(1), txn=(app, 5)) == 0
+    assert versions(location) == {app: 5}
+
+
+# ------------------------------------------------------------------------------------------------- the rules alone
+
+
+def test_a_transaction_is_taken_as_a_pair_a_triple_a_value_or_nothing() -> None:
+    assert as_transaction(None) is None
+    assert as_transaction(("app", 0)) == Transaction("app", 0)
+    assert as_transaction(("app", 3, "query")) == Transaction("app", 3, "query")  # type: ignore[arg-type]
+    assert as_transaction(Transaction("app", 3)) == Transaction("app", 3)
+
+
+def test_an_application_of_another_query_is_refused_unless_its_version_is_new() -> None:
+    known = {"app": SeenTransaction(5, 1, "first")}
+    for version in (4, 5):
+        with pytest.raises(InvalidInputError, match="another query"):
+            is_repeat(Transaction("app", version, "second"), known)
+    assert not is_repeat(Transaction("app", 6, "second"), known)
+
+
+def test_a_query_that_repeats_its_older_versions_is_skipped() -> None:
+    known = {"app": SeenTransaction(5, 1, "first")}
+    assert [is_repeat(Transaction("app", version, "first"), known) for version in (3, 5, 6)] == [True, True, False]
+
+
+def test_maps_are_merged_to_the_highest_version_of_each_application() -> None:
+    merged = merge_seen([seen(a=1, b=5), None, seen(a=3, c=1), seen(b=4), {}])
+    assert {app: item.version for app, item in merged.items()} == {"a": 3, "b": 5, "c": 1}
+
+
+def test_a_transaction_is_kept_for_exactly_its_time() -> None:
+    known = {"app": SeenTransaction(5, 1_000)}
+    last = with_transaction(known, Transaction("new", 1), 1_000 + EXPIRY_MS - 1)
+    assert sorted(last) == ["app", "new"]
+    assert sorted(with_transaction(known, Transaction("new", 1), 1_000 + EXPIRY_MS)) == ["new"]
