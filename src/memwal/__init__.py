@@ -16,6 +16,7 @@ from memwal.errors import (
     WriterPoisonedError,
 )
 from memwal.format.index_details import MemWalDetails, ShardingField, ShardingSpec
+from memwal.index import BTreeIndex, FtsIndex, HnswIndex
 from memwal.manifest import ShardManifestStore
 from memwal.reports import (
     CompactionReport,
@@ -36,6 +37,9 @@ from memwal.wal import WalTailer
 from memwal.writer.engine import Ack, WriteResult
 
 __all__ = [
+    "HnswIndex",
+    "FtsIndex",
+    "BTreeIndex",
     "Ack",
     "Bucket",
     "ClosedError",

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.format.wal_entry import TOMBSTONE
+from memwal.index.port import MemIndex
 from memwal.schema import TableSchema
 
 __all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
@@ -110,6 +111,7 @@ class MemTable:
         "covered_position",
         "first_batch",
         "generation",
+        "indexes",
         "schema",
     )
 
@@ -120,6 +122,7 @@ class MemTable:
         first_batch: int,
         covered_position: int,
         meter: ByteMeter | None = None,
+        indexes: Sequence[MemIndex] = (),
     ) -> None:
         """`first_batch` is the writer-wide number of its first batch; `covered_position` the WAL position behind it.
 
@@ -129,6 +132,7 @@ class MemTable:
         self.generation = generation
         self.first_batch = first_batch
         self.covered_position = covered_position
+        self.indexes = tuple(indexes)
         self._log: list[tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]] = []
         self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
         self._lock = threading.Lock()
@@ -165,6 +169,8 @@ class MemTable:
         """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known."""
         rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
         size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
+        for index in self.indexes:
+            index.insert(batch, rows)
         self._log.append((batch, tombstone, rows + batch.num_rows, size))
 
     def truncate(self, num_batches: int) -> None:

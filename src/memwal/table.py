@@ -24,6 +24,7 @@ from memwal.config import WriterConfig
 from memwal.create import Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import MemWalDetails
+from memwal.index import Metric
 from memwal.ingest import key_batch
 from memwal.maintenance import Maintenance
 from memwal.manifest import ShardManifestStore
@@ -35,6 +36,7 @@ from memwal.scan.lookup import lookup_rows
 from memwal.scan.memory_get import Undecided, get_from_memory
 from memwal.scan.prune import values_in_filter
 from memwal.scan.scan import Scan
+from memwal.scan.search import SearchRequest, search
 from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards, no_entry, with_restarts
 from memwal.schema import TableSchema
 from memwal.shard_target import table_schema, target_of, writer_config
@@ -339,6 +341,28 @@ class Table(Maintenance):
             )
 
         return with_restarts(capture, read)
+
+    def search(
+        self,
+        *,
+        vector: Any = None,
+        text: Any = None,
+        column: str | None = None,
+        k: int = 10,
+        filter: FilterLike | None = None,  # noqa: A002
+        columns: Sequence[str] | None = None,
+        metric: Metric | None = None,
+        nprobes: int = 20,
+        refine_factor: int | None = None,
+        ef: int | None = None,
+        consistency: Consistency = "fresh",
+    ) -> pa.Table:
+        """The best `k` live rows for a vector, a text, or both (fused by rank), best first.
+
+        They come with `_distance`, `_score` or, for both, `_relevance`. `filter` restricts the rows before they are ranked.
+        """
+        request = SearchRequest(vector, text, column, k, filter, columns, metric, nprobes, refine_factor, ef)
+        return with_restarts(lambda: self._snapshots.capture(consistency=consistency), lambda s: search(s, request))
 
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""

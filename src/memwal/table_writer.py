@@ -252,6 +252,10 @@ class TableWriter:
         """`Table.lookup`, with everything that this writer acknowledged."""
         return self._table.lookup(keys, columns)
 
+    def search(self, **options: Any) -> pa.Table:
+        """`Table.search`, with everything that this writer acknowledged."""
+        return self._table.search(**options)
+
     def count_rows(self, *args: Any, **options: Any) -> int:
         """`Table.count_rows`, with everything that this writer acknowledged."""
         return self._table.count_rows(*args, **options)

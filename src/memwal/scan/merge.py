@@ -32,7 +32,16 @@ from memwal.scan.keys import KeySet, concat_keys, key_array, one_array
 from memwal.scan.snapshot import ShardView, Snapshot
 from memwal.scan.sstables import SHARED_CACHE, SsTableReader
 
-__all__ = ["GENERATION", "ROW_ADDRESS", "SHARED_INDEXES", "Merge", "Projection", "ShardMerge"]
+__all__ = [
+    "GENERATION",
+    "ROW_ADDRESS",
+    "SHARED_INDEXES",
+    "Merge",
+    "Projection",
+    "ShardMerge",
+    "not_in",
+    "tombstone_flags",
+]
 
 ROW_ADDRESS = "_rowaddr"
 GENERATION = "_memtable_gen"
@@ -165,7 +174,7 @@ class Merge:
     def _memory_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
         for ref, mask in shard.memory:
             table = ref.table()
-            alive = mask & ~_flags(table)
+            alive = mask & ~tombstone_flags(table)
             yield from self._finish(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation, self.row_filter)
 
     def _sstable_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
@@ -180,13 +189,13 @@ class Merge:
         hides = np.sort(dead)
         if SHARED_CACHE.keeps_rows(reader.sstable):
             table, offsets = reader.all_rows(schema)
-            alive = _not_in(offsets, hides) & ~_flags(table)
+            alive = not_in(offsets, hides) & ~tombstone_flags(table)
             yield from self._finish(table, alive, offsets, generation, self.row_filter)
             return
         columns = list(self.projection.columns)
         for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
             part = pa.Table.from_batches([batch])
-            alive = _not_in(offsets, hides) & ~_flags(part)
+            alive = not_in(offsets, hides) & ~tombstone_flags(part)
             yield from self._finish(part, alive, offsets, generation, None)
 
     def _base_batches(self) -> Iterator[pa.RecordBatch]:
@@ -252,11 +261,12 @@ class Merge:
         return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
 
 
-def _flags(table: pa.Table) -> npt.NDArray[np.bool_]:
+def tombstone_flags(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Per row: whether it is a tombstone."""
     return np.asarray(one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False))
 
 
-def _not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Per offset: whether it is not among the sorted `hidden` ones."""
     if not len(hidden):
         return np.ones(len(offsets), dtype=bool)

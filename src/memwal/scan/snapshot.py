@@ -141,9 +141,7 @@ class SnapshotSource:
         if details is None:
             raise no_entry(self.location)
         marks = compacted(base)
-        views = tuple(
-            _view(upper, marks.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None
-        )
+        views = tuple(_view(upper, marks.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None)
         return Snapshot(self.location, schema, base, views, pruned)
 
     def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:

@@ -1,0 +1,190 @@
+"""Rows that a search can address by position: of a memtable, an SSTable or a base fragment.
+
+Owns `RowSource` and its three kinds. Invariants:
+
+1. `live` masks what the snapshot hides: replaced rows, deleted rows, tombstones. A search scores and returns live rows only.
+2. `matching` applies the filter to live rows, so that a prefilter never changes what is live.
+3. What is derived from immutable rows (their text index) is kept beside them, within the byte limit of the cache.
+
+Called by: vector, text and hybrid search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from memwal.base_table import lance_errors
+from memwal.format.wal_entry import TOMBSTONE
+from memwal.index import Analyzer, FtsMemIndex
+from memwal.memtable import InMemoryMemTableRef
+from memwal.row_filter import RowFilter
+from memwal.scan.keys import KeySet, key_array, one_array
+from memwal.scan.merge import Merge, not_in, tombstone_flags
+from memwal.scan.sstables import SsTableReader
+from memwal.scan.text_cache import TextCache
+from memwal.schema import TableSchema
+
+__all__ = ["FragmentSource", "MemorySource", "RowSource", "SsTableSource", "fresh_sources"]
+
+Mask = npt.NDArray[np.bool_]
+_POSITION = "memwal_position"
+
+
+class RowSource(Protocol):
+    """Rows with positions 0 .. `num_rows`."""
+
+    num_rows: int
+
+    @property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        ...
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        ...
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        ...
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """A text index over all rows."""
+        ...
+
+
+class _TableSource:
+    """Rows that are in memory as a table."""
+
+    def __init__(self, table: pa.Table, live: Mask, schema: TableSchema) -> None:
+        self.table = table
+        self.num_rows = table.num_rows
+        self._live = live
+        self._schema = schema
+
+    @property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        return self._live
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        if row_filter is None or not self._live.any():
+            return self._live
+        positions = pa.array(np.arange(self.num_rows))
+        found = row_filter.apply(self.table.drop_columns([TOMBSTONE]).append_column(_POSITION, positions))
+        mask = np.zeros(self.num_rows, dtype=bool)
+        mask[one_array(found.column(_POSITION)).to_numpy()] = True
+        return mask & self._live
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        return one_array(self.table.column(name))
+
+    def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """`columns` of some rows, in the order of `rows`."""
+        return self.table.select(list(columns)).take(pa.array(rows))
+
+
+class MemorySource(_TableSource):
+    """The captured rows of a memtable or WAL tail."""
+
+    def __init__(self, ref: InMemoryMemTableRef, live: Mask) -> None:
+        super().__init__(ref.table(), live, ref.memtable.schema)
+        self.ref = ref
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The memtable's own index if it has this analyzer, else one made for this search."""
+        for index in self.ref.memtable.indexes:
+            if isinstance(index, FtsMemIndex) and index.column == column and index.analyzer == analyzer:
+                return index
+        return build_text_index(column, self.column(column), analyzer)
+
+
+class SsTableSource(_TableSource):
+    """The newest rows of an SSTable."""
+
+    def __init__(
+        self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema, texts: TextCache
+    ) -> None:
+        table, offsets = reader.all_rows(schema)
+        super().__init__(table, not_in(offsets, np.sort(dead)) & ~tombstone_flags(table), schema)
+        self.reader = reader
+        self.offsets = offsets
+        self._texts = texts
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The index over this generation's rows, kept: they never change."""
+        key = (self.reader.location.key, self.reader.shard_id, self.reader.sstable.path, column)
+        return self._texts.index(key, analyzer, lambda: build_text_index(column, self.column(column), analyzer))
+
+
+class FragmentSource:
+    """The rows of one fragment of the base table, as of one version."""
+
+    def __init__(self, fragment: Any, merge: Merge, texts: TextCache) -> None:
+        self._fragment = fragment
+        self._merge = merge
+        self._texts = texts
+        keys = list(merge.snapshot.schema.primary_key) if merge.fresh_keys is not None else []
+        with lance_errors("reading the base table"):
+            rows = fragment.scanner(columns=keys, with_row_address=True, with_row_id=True).to_table()
+        self.addresses = one_array(rows.column("_rowaddr")).to_numpy()
+        self.row_ids = one_array(rows.column("_rowid")).to_numpy()
+        self.num_rows = len(self.addresses)
+        hidden: KeySet | None = merge.fresh_keys
+        self._gone = hidden.contains(key_array([rows.column(k) for k in keys])) if hidden is not None else None
+
+    @cached_property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        return np.ones(self.num_rows, dtype=bool) if self._gone is None else ~self._gone
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        if row_filter is None:
+            return self.live
+        with lance_errors("filtering the base table"):
+            found = self._fragment.scanner(columns=[], filter=row_filter.source, with_row_address=True).to_table()
+        mask = np.zeros(self.num_rows, dtype=bool)
+        mask[np.searchsorted(self.addresses, one_array(found.column("_rowaddr")).to_numpy())] = True
+        return mask & self.live
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        with lance_errors("reading the base table"):
+            return one_array(self._fragment.scanner(columns=[name]).to_table().column(name))
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The index over the fragment's rows, kept: a fragment with the same files and deletions has the same rows."""
+        metadata = self._fragment.metadata
+        files = ",".join(file.path for file in metadata.files)
+        key = (self._merge.snapshot.location.key, files, str(metadata.deletion_file), column)
+        return self._texts.index(key, analyzer, lambda: build_text_index(column, self.column(column), analyzer))
+
+
+def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMemIndex:
+    """A text index over `texts`, positions from 0."""
+    index = FtsMemIndex("", column, analyzer)
+    if len(texts):
+        index.insert(pa.record_batch([texts], names=[column]), 0)
+    index.catch_up()
+    return index
+
+
+def fresh_sources(merge: Merge, texts: TextCache) -> list[MemorySource | SsTableSource]:
+    """The sources above the base table."""
+    found: list[MemorySource | SsTableSource] = []
+    for shard in merge.shards:
+        for ref, mask in shard.memory:
+            found.append(MemorySource(ref, mask & ~tombstone_flags(ref.table())))
+        if shard.readers:
+            for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
+                found.append(SsTableSource(reader, dead, merge.snapshot.schema, texts))
+    return found
