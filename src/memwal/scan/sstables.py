@@ -158,14 +158,16 @@ class SsTableReader:
             at = np.searchsorted(kept.offsets, offsets)
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        order = np.argsort(offsets)  # the file takes ascending offsets only
         with self._reading():
-            table = self._file().take_rows(offsets.tolist()).to_table()
+            table = self._file().take_rows(offsets[order].tolist()).to_table()
         if table.num_rows != len(offsets):
             raise CorruptDataError(
                 "an SSTable lacks a row that its sidecar names",
                 path=paths.sstable_dir(self.shard_id, self.sstable.path),
             )
-        return _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
+        found = _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
+        return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
 
     def _file(self) -> LanceFileReader:
         """The one data file of the generation: its rows are the offsets that the sidecar names."""
