@@ -1,0 +1,232 @@
+"""What table tests share: small tables, compaction by hand through pylance, and a reader in a second process.
+
+Compaction here uses nothing of memwal's own: SSTables are opened as plain Lance datasets, pylance's `merge_insert` folds
+them into the base table and records the mark, and the manifest is trimmed as any compactor would do it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+import traceback
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.fragment import LanceFragment
+from lance.mem_wal import CompactedSsTable
+
+import memwal as mw
+from memwal.base_table import BaseTable
+from memwal.format.lance_commit import append_commit, fragment_of
+from memwal.store.location import resolve
+
+FAST = {"fsync": False, "stats_log_interval_ms": None}
+TOMBSTONE = "_tombstone"
+
+
+def keyed(*columns: pa.Field) -> pa.Schema:
+    """An int64 key `id` and these columns, or `v: int64, s: string`."""
+    rest = columns or (pa.field("v", pa.int64()), pa.field("s", pa.string()))
+    return pa.schema([pa.field("id", pa.int64(), nullable=False), *rest])
+
+
+def create(uri: str, schema: Any = None, **options: Any) -> mw.Table:
+    """A table that does not wait for the disk; unsharded by `id` unless the options say otherwise."""
+    options.setdefault("sharding", mw.Unsharded())
+    if schema is None:
+        schema = keyed()
+    if "primary_key" not in options:
+        options["primary_key"] = "id"
+    options["writer_defaults"] = FAST | dict(options.get("writer_defaults") or {})
+    return mw.create_table(uri, schema, **options)
+
+
+def rows_of(table: pa.Table | mw.Scan, key: str = "id") -> list[dict[str, Any]]:
+    """All rows, ordered by key."""
+    found = table.to_table() if isinstance(table, mw.Scan) else table
+    return sorted(found.to_pylist(), key=lambda row: row[key])
+
+
+def ids_of(table: pa.Table | mw.Scan, key: str = "id") -> list[Any]:
+    """The keys of all rows, ordered."""
+    return [row[key] for row in rows_of(table, key)]
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
+
+def manifest_of(uri: str, shard_id: str) -> mw.ShardManifest:
+    """The newest manifest of a shard."""
+    manifest = mw.ShardManifestStore(uri, shard_id).read_latest()
+    assert manifest is not None
+    return manifest
+
+
+def compacted_up_to(uri: str, shard_id: str) -> int:
+    """The generation up to which the base table holds a shard's rows."""
+    return mw.open_table(uri).details().compacted.get(shard_id, 0)
+
+
+def sstable_path(uri: str, shard_id: str, sstable: mw.SsTable) -> str:
+    """The directory of one SSTable."""
+    return os.path.join(uri, "_mem_wal", shard_id, sstable.path)
+
+
+def compact_shard(uri: str, shard_id: str, *, generations: int | None = None, trim: bool = True) -> int:
+    """Fold the oldest SSTables of a shard into the base table; returns how many."""
+    mark = compacted_up_to(uri, shard_id)
+    listed = sorted(manifest_of(uri, shard_id).sstables, key=lambda sstable: sstable.generation)
+    pending = [sstable for sstable in listed if sstable.generation > mark][:generations]
+    for sstable in pending:
+        rows = lance.dataset(sstable_path(uri, shard_id, sstable)).to_table()
+        if mw.open_table(uri).primary_key:
+            _merge(uri, shard_id, sstable.generation, rows)
+        else:
+            _append(uri, shard_id, sstable.generation, rows.drop_columns([TOMBSTONE]))
+    if trim:
+        trim_shard(uri, shard_id)
+    return len(pending)
+
+
+def compact_all(uri: str, *, trim: bool = True) -> None:
+    """Fold every SSTable of every shard."""
+    for shard in mw.open_table(uri).shards():
+        compact_shard(uri, shard.shard_id, trim=trim)
+
+
+def _merge(uri: str, shard_id: str, generation: int, rows: pa.Table) -> None:
+    key = mw.open_table(uri).primary_key
+    dead = rows.filter(rows.column(TOMBSTONE)).select(key)
+    live = rows.filter(pc.invert(rows.column(TOMBSTONE))).drop_columns([TOMBSTONE])
+    if dead.num_rows:
+        lance.dataset(uri).merge_insert(key).when_matched_delete().execute(dead)
+    base = lance.dataset(uri)
+    builder = base.merge_insert(key).when_matched_update_all().when_not_matched_insert_all()
+    builder.mark_sstables_as_compacted([CompactedSsTable(shard_id, generation)]).execute(live.cast(base.schema))
+
+
+def _append(uri: str, shard_id: str, generation: int, rows: pa.Table) -> None:
+    """Append and mark in one version, by a manifest made by hand."""
+    location = resolve(uri)
+    base = BaseTable.open(location)
+    assert base is not None
+    version = base.data_storage_version
+    fragment = LanceFragment.create(uri, rows.cast(base.schema), data_storage_version=version, mode="append")
+    commit = append_commit(
+        base.manifest_bytes,
+        [fragment_of(fragment)],
+        {shard_id: generation},
+        transaction_uuid=str(uuid.uuid4()),
+        index_uuid=str(uuid.uuid4()),
+        now_ms=int(time.time() * 1000),
+    )
+    location.store.put_new(commit.transaction_path, commit.transaction)
+    location.store.put_new(commit.manifest_path, commit.manifest)
+
+
+def trim_shard(uri: str, shard_id: str) -> None:
+    """Take compacted SSTables out of the manifest, under whatever epoch owns the shard."""
+    mark = compacted_up_to(uri, shard_id)
+
+    def update(latest: mw.ShardManifest) -> mw.ShardManifest:
+        left = tuple(sstable for sstable in latest.sstables if sstable.generation > mark)
+        if len(left) == len(latest.sstables):
+            return latest
+        return replace(latest, version=latest.version + 1, sstables=left)
+
+    mw.ShardManifestStore(uri, shard_id, fsync=False).commit_maintenance(update)
+
+
+def upsert_base(uri: str, rows: pa.Table) -> None:
+    """Change the base table behind memwal's back, as any Lance program may."""
+    base = lance.dataset(uri)
+    key = mw.open_table(uri).primary_key
+    base.merge_insert(key).when_matched_update_all().when_not_matched_insert_all().execute(rows.cast(base.schema))
+
+
+def files_below(directory: str) -> dict[str, int]:
+    """Every file below a directory with its size."""
+    found = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            found[os.path.relpath(path, directory)] = os.path.getsize(path)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- second process
+
+
+class Outside:
+    """A reader in a process of its own: it has no writer, so it reads what storage holds."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["memwal.testing.fork_server"])
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, call: str, uri: str, *arguments: Any, **options: Any) -> Any:
+        """The answer of `Table.<call>`; a scan answers with its rows."""
+        self._pipe.send((call, uri, arguments, options))
+        if not self._pipe.poll(60):
+            raise TimeoutError(f"the second process did not answer {call}")
+        failed, answer = self._pipe.recv()
+        if failed:
+            raise AssertionError(f"the second process failed:\n{answer}")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(10)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
+
+def _serve(pipe: Any) -> None:
+    tables: dict[str, mw.Table] = {}
+    while True:
+        try:
+            call, uri, arguments, options = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if uri not in tables:
+                tables[uri] = mw.open_table(uri)
+            answer = getattr(tables[uri], call)(*arguments, **options)
+            if isinstance(answer, mw.Scan):
+                answer = answer.to_table()
+            pipe.send((False, answer))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))
+
+
+@contextmanager
+def outside() -> Iterator[Outside]:
+    """A second process for one test."""
+    reader = Outside()
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def table_of(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows as an Arrow table."""
+    return pa.Table.from_pylist(list(rows), schema=schema)
+
+
+def batches_of(rows: Sequence[dict[str, Any]], schema: pa.Schema, size: int) -> list[pa.RecordBatch]:
+    """Rows as several batches."""
+    return table_of(rows, schema).to_batches(max_chunksize=size)
