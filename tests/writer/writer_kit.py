@@ -263,5 +263,5 @@ def base_table(
 def fork() -> int:
     """`os.fork`, although other threads run: that is what is tested."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         return os.fork()

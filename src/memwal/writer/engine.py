@@ -38,6 +38,7 @@ from memwal.types import SeenTransaction, ShardManifest, SsTable, Transaction
 from memwal.wal import PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
 from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore
+from memwal.writer.evolve import WriteGate, move_core
 from memwal.writer.flusher import flush_once, run_flusher, run_ticker
 from memwal.writer.pending import WriteRows
 from memwal.writer.replay import replay
@@ -118,7 +119,8 @@ class ShardEngine:
         """Claim and replay the shard; `target` and `config` were validated by the caller."""
         shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
         self._config = config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
-        self._target = target
+        self._targets = [target]  # shared with the flusher, which holds no reference to this writer
+        self._gate = WriteGate()
         self._clock = clock
         self._reconciler = Reconciler(target.schema)
         self._fit_lock = threading.Lock()
@@ -165,19 +167,23 @@ class ShardEngine:
         return core
 
     def _sstable_writer(self) -> Callable[[int, pa.Table], SsTable]:
-        target, config, clock = self._target, self._config, self._clock
+        targets, config, clock = self._targets, self._config, self._clock
         shard_id = str(config.shard_id)
-        return lambda generation, table: target.write_sstable(shard_id, config, clock, generation, table)
+        return lambda generation, table: targets[0].write_sstable(shard_id, config, clock, generation, table)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
         """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
-        return self._write(self._fit(data), as_transaction(txn))
+        with self._gate:
+            return self._write(self._fit(data), as_transaction(txn))
 
     def put_nowait(self, data: Any) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
-        rows = self._fit(data)
+        with self._gate:
+            return self._put_nowait(self._fit(data))
+
+    def _put_nowait(self, rows: WriteRows) -> Ack:
         if self._is_bulk(rows):
             return Ack(self._core, self._write(rows, None).batch_positions.stop)
         started = self._clock.monotonic()
@@ -187,7 +193,23 @@ class ShardEngine:
 
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
         """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
-        return self._write(self._tombstones(keys), as_transaction(txn))
+        with self._gate:
+            return self._write(self._tombstones(keys), as_transaction(txn))
+
+    @property
+    def _target(self) -> ShardTarget:
+        return self._targets[0]
+
+    def _move_to(self, target: ShardTarget) -> None:
+        """Go on with the columns of `target`; everything before is flushed under the old ones."""
+        if target.schema.primary_key != self._target.schema.primary_key:
+            raise InvalidInputError("the primary key of the table changed; close this writer and open a new one")
+        with self._gate.closed():
+            move_core(self._core, target.schema, lambda: self._take(target))
+
+    def _take(self, target: ShardTarget) -> None:
+        self._targets[0] = target
+        self._reconciler = Reconciler(target.schema)
 
     def _write(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
         core = self._core
@@ -330,6 +352,7 @@ class ShardEngine:
         core, self._threads = self._core, []
         core.make_locks()
         core.stats.use_lock(core.lock)
+        self._gate = WriteGate()
         core.state = CLOSED
 
     def __enter__(self) -> Any:

@@ -1,0 +1,84 @@
+"""Moving a live writer to new columns.
+
+Owns `WriteGate` and `move_core`. Invariants:
+
+1. No write is between fitting its rows to the columns and inserting them while the columns change: writes pass through
+   the gate, and a change waits until nobody is inside and lets nobody in.
+2. Everything written before is durable and flushed under the old columns, so that one memtable, one entry and one
+   SSTable have one set of columns.
+3. A change that fails leaves the writer with the old columns, and with all its rows.
+
+Called by: the shard engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from memwal.schema import TableSchema
+from memwal.writer.core import ShardCore
+from memwal.writer.pending import EntryBuilder
+
+__all__ = ["WriteGate", "move_core"]
+
+
+class WriteGate:
+    """Many writes at once, or one change of columns; entered with `with`."""
+
+    __slots__ = ("_changed", "_closed", "_inside")
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._inside = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._closed:
+                self._changed.wait()
+            self._inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._closed:
+                self._changed.notify_all()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Keep all writes out for the duration; returns when the last one has left."""
+        with self._changed:
+            while self._closed:
+                self._changed.wait()
+            self._closed = True
+            while self._inside:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._closed = False
+                self._changed.notify_all()
+
+
+def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) -> None:
+    """Flush everything, then let the core go on with `schema`; `swap` changes the rest in the same step.
+
+    The gate is closed: nobody inserts meanwhile.
+    """
+    with core.lock:
+        core.refuse_writes()
+    core.make_durable(core.buffered)
+    if core.active is not None:
+        core.seal()
+    with core.lock:
+        core.wait_until(lambda: not core.frozen, None)
+        core.refuse_writes()
+        core.schema = schema
+        core._entries = EntryBuilder(schema, core.log.epoch)
+        active = core.active
+        if active is not None:
+            core.active = core.new_memtable(active.generation, active.first_batch, active.covered_position)
+        swap()
