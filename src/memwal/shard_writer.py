@@ -56,6 +56,18 @@ class ShardWriter(ShardEngine):
         settings = writer_config(base, config, overrides, indexes)
         return cls(target_of(location, base, schema), settings, clock)
 
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now: added, renamed and dropped ones.
+
+        Writes wait meanwhile. What was written before is flushed under the old columns, and is read by field id.
+        """
+        base = BaseTable.open(self._target.location)
+        if base is None:
+            raise InvalidInputError("there is no base table whose columns this writer could take over")
+        target = target_of(self._target.location, base, None, routed=self._target.check_rows is None)
+        if target.schema != self._target.schema:
+            self._move_to(target)
+
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
         return MemTableScanner(self.in_memory_memtable_refs(), self._target.schema)

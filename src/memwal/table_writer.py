@@ -187,6 +187,17 @@ class TableWriter:
             futures = {s: pool.submit(write, self._writer(s), rows) for s, rows in routed.items()}
             return {shard_id: future.result() for shard_id, future in futures.items()}
 
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
+        base = self._table._newest_base()
+        with self._lock:
+            self._refuse_closed()
+            for writer in self._writers.values():
+                writer.evolve_schema()
+            self._schema = self._table._schema_of(base)
+            self._reconciler = Reconciler(self._schema)
+            self._sharding = self._table._sharding(base)
+
     # ------------------------------------------------------------------------------------------------------ closing
 
     def flush(self, timeout: float | None = None) -> None:
