@@ -89,7 +89,8 @@ class Service:
             request.send_header(name, value)
         request.send_header("Content-Length", str(len(answer.body) + answer.cut))
         request.end_headers()
-        request.wfile.write(answer.body)
+        if request.command != "HEAD":
+            request.wfile.write(answer.body)
         if answer.cut:
             request.close_connection = True
 
@@ -129,7 +130,8 @@ def test_a_create_only_put_is_one_conditional_request(service: Service) -> None:
     assert service.headers[0]["if-none-match"] == "*"
 
 
-def test_conditional_puts_cannot_be_switched_off_by_an_option(service: Service) -> None:
+def test_conditional_puts_cannot_be_switched_off(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
     service.location(aws_conditional_put="disabled").store_once.put_new("wal/1", b"ours")
     assert service.headers[0]["if-none-match"] == "*"
 
@@ -179,8 +181,12 @@ def test_a_conflict_with_a_request_in_flight_is_tried_again(service: Service) ->
 
 def test_only_a_missing_key_is_absence(service: Service) -> None:
     store = service.location().store_once
-    with pytest.raises(ObjectNotFoundError):
-        store.get("wal/1")
+    for read in (store.get, store.head):
+        with pytest.raises(ObjectNotFoundError):
+            read("wal/1")
+    service.planned = [Answer(404), Answer(404, "<Error><Code>NoSuchBucket</Code></Error>")]
+    with pytest.raises(UnavailableError):
+        store.head("wal/1")
     for status, code in ((404, "NoSuchBucket"), (403, "AccessDenied"), (500, "InternalError")):
         for read in (store.get, lambda path: store.get_range(path, 0, 1), lambda path: store.get_tail(path, 1)):
             service.planned = [Answer(status, f"<Error><Code>{code}</Code></Error>")]

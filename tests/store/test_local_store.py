@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ class Disk:
 
     def __init__(self, watched: Path) -> None:
         self.watched = watched
+        self.sizes: list[int] = []
         self.flushed: list[tuple[str, bool]] = []
         self.broken: str | None = None
 
@@ -34,6 +36,9 @@ class Disk:
             self.broken = None
             raise OSError(errno.EIO, "Input/output error")
         os.fsync(fd)
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode):
+            self.sizes.append(found.st_size)
         self.flushed.append((path, self.watched.exists()))
 
     def paths(self) -> list[str]:
@@ -44,12 +49,21 @@ class Disk:
 def test_bytes_are_flushed_before_the_name_exists_and_every_name_after(tmp_path: Path, use_tmpfile: bool) -> None:
     root = tmp_path / "table"
     disk = Disk(root / "shard/wal/1")
-    LocalStore(root, flush=disk, use_tmpfile=use_tmpfile).put_new("shard/wal/1", b"1", sync=True)
+    LocalStore(root, flush=disk, use_tmpfile=use_tmpfile).put_new("shard/wal/1", b"12345", sync=True)
+    assert set(disk.sizes) == {5}
     contents, names = disk.flushed[:-4], disk.flushed[-4:]
     assert contents
     assert not any(named for _, named in contents)
     assert [path for path, _ in names] == [str(p) for p in (root / "shard/wal", root / "shard", root, tmp_path)]
     assert all(named for _, named in names)
+
+
+def test_a_replaced_object_is_flushed_before_it_takes_the_name(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "hint")
+    LocalStore(tmp_path, flush=disk).put("hint", b"12345", sync=True)
+    assert disk.sizes == [5]
+    assert [named for _, named in disk.flushed] == [False, True, True]
+    assert disk.paths()[1:] == [str(tmp_path), str(tmp_path.parent)]
 
 
 def test_without_sync_nothing_is_flushed(tmp_path: Path) -> None:
@@ -276,8 +290,10 @@ def test_a_pipe_in_place_of_an_object_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_a_file_where_a_directory_must_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "wal").write_bytes(b"")
-    with pytest.raises(UnavailableError, match="a file lies where a directory must be"):
-        LocalStore(tmp_path).put_new("wal/1", b"1")
+    for path in ("wal/1", "wal/deeper/1"):
+        with pytest.raises(UnavailableError, match="a file lies where a directory must be") as refused:
+            LocalStore(tmp_path).put_new(path, b"1")
+        assert not refused.value.retryable
 
 
 @pytest.mark.parametrize(

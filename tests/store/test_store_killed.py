@@ -20,18 +20,20 @@ _WRITERS = """
 import os, sys
 from memwal.store.local import LocalStore
 store = LocalStore(sys.argv[1], use_tmpfile=sys.argv[2] == "True")
+def say(word):
+    os.write(1, f"{word}\\n".encode())  # in one piece, also when the writer is killed
 for line in sys.stdin:
     writer = os.fork()
     if writer:
         os.waitpid(writer, 0)
-        print("dead", flush=True)
+        say("dead")
         continue
-    print(os.getpid(), flush=True)
+    say(os.getpid())
     number = int(line)
     while True:
         store.put_new(f"shard/wal/{number}", bytes([number % 256]) * (300_000 + number % 7))
         store.put("shard/hint", bytes([number % 256]) * 100_000)
-        print(number, flush=True)
+        say(number)
         number += 1
 """
 _KILLS = 25

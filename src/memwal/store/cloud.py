@@ -126,7 +126,13 @@ class ObstoreStore:
     def head(self, path: str) -> ObjectMeta:
         """Size and time of `path`."""
         key = self._key(path)
-        return self._meta(self._call("look at", path, lambda: obstore.head(self._client, key)))
+        try:
+            found = self._call("look at", path, lambda: obstore.head(self._client, key))
+        except ObjectNotFoundError:
+            # The answer to HEAD has no body: only a GET tells a missing object from a missing bucket.
+            self._call("look at", path, lambda: _range(self._client, key, 0, 1))
+            found = self._call("look at", path, lambda: obstore.head(self._client, key))
+        return self._meta(found)
 
     def list_names(self, prefix: str) -> list[str]:
         """The names directly below the directory `prefix`, objects and directories alike, in no order."""

@@ -38,7 +38,18 @@ STAGING_NAME = ".memwal-tmp"
 FILE_MODE = 0o666  # as open() has it; the umask takes away what the user does not want
 _STAGING_LIFE_MS = 24 * 3600 * 1000
 _TIMESTAMP_TICK_MS = 50  # a modification time younger than this may not show a later change
-_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.EXDEV, errno.ENAMETOOLONG})
+_PERMANENT = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EXDEV,
+    }
+)
 _IN_THE_WAY = "a file lies where a directory must be: move it away"
 _ADVICE = {
     errno.EACCES: "permission denied: give this process the right to use it",
