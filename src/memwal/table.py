@@ -23,7 +23,7 @@ from memwal.compaction_policy import DEFAULT_COMPACTION, CompactionPolicy
 from memwal.config import WriterConfig
 from memwal.create import Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
-from memwal.format.index_details import MemWalDetails
+from memwal.format.index_details import INDEX_NAME, MemWalDetails
 from memwal.index import Metric
 from memwal.ingest import key_batch
 from memwal.maintenance import Maintenance
@@ -319,7 +319,7 @@ class Table(Maintenance):
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
-        schema = self._schema_of(self._newest_base())
+        schema = self._schema_of(self._readable_base())
         if columns is None or set(columns) <= set(schema.columns.names):
             row = get_from_memory(self.location.key, schema, key, columns, self._newest_manifest)
             if not isinstance(row, Undecided):
@@ -329,7 +329,7 @@ class Table(Maintenance):
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""
-        base = self._newest_base()
+        base = self._readable_base()
         named = key_batch(keys, self._schema_of(base))
 
         def capture() -> Snapshot:
@@ -375,6 +375,13 @@ class Table(Maintenance):
 
     def _newest_base(self) -> BaseTable:
         self._base = base = self._base.refresh()
+        return base
+
+    def _readable_base(self) -> BaseTable:
+        """The newest base version, which has a MemWAL entry."""
+        base = self._newest_base()
+        if base.manifest.index(INDEX_NAME) is None:
+            raise no_entry(self.location)
         return base
 
     def _schema_of(self, base: BaseTable) -> TableSchema:
