@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("memtable", "memscan", "index", "live")),
     ("open", ("flush", "sidecar", "generation_rows", "base_commit")),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
-    ("open", ("shard_target", "shard_writer")),
+    ("open", ("shard_target", "shard_writer", "append_once")),
     ("open", ("table", "table_writer", "create", "maintenance", *MAINTENANCE)),
     ("open", (PACKAGE,)),  # the public names of __init__
     ("closed", ("spark", "cli", "ui", "testing", "demo")),

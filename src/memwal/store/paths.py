@@ -38,6 +38,7 @@ __all__ = [
     "sstable_data_path",
     "sstable_dir",
     "sstable_name",
+    "stage_path",
     "txn_map_path",
     "wal_dir",
     "wal_entry_path",
@@ -160,3 +161,10 @@ def txn_map_path(shard_id: str, name: str) -> str:
 def quarantine_path(shard_id: str, position: int, token: str) -> str:
     """Where repair moves the bytes of a torn entry."""
     return f"{shard_dir(shard_id)}/memwal_quarantine/{position}-{token}"
+
+
+def stage_path(job: str, token: str) -> str:
+    """Path of rows that a job staged before their commit; `job` and `token` are hexadecimal digits or dashes."""
+    if re.fullmatch(r"[0-9a-f-]{1,64}", job) is None or re.fullmatch(r"[0-9a-f-]{1,64}", token) is None:
+        raise InvalidInputError("staged rows are named by hexadecimal digits")
+    return f"{STAGE_DIR}/{job}/{token}.arrow"
