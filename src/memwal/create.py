@@ -5,7 +5,7 @@ Owns the commit of the index entry. Invariants:
 1. The entry is committed by us, with every stored setting. Lance lets such a commit pass over concurrent ones that only
    drop or rename columns, so the version that came out is checked again: an entry that does not fit its columns is taken
    back. Of two initialisations one wins; what the loser is told says so.
-2. Everything that can be refused is refused before anything is written.
+2. Of two calls that make the same table one wins. Everything that can be refused is refused before anything is written.
 3. A second initialisation is refused; the rows of a table are never touched.
 4. Shards that hold rows are never taken over unasked: after an overwrite they belong to rows that are gone.
 
@@ -21,6 +21,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 from lance.dataset import Index, LanceOperation
+from lance.fragment import write_fragments
 from lance.lance import Bitmap
 
 from memwal.base_table import BaseTable, lance_errors, lance_options
@@ -105,7 +106,7 @@ def write_base(
     choices.check(rows.schema, primary_key_columns(rows.schema), ())
     try:
         with lance_errors("creating the base table"):
-            lance.write_dataset(rows, location.dataset_uri, mode="create", storage_options=lance_options(location))
+            _commit_first(location, rows)
     except (InvalidInputError, UnavailableError):
         if BaseTable.open(location) is None:
             raise
@@ -114,6 +115,19 @@ def write_base(
     if base is None:
         raise ConflictError(f"the table at {location.describe()} vanished while it was made; retry")
     return base
+
+
+def _commit_first(location: Location, rows: pa.Table) -> None:
+    """Create the first version; fails if there is one. (Lance's own "create" overwrites what came in between.)"""
+    uri, options = location.dataset_uri, lance_options(location)
+    fragments = write_fragments(rows, uri, mode="create", storage_options=options)
+    lance.LanceDataset.commit(
+        uri,
+        LanceOperation.Overwrite(rows.schema, fragments),
+        max_retries=0,
+        enable_v2_manifest_paths=True,
+        storage_options=options,
+    )
 
 
 def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) -> pa.Table:

@@ -151,6 +151,12 @@ def upsert_base(uri: str, rows: pa.Table) -> None:
     base.merge_insert(key).when_matched_update_all().when_not_matched_insert_all().execute(rows.cast(base.schema))
 
 
+def has_entry(uri: str) -> bool:
+    """Whether the table has a MemWAL index."""
+    base = BaseTable.open(resolve(uri))
+    return base is not None and base.details is not None
+
+
 def files_below(directory: str) -> dict[str, int]:
     """Every file below a directory with its size."""
     found = {}

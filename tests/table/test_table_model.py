@@ -19,7 +19,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 import memwal as mw
 from memwal.testing.profile import scaled
@@ -134,7 +141,9 @@ class TableMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------------------- the rules
 
-    @rule(numbers=_ROWS, parts=st.integers(1, 3), rows=st.sampled_from([3, 9, 1_000]), batches=st.sampled_from([2, 500]))
+    @rule(
+        numbers=_ROWS, parts=st.integers(1, 3), rows=st.sampled_from([3, 9, 1_000]), batches=st.sampled_from([2, 500])
+    )
     def put(self, numbers: list[int], parts: int, rows: int, batches: int) -> None:
         made = self.rows(numbers)
         table = pa.Table.from_pylist(made, schema=self.kind.schema)
@@ -207,7 +216,9 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(where=st.sampled_from(_FILTERS), outside=st.booleans())
     def filtered(self, where: str | None, outside: bool) -> None:
-        found = self.outside.ask("scan", self.uri, filter=where) if outside else self.table.scan(filter=where).to_table()
+        found = (
+            self.outside.ask("scan", self.uri, filter=where) if outside else self.table.scan(filter=where).to_table()
+        )
         assert self.as_counter(found) == self.matching(where)
         assert self.table.count_rows(where) == sum(self.matching(where).values())
 
