@@ -7,7 +7,7 @@ Owns `TableWriter`. Invariants:
 3. Reads through the writer see everything that it acknowledged.
 4. The shards that it writes are compacted in the background by a `CompactionPolicy` (None: never); a failure there is
    logged and tried again, and touches no write.
-4. A table that lost its MemWAL entry (overwritten or dropped base) takes no more writes: they are refused about a second
+5. A table that lost its MemWAL entry (overwritten or dropped base) takes no more writes: they are refused about a second
    later at the latest, since looking at the base table for every put would cost more than the put.
 
 Called by: users, through `Table.writer`.
