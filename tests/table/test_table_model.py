@@ -1,7 +1,7 @@
 """Whatever happens to a table, `scan`, `get` of every key and `lookup` show what a dictionary would.
 
-A hypothesis state machine puts, deletes, seals, flushes, closes, crashes, takes over, compacts and changes the base table
-behind memwal's back. After every step the scan is compared; a reader in a second process is asked as well.
+A hypothesis state machine puts, deletes, seals, flushes, closes, crashes, takes over, compacts (through pylance by hand,
+and by the table itself), collects, and changes the base table behind memwal's back. After every step the scan is compared; a reader in a second process is asked as well.
 """
 
 from __future__ import annotations
@@ -191,6 +191,14 @@ class TableMachine(RuleBasedStateMachine):
         if shards:
             compact_shard(self.uri, data.draw(st.sampled_from(shards)), generations=generations, trim=trim)
             self.compacted()
+
+    @rule(max_generations=st.sampled_from([1, None]), collect=st.booleans())
+    def compact_and_collect(self, max_generations: int | None, collect: bool) -> None:
+        """The table's own compaction, and collection that waits for nobody."""
+        self.table.compact(max_generations=max_generations)
+        self.compacted()
+        if collect:
+            self.table.gc(grace_seconds=0)
 
     def compacted(self) -> None:
         """Some generations are in the base table now."""
