@@ -1,8 +1,26 @@
 """memwal for Spark: sinks, source, change feed, jobs. `import memwal.spark as ms`."""
 
+from memwal.spark.jobs import compact, flush, gc
+from memwal.spark.merge_into import MergeBuilder, merge_into
+from memwal.spark.progress import ProgressListener, QueryStats
 from memwal.spark.session import register, session
 from memwal.spark.streams import mark_streams
+from memwal.spark.types import arrow_schema_for
+from memwal.spark.write_batch import BatchReport, write_batch
 
-__all__ = ["register", "session"]
+__all__ = [
+    "BatchReport",
+    "MergeBuilder",
+    "ProgressListener",
+    "QueryStats",
+    "arrow_schema_for",
+    "compact",
+    "flush",
+    "gc",
+    "merge_into",
+    "register",
+    "session",
+    "write_batch",
+]
 
 mark_streams()
