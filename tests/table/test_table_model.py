@@ -1,7 +1,8 @@
 """Whatever happens to a table, `scan`, `get` of every key and `lookup` show what a dictionary would.
 
 A hypothesis state machine puts, deletes, seals, flushes, closes, crashes, takes over, compacts (through pylance by hand,
-and by the table itself), collects, and changes the base table behind memwal's back. After every step the scan is compared; a reader in a second process is asked as well.
+and by the table itself), collects, and changes the base table behind memwal's back. After every step the scan is
+compared; a reader in a second process is asked as well.
 """
 
 from __future__ import annotations

@@ -1,0 +1,354 @@
+"""The table-level writer: any input, every row to its shard, one acknowledgement for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars
+import pyarrow as pa
+import pytest
+
+import memwal as mw
+from memwal.clock import SYSTEM_CLOCK
+from tests.table.table_kit import create, ids_of, keyed, manifest_of, rows_of
+
+FOUR = mw.Bucket("id", 4)
+ROWS = [{"id": i, "v": i * 10, "s": f"s{i}"} for i in range(40)]
+
+
+def _shard(number: int) -> str:
+    return mw.shard_id_for(FOUR, number)
+
+
+class _Capsule:
+    """Something that only speaks the Arrow PyCapsule interface."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+TABLE = pa.Table.from_pylist(ROWS, schema=keyed())
+INPUTS: dict[str, Callable[[], Any]] = {
+    "a record batch": lambda: TABLE.to_batches()[0],
+    "several record batches": lambda: TABLE.to_batches(max_chunksize=7),
+    "a table": lambda: TABLE,
+    "a reader": TABLE.to_reader,
+    "pandas": TABLE.to_pandas,
+    "polars": lambda: polars.from_arrow(TABLE),
+    "dicts": lambda: ROWS,
+    "columns": TABLE.to_pydict,
+    "columns of arrays": lambda: {name: TABLE.column(name) for name in TABLE.schema.names},
+    "a capsule": lambda: _Capsule(TABLE),
+    "columns in another order": lambda: TABLE.select(["s", "v", "id"]),
+    "narrower integers and wider strings": lambda: pa.table(
+        {"id": TABLE["id"].cast(pa.int16()), "v": TABLE["v"].cast(pa.int32()), "s": TABLE["s"].cast(pa.large_string())}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_kind_of_input_is_written_alike(tmp_path: Path, name: str) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        writer.put(INPUTS[name]())
+        assert rows_of(writer.scan()) == ROWS
+
+
+def test_a_nullable_column_that_is_missing_is_filled_with_nulls(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        writer.put([{"id": 1}, {"id": 2, "s": "x"}])
+    assert rows_of(table.scan()) == [{"id": 1, "v": None, "s": None}, {"id": 2, "v": None, "s": "x"}]
+
+
+@pytest.mark.parametrize(
+    "nothing", [[], pa.table({"id": pa.array([], pa.int64())}), keyed().empty_table(), TABLE.slice(0, 0).to_batches()]
+)
+def test_an_empty_put_does_nothing_and_opens_no_shard(tmp_path: Path, nothing: Any) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        assert writer.put(nothing) == {}
+        assert writer.delete([]) == {}
+        assert writer.put_nowait(nothing).durable
+        assert writer.shard_writers == {}
+    assert table.shards() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([{"id": None, "v": 1}], "'id'"),
+        ([{"id": 1, "w": 1}], "'w'"),
+        ([{"id": 1, "_tombstone": True}], "_tombstone"),
+        ([{"v": 1}], "'id'"),
+        ([{"id": "one"}], "'id'"),
+        ([{"id": 1 << 70}], "'id'"),
+        (pa.table({"id": [1.5]}), "'id'"),
+        (pa.table({"id": [1], "v": ["x"]}), "'v'"),
+        ([pa.record_batch({"id": [1, 2, 3]}), pa.record_batch({"id": pa.array([4, None])})], "'id'"),
+        ("text", "str"),
+        ([1, 2], "int"),
+        ({}, "without columns"),
+        ({"id": [1, 2], "v": [1]}, "different lengths"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_before_any_shard_is_opened(tmp_path: Path, rows: Any, reason: str) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        for write in (writer.put, writer.put_nowait):
+            with pytest.raises(mw.InvalidInputError, match=reason):
+                write(rows)
+        assert writer.shard_writers == {}
+    assert table.shards() == []
+
+
+def test_every_row_goes_to_the_shard_that_its_value_names(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        results = writer.put(ROWS)
+        assert set(results) == set(writer.shard_writers) == {_shard(row["id"]) for row in ROWS}
+        for shard_id, shard in writer.shard_writers.items():
+            held = shard.scan().to_table()["id"].to_pylist()
+            assert held == [row["id"] for row in ROWS if _shard(row["id"]) == shard_id]
+            assert manifest_of(table.uri, shard_id).shard_spec_id == 1
+
+
+def test_shards_are_opened_when_the_first_row_needs_them(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        assert table.shards() == []
+        writer.put([ROWS[0]])
+        assert [shard.shard_id for shard in table.shards()] == [_shard(0)]
+        writer.delete([1])
+        assert {shard.shard_id for shard in table.shards()} == {_shard(0), _shard(1)}
+
+
+def test_a_put_returns_when_every_shard_has_its_rows_on_storage(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    writer = table.writer()
+    writer.put(ROWS)
+    stored = [
+        row
+        for shard in table.shards()
+        for entry in [mw.WalTailer(table.uri, shard.shard_id).read_entry(1)]
+        if entry is not None
+        for batch in entry.batches
+        for row in batch.drop_columns(["_tombstone"]).to_pylist()
+    ]
+    assert sorted(stored, key=lambda row: row["id"]) == ROWS
+    writer.abort()
+
+
+def test_a_write_that_does_not_wait_is_acknowledged_once_for_all_shards(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        acks = [writer.put_nowait([row]) for row in ROWS[:4]]
+        whole = writer.put_nowait(ROWS)
+        whole.wait(timeout=30)
+        assert whole.durable
+        for ack in acks:
+            ack.wait()
+            assert ack.durable
+            assert "durable=True" in repr(ack)
+    assert rows_of(table.scan()) == ROWS
+
+
+def test_one_timeout_counts_for_all_shards_of_an_acknowledgement() -> None:
+    """Each shard alone would wait for the whole time-out."""
+
+    class Never(mw.Ack):
+        def __init__(self) -> None:
+            pass
+
+        durable = False
+
+        def wait(self, timeout: float | None = None) -> None:
+            if timeout is not None and timeout > 0:
+                SYSTEM_CLOCK.sleep(timeout)
+
+    from memwal.table_writer import TableAck
+
+    started = SYSTEM_CLOCK.monotonic()
+    TableAck([Never() for _ in range(10)]).wait(timeout=0.2)
+    assert SYSTEM_CLOCK.monotonic() - started < 1.0
+
+
+def _taken_over(table: mw.Table, writer: mw.TableWriter) -> mw.ShardWriter:
+    """Another writer owns one of the four shards from now on."""
+    writer.put(ROWS)
+    return table.shard_writer(_shard(ROWS[0]["id"]))
+
+
+def test_a_shard_that_fails_fails_the_whole_put_and_the_others_keep_their_rows(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    writer = table.writer()
+    with _taken_over(table, writer):
+        changed = [row | {"v": -1} for row in ROWS]
+        with pytest.raises(mw.FencedError):
+            writer.put(changed)
+        lost = {row["id"] for row in ROWS if _shard(row["id"]) == _shard(0)}
+        found = {row["id"]: row["v"] for row in rows_of(table.scan())}
+        assert all(found[i] == i * 10 for i in lost)
+        assert set(found) == {row["id"] for row in ROWS}
+        mine = [row for row in changed if row["id"] not in lost]
+        writer.put(mine)
+        assert {row["id"]: row["v"] for row in rows_of(table.scan())} == {
+            row["id"]: (row["id"] * 10 if row["id"] in lost else -1) for row in ROWS
+        }
+    writer.abort()
+
+
+def test_a_shard_that_fails_shows_in_the_acknowledgement(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    writer = table.writer()
+    with _taken_over(table, writer):
+        ack = writer.put_nowait([row | {"v": -1} for row in ROWS])
+        with pytest.raises(mw.FencedError):
+            ack.wait(timeout=30)
+        assert not ack.durable
+    writer.abort()
+
+
+def test_close_closes_every_shard_and_then_raises_the_first_failure(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    writer = table.writer()
+    with _taken_over(table, writer):
+        with pytest.raises(mw.FencedError):
+            writer.close()
+        writer.close()
+    assert rows_of(table.scan(consistency="flushed")) == ROWS
+    assert "closed" in repr(writer)
+
+
+def test_a_closed_writer_refuses_everything_but_reading(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        writer.put(ROWS)
+    for call in (writer.put, writer.put_nowait, writer.delete):
+        for argument in ([ROWS[0]], []):
+            with pytest.raises(mw.ClosedError):
+                call(argument)
+    writer.close()
+    writer.abort()
+    assert rows_of(writer.scan()) == ROWS
+
+
+def test_an_aborted_writer_flushes_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    writer = table.writer()
+    writer.put(ROWS)
+    writer.abort()
+    assert all(shard.generations == () and shard.wal_tail == 1 for shard in table.shards())
+    assert table.count_rows(consistency="flushed") == 0
+    assert rows_of(table.scan()) == ROWS
+
+
+def test_flush_turns_everything_into_sstables(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        writer.put(ROWS)
+        writer.flush(timeout=30)
+        assert all(shard.generations == (1,) and shard.wal_tail == 0 for shard in table.shards())
+        assert rows_of(table.scan(consistency="flushed")) == ROWS
+
+
+def test_deletes_go_to_the_shards_of_their_keys(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        writer.put(ROWS)
+        assert set(writer.delete([0, 1])) == {_shard(0), _shard(1)}
+        writer.delete(pa.array([2, 3]))
+        writer.delete(pa.table({"id": [4], "v": [0]}))
+        writer.delete([{"id": 5, "s": "ignored"}])
+        writer.delete([(6,)])
+        assert ids_of(writer.scan()) == list(range(7, 40))
+        assert writer.get(6) is None
+        writer.put([ROWS[6]])
+        assert writer.get(6) == ROWS[6]
+
+
+@pytest.mark.parametrize("keys", [[None], ["x"], [{"v": 1}], [(1, 2)], pa.array(["a"])])
+def test_keys_that_are_none_are_refused(tmp_path: Path, keys: Any) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        for call in (writer.delete, writer.lookup):
+            with pytest.raises(mw.InvalidInputError):
+                call(keys)
+        assert writer.shard_writers == {}
+
+
+def test_a_transaction_is_written_once_in_every_shard(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        first = writer.put(ROWS, txn=("loader", 7))
+        again = writer.put([row | {"v": -1} for row in ROWS], txn=("loader", 7))
+        assert {result.skipped for result in first.values()} == {False}
+        assert {result.skipped for result in again.values()} == {True}
+        writer.delete([0], txn=("loader", 8))
+        with pytest.raises(mw.InvalidInputError):
+            writer.put(ROWS, txn=("loader", 6))
+    assert rows_of(table.scan()) == ROWS[1:]
+    versions = {shard_id: seen["loader"] for shard_id, seen in table.transactions().items()}
+    assert versions == {shard.shard_id: 8 if shard.shard_id == _shard(0) else 7 for shard in table.shards()}
+
+
+def test_threads_share_a_writer(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    failures: list[BaseException] = []
+
+    def write(thread: int) -> None:
+        try:
+            for i in range(12):
+                number = thread * 100 + i
+                writer.put([{"id": number, "v": i, "s": "x"}])
+                assert writer.get(number) == {"id": number, "v": i, "s": "x"}
+                writer.stats()
+        except BaseException as error:
+            failures.append(error)
+
+    with table.writer(max_memtable_rows=5) as writer:
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert table.count_rows() == 72
+        assert sum(stats.put_count for stats in writer.stats().values()) == 72
+    assert table.count_rows() == 72
+
+
+def test_reads_through_a_writer_see_what_it_acknowledged(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer(max_memtable_rows=3) as writer:
+        for i in range(30):
+            writer.put([{"id": i % 7, "v": i, "s": "x"}])
+            assert writer.get(i % 7, ["v"]) == {"v": i}
+            assert writer.lookup([i % 7], ["v"]).to_pylist() == [{"v": i}]
+            assert writer.scan(filter=f"v = {i}").to_table().num_rows == 1
+            assert writer.count_rows() == min(i + 1, 7)
+
+
+def test_rows_that_are_not_durable_yet_are_seen_in_this_process(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    slow = {"durable_write": False, "max_wal_flush_interval_ms": None, "max_wal_buffer_size": 0}
+    with table.writer(**slow) as writer:
+        writer.put(ROWS)
+        assert all(shard.wal_tail == 0 for shard in table.shards())
+        assert rows_of(table.scan()) == ROWS
+        assert "memtable generation 1" in table.scan().explain()
+        assert table.get(3) == ROWS[3]
+    assert rows_of(table.scan()) == ROWS
+
+
+def test_the_repr_of_a_writer_says_which_table_and_how_many_shards(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    with table.writer() as writer:
+        writer.put(ROWS)
+        assert repr(writer) == f"TableWriter({table.uri!r}, shards=4, open)"
