@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from memwal.errors import CorruptDataError
 from memwal.format.wal_entry import TOMBSTONE
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, nulls, without_inner_nulls
 
 __all__ = ["RowAdapter"]
 
@@ -44,7 +44,7 @@ class RowAdapter:
             self._columns = batch.schema
         rows = batch.num_rows
         arrays = [
-            batch.column(index) if index >= 0 else pa.nulls(rows, self._relaxed.field(i).type)
+            without_inner_nulls(batch.column(index)) if index >= 0 else nulls(rows, self._relaxed.field(i).type)
             for i, index in enumerate(self._plan)
         ]
         self._check_keys(arrays, position)

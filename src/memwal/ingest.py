@@ -62,11 +62,38 @@ def _column(name: str, values: Any, columns: pa.Schema) -> pa.Array | pa.Chunked
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     index = columns.get_field_index(name)
+    kind = columns.field(index).type if index >= 0 else None
     try:
-        return pa.array(values, type=columns.field(index).type if index >= 0 else None)
+        array = pa.array(values, type=kind)
+        if kind is not None and isinstance(values, (list, tuple)) and _may_lose(kind):
+            _check_exact(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
+    return array
+
+
+def _may_lose(kind: pa.DataType) -> bool:
+    """Whether Arrow converts Python values to this type that do not fit it: 1.5 to an integer, a time of day to a date, a
+    dict to a struct without some of its keys."""
+    types = pa.types
+    if types.is_integer(kind) or types.is_temporal(kind) or types.is_struct(kind):
+        return True
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and _may_lose(kind.value_type)
+
+
+def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Raise unless the values fit as Arrow values of their own type do."""
+    try:
+        own = pa.array(values)
+    except (pa.ArrowException, OverflowError):  # no type of their own, as the largest unsigned integers
+        return
+    if pa.types.is_integer(own.type) and pa.types.is_temporal(kind):  # units since the epoch
+        return
+    if not may_cast(own.type, kind):
+        raise TypeError(f"{own.type} does not fit {kind}")
+    own.cast(kind, safe=True)
 
 
 def _from_foreign(data: Any) -> list[pa.RecordBatch]:

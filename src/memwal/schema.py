@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.errors import InvalidInputError
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 
-__all__ = ["FieldId", "Reconciler", "TableSchema", "may_cast", "nullable_except"]
+__all__ = ["FieldId", "Reconciler", "TableSchema", "may_cast", "nullable_except", "nulls", "without_inner_nulls"]
 
 _FIELD_ID = b"lance:field_id"
 
@@ -131,13 +134,14 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 class Reconciler:
     """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
 
-    __slots__ = ("_accepted", "_not_null", "_plan", "columns")
+    __slots__ = ("_accepted", "_nested", "_not_null", "_plan", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
         self._not_null = [
             i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
         ]
+        self._nested = [i for i, column in enumerate(schema.columns) if has_inner_not_null(column.type)]
         self._accepted: pa.Schema | None = None
         self._plan: list[tuple[int, pa.DataType | None]] | None = None
 
@@ -154,7 +158,16 @@ class Reconciler:
             if batch.column(index).null_count:
                 name = self.columns.field(index).name
                 raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
-        return batch
+        return self._fit_nested(batch) if self._nested else batch
+
+    def _fit_nested(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = batch.columns
+        for index in self._nested:
+            try:
+                arrays[index] = without_inner_nulls(arrays[index])
+            except InvalidInputError as error:
+                raise InvalidInputError(f"column {self.columns.field(index).name!r}: {error}") from None
+        return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
     def _make_plan(self, schema: pa.Schema) -> list[tuple[int, pa.DataType | None]] | None:
         """Per table column: the input's column (-1: fill with nulls) and the type to cast from, if any."""
@@ -188,7 +201,7 @@ class Reconciler:
         arrays = []
         for column, (index, cast_from) in zip(self.columns, plan, strict=True):
             if index < 0:
-                arrays.append(pa.nulls(batch.num_rows, column.type))
+                arrays.append(nulls(batch.num_rows, column.type))
             elif cast_from is None:
                 arrays.append(batch.column(index))
             else:
@@ -221,18 +234,35 @@ def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
 def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether a cast keeps the meaning; the values are then checked by the safe cast itself."""
     types = pa.types
-    if types.is_null(source):
+    if source == target or types.is_null(source):
         return True
     if types.is_dictionary(source):
-        return may_cast(source.value_type, target) or source.value_type == target
+        return may_cast(source.value_type, target)
     if types.is_dictionary(target):
-        return may_cast(source, target.value_type) or source == target.value_type
+        return may_cast(source, target.value_type)
     if _is_list(source) and _is_list(target):
-        return source.value_type == target.value_type or may_cast(source.value_type, target.value_type)
-    for family in (_is_number, _is_text, _is_binary, types.is_temporal, types.is_struct, types.is_map):
-        if family(target):
-            return bool(family(source))
-    return False
+        return may_cast(source.value_type, target.value_type)
+    if types.is_struct(source) and types.is_struct(target):
+        return _may_cast_struct(source, target)
+    if types.is_map(source) and types.is_map(target):
+        return may_cast(source.key_type, target.key_type) and may_cast(source.item_type, target.item_type)
+    if types.is_decimal(target):  # a float would be rounded
+        return bool(types.is_integer(source) or types.is_decimal(source))
+    if types.is_date(source) and types.is_timestamp(target):
+        return True
+    families = (_is_number, _is_text, _is_binary, types.is_timestamp, types.is_date, types.is_time, types.is_duration)
+    return any(family(source) and family(target) for family in families)
+
+
+def _may_cast_struct(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether every field has its place: Arrow itself would drop the others and read missing ones as null."""
+    given = {source.field(i).name: source.field(i) for i in range(source.num_fields)}
+    wanted = [target.field(i) for i in range(target.num_fields)]
+    if len(given) != source.num_fields or not given.keys() <= {field.name for field in wanted}:
+        return False
+    return all(
+        may_cast(given[field.name].type, field.type) if field.name in given else field.nullable for field in wanted
+    )
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -256,3 +286,50 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+# ------------------------------------------------------------------------------------------- NOT NULL inside columns
+
+
+def nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """`count` nulls, in a form that can be written: no null inside a field that must not be null."""
+    empty = pa.nulls(count, kind)
+    return without_inner_nulls(empty) if has_inner_not_null(kind) else empty
+
+
+@lru_cache(maxsize=1024)
+def has_inner_not_null(kind: pa.DataType) -> bool:
+    """Whether a struct in this type has a field, or a list has items, that must not be null."""
+    if not (pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return any(not field.nullable or has_inner_not_null(field.type) for field in inner)
+
+
+def without_inner_nulls(array: pa.Array) -> pa.Array:
+    """The same values without nulls in fields that must not be null: below a null struct they mean nothing, but Lance
+    refuses them; elsewhere they are an `InvalidInputError`."""
+    kind = array.type
+    if not has_inner_not_null(kind):
+        return array
+    if pa.types.is_struct(kind):
+        alive = array.is_valid()
+        children = [_whole_child(array.field(i), kind.field(i), alive) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+    values, item = array.flatten(), kind.field(0)
+    if values.null_count and not item.nullable:
+        raise InvalidInputError(f"field {item.name!r} must not be null")
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False))
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int32() if pa.types.is_list(kind) else pa.int64())
+    make = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
+    return make.from_arrays(offsets, without_inner_nulls(values), type=kind, mask=array.is_null())
+
+
+def _whole_child(child: pa.Array, field: pa.Field, alive: pa.Array) -> pa.Array:
+    if child.null_count and not field.nullable:
+        if pc.any(pc.and_(alive, child.is_null())).as_py():
+            raise InvalidInputError(f"field {field.name!r} must not be null")
+        blank = pa.array([None], pa.struct([field])).field(0)  # Arrow knows a value of every type that is not null
+        rows = np.where(child.is_null().to_numpy(zero_copy_only=False), len(child), np.arange(len(child)))
+        child = pa.concat_arrays([child, blank]).take(pa.array(rows))
+    return without_inner_nulls(child)

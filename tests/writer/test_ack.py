@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from writer_kit import WAL, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
 
-from memwal import ClosedError, FencedError, UnavailableError, WriterPoisonedError
+from memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -65,8 +65,6 @@ def test_waiting_on_a_fenced_writer_raises_the_fence(tmp_path: Path) -> None:
 def test_waiting_on_an_aborted_writer_does_not_hang(tmp_path: Path) -> None:
     writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
     held_back = writer.put(rows([1])).batch_positions
-    from memwal import Ack
-
     ack = Ack(writer._core, held_back.stop)
     writer.abort()
     for wait in (lambda: ack.wait(timeout=30), ack.wait):

@@ -22,6 +22,8 @@ from writer_kit import (
 )
 
 from memwal import FencedError, ShardWriter
+from memwal.format.wal_entry import encode_sentinel
+from memwal.store import paths
 
 
 @pytest.fixture
@@ -199,15 +201,12 @@ def test_epochs_only_grow_and_each_position_has_one_author(tmp_path: Path) -> No
 
 
 def test_a_lower_epoch_sentinel_at_our_position_moves_us_on(tmp_path: Path) -> None:
-    from memwal.format.wal_entry import encode_sentinel
-
     with open_writer(tmp_path) as writer:
         writer.put(rows([1]))
     writer = open_writer(tmp_path)  # epoch 2
     assert writer.epoch == 2
     position = writer.wal_stats().next_wal_entry_position
-    name = format(position, "064b")[::-1] + ".arrow"
-    (tmp_path / "_mem_wal" / writer.shard_id / "wal" / name).write_bytes(encode_sentinel(1))
+    (tmp_path / paths.wal_entry_path(writer.shard_id, position)).write_bytes(encode_sentinel(1))
     writer.put(rows([2]))
     assert writer.wal_stats().next_wal_entry_position == position + 2
     assert everything(writer, tmp_path) == {1: "a", 2: "a"}

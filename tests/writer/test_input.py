@@ -112,6 +112,10 @@ UNFIT: list[tuple[str, Any]] = [
     ("tags", pa.array([[1]])),
     ("vector", pa.array([[1.0, 2.0]], pa.list_(pa.float32()))),
     ("where", pa.array([1.0])),
+    ("where", pa.array([{"x": 1.0, "z": 2.0}])),
+    ("price", pa.array([1.5])),
+    ("at", pa.array([dt.date(2024, 5, 1)], pa.date32()).cast(pa.string())),
+    ("at", pa.array([dt.time(12)])),
     ("id", pa.array([1 << 63], pa.uint64())),
     ("id", pa.array(["1"])),
 ]
@@ -227,6 +231,111 @@ def test_a_reader_is_drained_into_one_put(tmp_path: Path) -> None:
 def test_what_is_no_data_is_refused_in_words(tmp_path: Path, nonsense: Any) -> None:
     with open_writer(tmp_path) as writer, pytest.raises(InvalidInputError, match=r"no data|different lengths"):
         writer.put(nonsense)
+
+
+EXACT = pa.schema(
+    [
+        key_field(),
+        pa.field("day", pa.date32()),
+        pa.field("at", pa.timestamp("s")),
+        pa.field("ints", pa.list_(pa.int32())),
+        pa.field("pair", pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        pa.field("counts", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+
+
+def test_plain_values_are_converted_exactly(tmp_path: Path) -> None:
+    row = {
+        "id": 1.0,
+        "day": 19_844,
+        "at": dt.datetime(2024, 5, 1),
+        "ints": [1, 2.0, None],
+        "pair": {"b": "x"},
+        "counts": [("a", 1)],
+    }
+    [found] = put_and_read(tmp_path, [row], EXACT)
+    assert found == {
+        "id": 1,
+        "day": dt.date(2024, 5, 1),
+        "at": dt.datetime(2024, 5, 1),
+        "ints": [1, 2, None],
+        "pair": {"a": None, "b": "x"},
+        "counts": [("a", 1)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("id", 1.5),
+        ("id", decimal.Decimal("1.5")),
+        ("id", True),
+        ("day", dt.datetime(2024, 5, 1, 12)),
+        ("at", dt.datetime(2024, 5, 1, 12, 0, 0, 5)),
+        ("ints", [1, 2.5]),
+        ("pair", {"a": 1.5}),
+        ("pair", {"a": 1, "c": 2}),
+        ("pair", 7),
+    ],
+)
+def test_plain_values_that_would_be_cut_are_refused_by_column(tmp_path: Path, name: str, value: Any) -> None:
+    with open_writer(tmp_path, EXACT) as writer:
+        with pytest.raises(InvalidInputError, match=f"'{name}' cannot be converted"):
+            writer.put([{"id": 1, name: value}])
+        assert writer.scan().count_rows() == 0
+
+
+INNER = pa.schema(
+    [
+        key_field(),
+        pa.field("s", pa.struct([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])),
+        pa.field("l", pa.list_(pa.field("item", pa.struct([pa.field("t", pa.string(), nullable=False)])))),
+        pa.field("must", pa.struct([pa.field("a", pa.int64(), nullable=False)]), nullable=False),
+    ]
+)
+
+
+def test_rows_and_tombstones_with_null_structs_of_not_null_fields_can_be_flushed(tmp_path: Path) -> None:
+    """Lance refuses a null in such a field even below a null struct, where it means nothing."""
+    full = {"id": 1, "s": {"a": 1, "b": None}, "l": [{"t": "x"}, None], "must": {"a": 5}}
+    bare = {"id": 2, "s": None, "l": None, "must": {"a": 6}}
+    fields = [INNER.field("s").type.field(0), INNER.field("s").type.field(1)]
+    hollow = pa.StructArray.from_arrays(
+        [pa.array([1, None]), pa.array([None, "y"])], fields=fields, mask=pa.array([False, True])
+    )
+    lists = pa.array([full["l"], None], INNER.field("l").type)
+    must = pa.array([{"a": 5}, {"a": 6}], INNER.field("must").type)
+    batch = pa.record_batch([pa.array([1, 2]), hollow, lists, must], schema=INNER)
+    writer = open_writer(tmp_path, INNER)
+    writer.put(batch)
+    writer.put([{"id": 3, "must": {"a": 7}}, {"id": 4, "must": {"a": 7}}])
+    writer.delete([4])
+    expected = [full, bare, {"id": 3, "s": None, "l": None, "must": {"a": 7}}]
+    assert writer.scan().to_table().to_pylist() == expected
+    writer.abort()
+    writer = open_writer(tmp_path, INNER)
+    assert writer.scan().to_table().to_pylist() == expected
+    writer.close()
+    assert [row for row in flushed(tmp_path)[1] if not row["_tombstone"]] == [
+        {**row, "_tombstone": False} for row in expected
+    ]
+
+
+def test_nulls_inside_not_null_fields_are_refused_by_column(tmp_path: Path) -> None:
+    """They would be acknowledged, and no flush could ever write them."""
+    must = pa.array([{"a": 5}], INNER.field("must").type)
+    hole = pa.StructArray.from_arrays(
+        [pa.array([None], pa.int64()), pa.array(["b"])], fields=list(INNER.field("s").type)
+    )
+    items = pa.StructArray.from_arrays([pa.array([None], pa.string())], fields=list(INNER.field("l").type.value_type))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), items, type=INNER.field("l").type)
+    with open_writer(tmp_path, INNER) as writer:
+        with pytest.raises(InvalidInputError, match="column 's': field 'a' must not be null"):
+            writer.put(pa.table({"id": [1], "s": hole, "must": must}))
+        with pytest.raises(InvalidInputError, match="column 'l': field 't' must not be null"):
+            writer.put(pa.table({"id": [1], "l": lists, "must": must}))
+        assert writer.scan().count_rows() == 0
 
 
 def test_plain_values_that_do_not_convert_are_refused_by_column(tmp_path: Path) -> None:

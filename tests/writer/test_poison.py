@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from writer_kit import (
     WAL,
@@ -26,6 +25,7 @@ from writer_kit import (
 
 from memwal import MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
 from memwal.errors import ConflictError
+from memwal.store import paths
 
 FAST = {"max_wal_persist_retries": 2}
 
@@ -199,10 +199,9 @@ def test_an_entry_of_our_epoch_with_other_bytes_poisons(tmp_path: Path) -> None:
     writer = open_writer(tmp_path)
     twin = open_writer(tmp_path / "twin")
     twin.put(rows([99]))
-    wal = tmp_path / "_mem_wal" / writer.shard_id / "wal"
-    wal.mkdir(parents=True, exist_ok=True)
-    [foreign] = (tmp_path / "twin" / "_mem_wal" / twin.shard_id / "wal").iterdir()
-    (wal / foreign.name).write_bytes(foreign.read_bytes())  # somebody with our epoch was faster
+    entry = paths.wal_entry_path(writer.shard_id, 1)
+    (tmp_path / entry).parent.mkdir(parents=True)
+    (tmp_path / entry).write_bytes((tmp_path / "twin" / entry).read_bytes())  # somebody with our epoch was faster
     with pytest.raises(WriterPoisonedError) as caught:
         writer.put(rows([1]))
     assert isinstance(caught.value.__cause__, ConflictError)
@@ -215,8 +214,6 @@ def test_an_unexpected_failure_while_encoding_poisons_instead_of_leaving_the_row
 ) -> None:
     writer = open_writer(tmp_path)
     writer.put(rows([1]))
-    monkeypatch.setattr(writer._core._entries, "_encoder", None)
-    monkeypatch.setattr(writer._core._entries, "_schema", pa.schema([pa.field("x", pa.int8())]))
 
     class Broken:
         generation = 1

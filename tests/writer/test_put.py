@@ -22,6 +22,7 @@ from writer_kit import (
     watched,
 )
 
+import memwal as mw
 from memwal import InvalidInputError
 
 
@@ -223,8 +224,6 @@ def test_a_refused_put_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_sharded_table_refuses_rows_of_another_shard(tmp_path: Path) -> None:
-    import memwal as mw
-
     spec = mw.Bucket("id", 8)
     table = mw.create_table(str(tmp_path / "t"), KEYED, sharding=spec)
     home = mw.shard_id_for(spec, 3)

@@ -31,7 +31,7 @@ from memwal.ingest import key_batch, to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
-from memwal.schema import Reconciler, TableSchema
+from memwal.schema import Reconciler, TableSchema, nulls
 from memwal.store.location import Location
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, SsTable, Transaction
@@ -274,7 +274,7 @@ class ShardEngine:
             return WriteRows.of([])
         batch = pa.RecordBatch.from_arrays(
             [
-                named.column(f.name) if f.name in schema.primary_key else pa.nulls(named.num_rows, f.type)
+                named.column(f.name) if f.name in schema.primary_key else nulls(named.num_rows, f.type)
                 for f in schema.nullable
             ],
             schema=schema.nullable,

@@ -1,0 +1,375 @@
+"""Replay: exactly the rows of the tail, in bounded memory, nothing twice, never silently short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from writer_kit import (
+    BLOOM,
+    KEYED,
+    MANIFEST,
+    SHARD,
+    UNKEYED,
+    WAL,
+    base_table,
+    contents,
+    entries,
+    everything,
+    flushed,
+    in_thread,
+    open_writer,
+    row_entries,
+    rows,
+    scanned,
+    watched,
+)
+
+import memwal as mw
+from memwal import CorruptDataError, FencedError, UnavailableError
+from memwal.format.shard_manifest import encode_manifest
+from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder
+from memwal.manifest import ShardManifestStore
+from memwal.schema import TableSchema
+from memwal.store import paths
+
+
+def wal_file(root: Path, position: int) -> Path:
+    return root / paths.wal_entry_path(SHARD, position)
+
+
+def unflushed_shard(root: Path, puts: int, schema: pa.Schema = KEYED, **settings: Any) -> None:
+    """A shard whose flushes never worked, so that all its generations are in the tail."""
+    store, location = watched(root)
+    store.fail("put", BLOOM)
+    writer = open_writer(location, schema, **settings)
+    for k in range(puts):
+        writer.put(rows([k], f"v{k}", schema))
+    writer.abort()
+    assert flushed(root) == {}
+
+
+def test_every_acknowledged_row_comes_back_exactly_once(tmp_path: Path) -> None:
+    """Lesson 1: a restarted writer began with an empty memtable."""
+    writer = open_writer(tmp_path)
+    expected = {}
+    for k in range(50):
+        writer.put(rows([k % 20], str(k)))
+        expected[k % 20] = str(k)
+    writer.delete([3, 4])
+    writer.abort()
+    for _ in range(3):  # reopening again and again gives the same answer
+        writer = open_writer(tmp_path)
+        assert scanned(writer) == {k: v for k, v in expected.items() if k not in (3, 4)}
+        assert writer.memtable_stats().row_count == 52
+        writer.abort()
+
+
+def test_replayed_rows_are_durable_and_not_appended_again(tmp_path: Path) -> None:
+    """Lesson 11: replay appended the rows a second time."""
+    writer = open_writer(tmp_path)
+    writer.put(rows([1]))
+    writer.abort()
+    writer = open_writer(tmp_path)
+    stats = writer.memtable_stats()
+    assert (stats.pending_wal_row_count, stats.max_flushed_batch_position) == (0, 0)
+    writer.close()
+    assert len(row_entries(tmp_path)) == 1
+    assert writer.stats().wal_flush_count == 0
+    assert len(flushed(tmp_path)[1]) == 1
+
+
+def test_generations_in_the_tail_are_flushed_as_they_were_and_memory_holds_one(tmp_path: Path) -> None:
+    unflushed_shard(tmp_path, 10, max_memtable_batches=3)
+    held: list[int] = []
+    original = mw.ShardWriter._sstable_writer
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def counting(self: mw.ShardWriter) -> Any:
+            write = original(self)
+
+            def counted(generation: int, table: pa.Table) -> Any:
+                held.append(table.num_rows)
+                return write(generation, table)
+
+            return counted
+
+        patch.setattr(mw.ShardWriter, "_sstable_writer", counting)
+        writer = open_writer(tmp_path)
+    assert held == [3, 3, 3]
+    stats = writer.memtable_stats()
+    assert (stats.generation, stats.row_count, stats.frozen_count) == (4, 1, 0)
+    assert {g: [r["id"] for r in found] for g, found in flushed(tmp_path).items()} == {
+        1: [0, 1, 2],
+        2: [3, 4, 5],
+        3: [6, 7, 8],
+    }
+    assert everything(writer, tmp_path) == {k: f"v{k}" for k in range(10)}
+    manifest = writer.manifest()
+    assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (4, 9)
+    writer.put(rows([100]))
+    writer.abort()
+    with open_writer(tmp_path) as writer:
+        assert len(everything(writer, tmp_path)) == 11
+
+
+def test_a_memtable_ends_only_where_the_generation_number_changes(tmp_path: Path) -> None:
+    unflushed_shard(tmp_path, 10)
+    with open_writer(tmp_path, max_memtable_batches=3) as writer:  # the limits now are not those of then
+        assert (writer.memtable_stats().generation, writer.memtable_stats().row_count) == (1, 10)
+
+
+def test_a_crash_during_the_flush_of_a_replay_loses_nothing(tmp_path: Path) -> None:
+    unflushed_shard(tmp_path, 10, max_memtable_batches=3)
+    store, location = watched(tmp_path)
+    store.fail("put", "_gen_2/" + BLOOM, 1)
+    with pytest.raises(UnavailableError):
+        open_writer(location)
+    assert list(flushed(tmp_path)) == [1]
+    with open_writer(tmp_path) as writer:
+        assert everything(writer, tmp_path) == {k: f"v{k}" for k in range(10)}
+
+
+def test_entries_of_flushed_generations_are_skipped_wherever_the_cursor_stands(tmp_path: Path) -> None:
+    """Lesson 2: an append-only table showed rows twice after a restart."""
+    table = base_table(tmp_path / "t", UNKEYED)
+    writer = table.shard_writer(SHARD, fsync=False)
+    writer.put(rows([1], schema=UNKEYED))
+    writer.put(rows([2], schema=UNKEYED))
+    writer.force_seal_active()
+    writer.wait_for_flush_drain()
+    writer.put(rows([3], schema=UNKEYED))
+    writer.abort()
+    manifests = ShardManifestStore(table.uri, SHARD)
+    manifests_dir = tmp_path / "t" / paths.manifest_dir(SHARD)
+    newest = manifests.read_latest()
+    assert newest is not None
+    assert newest.replay_after_wal_entry_position == 2
+    lagging = replace(newest, version=newest.version + 1, replay_after_wal_entry_position=0)
+    (manifests_dir / paths.manifest_path(SHARD, lagging.version).rsplit("/", 1)[1]).write_bytes(
+        encode_manifest(lagging)
+    )
+    with table.shard_writer(SHARD, fsync=False) as writer:  # as another implementation may leave it
+        assert writer.scan().to_table().column("id").to_pylist() == [3]
+        assert sorted(writer.lsm_scan().to_table().column("id").to_pylist()) == [1, 2, 3]
+
+
+def test_replay_starts_at_the_cursor_even_if_no_sstable_is_listed(tmp_path: Path) -> None:
+    """Lesson 2: an external compactor drains the list; that says nothing about the log."""
+    writer = open_writer(tmp_path, UNKEYED)
+    writer.put(rows([1], schema=UNKEYED))
+    writer.close()
+    ShardManifestStore(str(tmp_path), SHARD).commit_maintenance(
+        lambda m: replace(m, version=m.version + 1, sstables=())
+    )
+    with open_writer(tmp_path, UNKEYED) as writer:
+        assert writer.scan().count_rows() == 0
+        writer.put(rows([2], schema=UNKEYED))
+        assert writer.memtable_stats().generation == 2
+
+
+def test_a_hole_in_the_log_is_an_error_and_never_its_end(tmp_path: Path) -> None:
+    """Lesson E1.7: entries behind a missing one were silently dropped."""
+    writer = open_writer(tmp_path)
+    for k in range(5):
+        writer.put(rows([k]))
+    writer.abort()
+    hidden = wal_file(tmp_path, 3).read_bytes()
+    wal_file(tmp_path, 3).unlink()
+    with pytest.raises(CorruptDataError) as caught:
+        open_writer(tmp_path)
+    assert caught.value.position == 3
+    wal_file(tmp_path, 3).write_bytes(hidden)
+    with open_writer(tmp_path) as writer:
+        assert set(scanned(writer)) == set(range(5))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_entry_is_an_error_that_names_its_position(tmp_path: Path, damage: str) -> None:
+    writer = open_writer(tmp_path)
+    for k in range(3):
+        writer.put(rows([k]))
+    writer.abort()
+    good = wal_file(tmp_path, 2).read_bytes()
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 4
+    wal_file(tmp_path, 2).write_bytes({"cut": good[:-9], "flip": bytes(flipped), "empty": b""}[damage])
+    with pytest.raises(CorruptDataError) as caught:
+        open_writer(tmp_path)
+    assert caught.value.position == 2
+    wal_file(tmp_path, 2).write_bytes(good)
+    with open_writer(tmp_path) as writer:
+        assert set(scanned(writer)) == {0, 1, 2}
+
+
+def test_a_higher_epoch_in_the_log_aborts_replay_with_a_fence_error(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(tmp_path)
+    writer.put(rows([1]))
+    writer.abort()
+    held = store.hold("get", WAL)
+    opening = in_thread(lambda: open_writer(location))  # has claimed, placed its sentinel, and looked at the manifest
+    held.wait_reached()
+    encoder = EntryEncoder(TableSchema.from_arrow(KEYED).wal, 9, 1)
+    batch = rows([7]).append_column(TOMBSTONE_FIELD, pa.array([False]))
+    sleeping = wal_file(tmp_path, 1)
+    sleeping.write_bytes(encoder.encode([batch]))
+    held.open()
+    with pytest.raises(FencedError, match=r"WAL replay aborted") as caught:
+        opening.result()
+    assert "fenced" in str(caught.value)
+    assert caught.value.current_epoch == 9
+
+
+def test_entries_without_a_generation_number_belong_to_the_current_one(tmp_path: Path) -> None:
+    """As Lance 13 writes them."""
+    with open_writer(tmp_path) as writer:
+        writer.put(rows([0], "old"))
+    schema = TableSchema.from_arrow(KEYED).wal.with_metadata({"writer_epoch": "1"})
+    for position, key in ((2, 1), (3, 2)):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as stream:
+            stream.write_batch(
+                pa.record_batch([pa.array([key]), pa.array(["thirteen"]), pa.array([False])], schema=schema)
+            )
+        wal_file(tmp_path, position).write_bytes(sink.getvalue().to_pybytes())
+    with open_writer(tmp_path) as writer:
+        assert writer.memtable_stats().generation == 2
+        assert scanned(writer) == {1: "thirteen", 2: "thirteen"}
+        writer.put(rows([3]))
+        assert everything(writer, tmp_path) == {0: "old", 1: "thirteen", 2: "thirteen", 3: "a"}
+    assert list(flushed(tmp_path)) == [1, 2]
+
+
+def test_a_generation_number_that_falls_or_skips_is_corruption(tmp_path: Path) -> None:
+    for name, numbers in {"falls": (2, 1), "skips": (1, 3), "starts too high": (3,)}.items():
+        root = tmp_path / name
+        open_writer(root).abort()
+        schema = TableSchema.from_arrow(KEYED).wal
+        wal_file(root, 1).parent.mkdir(parents=True, exist_ok=True)
+        for position, generation in enumerate(numbers, 1):
+            batch = rows([position]).append_column(TOMBSTONE_FIELD, pa.array([False]))
+            wal_file(root, position).write_bytes(EntryEncoder(schema, 1, generation).encode([batch]))
+        with pytest.raises(CorruptDataError):
+            open_writer(root)
+
+
+def test_the_cursor_moves_with_the_sstable_and_covers_exactly_its_entries(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path, max_memtable_batches=3)
+    for k in range(3):
+        writer.put(rows([k]))
+    writer.wait_for_flush_drain()
+    writer.put(rows([3]))
+    manifest = writer.manifest()
+    assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (2, 3)
+    writer.abort()
+    with open_writer(tmp_path) as writer:
+        assert scanned(writer) == {3: "a"}
+
+
+def test_a_takeover_while_the_predecessor_flushes_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    table = base_table(tmp_path / "t", UNKEYED)
+    store, location = watched(tmp_path / "t")
+    first = open_writer(location, None)
+    first.put(rows([1], schema=UNKEYED))
+    held = store.hold("put_new", MANIFEST)
+    first._core.seal()
+    held.wait_reached()
+    with table.shard_writer(SHARD, fsync=False) as second:
+        second.put(rows([2], schema=UNKEYED))
+        held.open()
+        with pytest.raises(FencedError):
+            first.wait_for_flush_drain()
+        assert sorted(second.lsm_scan().to_table().column("id").to_pylist()) == [1, 2]
+    first.abort()
+    assert sorted(table.scan().to_table().column("id").to_pylist()) == [1, 2]
+
+
+def test_sentinels_and_marks_in_the_tail_are_no_rows(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    writer.put(rows([1]))
+    for _ in range(4):
+        writer.abort()
+        writer = open_writer(tmp_path)
+    writer.put(rows([2]))
+    writer.abort()
+    assert sum(entry.is_sentinel for entry in entries(tmp_path)) == 4
+    with open_writer(tmp_path) as writer:
+        assert scanned(writer) == {1: "a", 2: "a"}
+
+
+def every_kind(count: int) -> Iterator[dict[str, Any]]:
+    for k in range(count):
+        yield {
+            "id": k,
+            "flag": k % 2 == 0,
+            "small": k % 100,
+            "ratio": k / 7,
+            "amount": k * 10,
+            "raw": bytes([k % 256]) * (k % 5),
+            "day": k,
+            "tags": [f"t{i}" for i in range(k % 4)] if k % 5 else None,
+            "pair": {"a": k, "b": None if k % 3 else str(k)},
+            "vector": [float(k), 0.5],
+            "kind": ["red", "green", None][k % 3],
+        }
+
+
+MIXED = pa.schema(
+    [
+        KEYED.field("id"),
+        pa.field("flag", pa.bool_()),
+        pa.field("small", pa.int8()),
+        pa.field("ratio", pa.float64()),
+        pa.field("amount", pa.decimal128(20, 3)),
+        pa.field("raw", pa.large_binary()),
+        pa.field("day", pa.date32()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("pair", pa.struct([("a", pa.int64()), ("b", pa.string())])),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+        pa.field("kind", pa.dictionary(pa.int8(), pa.string())),
+    ]
+)
+
+
+@pytest.mark.parametrize("puts", [1, 7])
+def test_every_kind_of_column_survives_log_and_sstable(tmp_path: Path, puts: int) -> None:
+    """Rows from the log lie in memory as Arrow IPC aligns them; decimals need more than that to be flushed."""
+    data = list(every_kind(40 * puts))
+    table = base_table(tmp_path / "t", MIXED)
+    writer = table.shard_writer(SHARD, fsync=False)
+    for start in range(0, len(data), 40):
+        writer.put(pa.Table.from_pylist(data[start : start + 40], schema=MIXED))
+    expected = pa.Table.from_pylist(data, schema=MIXED).to_pylist()
+    by_key = lambda t: sorted(t.to_pylist(), key=lambda r: r["id"])  # noqa: E731
+    assert by_key(writer.scan().to_table()) == expected
+    writer.abort()
+    writer = table.shard_writer(SHARD, fsync=False)
+    assert by_key(writer.scan().to_table()) == expected
+    assert by_key(writer.scan().filter("amount >= 0").to_table()) == expected
+    writer.close()
+    assert by_key(table.scan().to_table()) == expected
+
+
+def test_many_entries_replay_into_the_same_rows(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    random = np.random.default_rng(7)
+    model: dict[int, str] = {}
+    for i in range(400):
+        keys = random.choice(200, 5, replace=False).tolist()
+        if i % 10 == 9:
+            writer.delete(keys)
+            for key in keys:
+                model.pop(key, None)
+        else:
+            writer.put(rows(keys, str(i)))
+            model.update(dict.fromkeys(keys, str(i)))
+    writer.abort()
+    with open_writer(tmp_path) as writer:
+        assert contents(writer.scan().to_table()) == model
