@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Event
+from typing import TypeVar
 
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import (
@@ -43,7 +44,7 @@ from memwal.manifest import ShardManifestStore
 from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.transactions import load_generation_maps, merge_seen
-from memwal.types import SeenMap, SeenTransaction, ShardManifest, WalEntry, check_shard_id
+from memwal.types import SeenMap, SeenTransaction, ShardManifest, Transaction, WalEntry, check_shard_id
 
 __all__ = [
     "OpenedLog",
@@ -60,6 +61,9 @@ _MAX_SENTINEL_MOVES = 10_000
 _TIP_RETRIES = 8
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
+_WAITS_PER_LOOK = 20
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,18 +243,37 @@ def open_log(
 
 def newest_seen(location: Location, shard_id: str, positions: list[int]) -> SeenMap | None:
     """The transaction map of the newest entry that has one; entries of other implementations have none."""
-    for position in reversed(positions):
-        path = paths.wal_entry_path(shard_id, position)
-        try:
-            found = decode_extension_tail(location.store.get_tail(path, _TAIL_BYTES), path=path)
-            if found is None:  # no footer, or a map larger than the tail
-                entry = decode_entry(location.store.get(path), position, path=path)
-                found = (entry.txn, entry.seen) if entry.has_footer else None
-        except ObjectNotFoundError:
-            continue
-        if found is not None:
-            return found[1]
+    newest_first, step = positions[::-1], 1  # ours answers at the first look; a long log of others is read in parallel
+    while newest_first:
+        for found in _read_each(
+            location, newest_first[:step], lambda position: _extension_at(location, shard_id, position)
+        ):
+            if found is not None:
+                return found[1]
+        newest_first, step = newest_first[step:], min(step * _READ_AHEAD, _READ_AHEAD**2)
     return None
+
+
+def _extension_at(location: Location, shard_id: str, position: int) -> tuple[Transaction | None, SeenMap | None] | None:
+    path = paths.wal_entry_path(shard_id, position)
+    try:
+        tail = location.store.get_tail(path, _TAIL_BYTES)
+        found = decode_extension_tail(tail, path=path)
+        if found is not None:
+            return found
+        data = tail if len(tail) < _TAIL_BYTES else location.store.get(path)
+    except ObjectNotFoundError:
+        return None
+    entry = decode_entry(data, position, path=path)  # no footer, or a map larger than the tail
+    return (entry.txn, entry.seen) if entry.has_footer else None
+
+
+def _read_each(location: Location, positions: list[int], read: Callable[[int], _T]) -> Iterator[_T]:
+    if location.is_local or len(positions) == 1:
+        yield from map(read, positions)
+        return
+    with thread_pool(_READ_AHEAD, "memwal-look-back") as pool:
+        yield from pool.map(read, positions)
 
 
 # ------------------------------------------------------------------------------------------------- the reading end
@@ -369,12 +392,16 @@ class WalTailer:
         """Yield entries in order as they come, from `start` (default: `first_position()`) until `stop` says so."""
         position = self.first_position() if start is None else start
         stopped: Callable[[], bool] = stop.is_set if isinstance(stop, Event) else stop or bool
+        waits = 0
         while not stopped():
-            entry = self.read_entry(position)
+            # Whether a missing entry is the tip takes several calls to say; while waiting there, one is enough to see it.
+            entry = self._try_read(position) if waits % _WAITS_PER_LOOK else self.read_entry(position)
             if entry is not None:
                 yield entry
-                position += 1
-            elif isinstance(stop, Event):
+                position, waits = position + 1, 0
+                continue
+            waits += 1
+            if isinstance(stop, Event):
                 stop.wait(poll_seconds)
             else:
                 self._clock.sleep(poll_seconds)

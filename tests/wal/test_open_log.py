@@ -17,6 +17,7 @@ from memwal.store.location import Location
 from memwal.testing import FaultKind, FaultPlan, FaultScript
 from memwal.transactions import encode_map
 from memwal.types import ShardManifest, ShardStatus
+from memwal.wal import newest_seen
 from wal.wal_kit import (
     SHARD,
     delete_entry,
@@ -346,6 +347,41 @@ def test_the_map_is_found_behind_entries_of_other_writers_and_in_a_map_larger_th
     put_entry(location, 2, entry_bytes(1, 2)[:-28])  # as another implementation leaves it: no footer
     found = open_shard(location).seen
     assert {app: item.version for app, item in found.items()} == many
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["near", "far"])
+@pytest.mark.parametrize("others", [0, 1, 8, 9, 200])
+def test_the_map_is_found_behind_any_number_of_entries_of_other_writers_with_one_read_each(
+    others: int, is_local: bool, tmp_path: Path
+) -> None:
+    location = place(tmp_path)
+    put_entry(location, 1, encode_mark(1, seen(old=1)))
+    put_entry(location, 2, encode_mark(1, seen(app=5)))
+    bare = entry_bytes(1, 1)[:-28]
+    for position in range(3, 3 + others):
+        put_entry(location, position, bare)
+    script = FaultScript()
+    through = replace(place(tmp_path, wrap=script.wrap), is_local=is_local)
+    found = newest_seen(through, SHARD, list(range(1, 3 + others)))
+    assert {app: item.version for app, item in (found or {}).items()} == {"app": 5}
+    assert {call.kind for call in script.calls} == {"get_tail"}
+    assert others + 1 <= len(script.calls) <= others + 2
+
+
+def test_a_log_of_other_writers_alone_has_no_map(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    put_entry(location, 1, entry_bytes(1, 1)[:-28])
+    assert newest_seen(location, SHARD, [1]) is None
+    assert newest_seen(location, SHARD, []) is None
+
+
+def test_a_damaged_footer_is_not_taken_for_an_entry_of_another_writer(tmp_path: Path) -> None:
+    """Its map would be lost, and a transaction that is in it would be written again."""
+    location = place(tmp_path)
+    put_entry(location, 1, encode_mark(1, seen(app=5))[:-1] + b"2")
+    with pytest.raises(CorruptDataError) as error:
+        newest_seen(location, SHARD, [1])
+    assert error.value.position == 1
 
 
 # ------------------------------------------------------------------------------------------------- refusals

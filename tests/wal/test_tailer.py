@@ -15,6 +15,7 @@ from memwal.format.wal_entry import encode_sentinel
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.testing import FaultKind, FaultPlan, FaultScript
+from memwal.testing.clocks import SkippingClock
 from memwal.wal import read_run
 from wal.wal_kit import (
     OTHER_SHARD,
@@ -299,6 +300,33 @@ def test_follow_ends_at_once_if_it_is_stopped_before_it_starts_and_in_the_middle
     assert next(following).position == 1
     threading.Timer(0.05, stop.set).start()
     assert list(following) == []
+
+
+def test_waiting_at_the_tip_costs_about_one_call_per_look(tmp_path: Path) -> None:
+    grown(place(tmp_path), 2)
+    script = FaultScript()
+    tailer = WalTailer(place(tmp_path, wrap=script.wrap), SHARD, clock=SkippingClock())
+    assert list(tailer.follow(start=3, stop=_after(200))) == []
+    assert 200 <= len(script.calls) < 300
+
+
+def test_a_follower_that_waits_where_collection_passed_by_is_told_so_before_long(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender = grown(location, 2)
+
+    class Moving(SkippingClock):
+        def sleep(self, seconds: float) -> None:  # type: ignore[override]
+            super().sleep(seconds)
+            if len(self.slept) == 1:  # while the follower sleeps, its position is written, flushed and collected
+                appender.append(rows(3))
+                appender.append(rows(4))
+                flushed(location, 3)
+                collected(location, 3)
+
+    clock = Moving()
+    with pytest.raises(CollectedError):
+        list(WalTailer(location, SHARD, clock=clock).follow(start=3, poll_seconds=0.05))
+    assert sum(clock.slept) < 2
 
 
 def test_a_follower_that_collection_overtook_is_told_so(tmp_path: Path) -> None:

@@ -1,0 +1,261 @@
+"""The life of a log under faults, and the oracle outside that judges it.
+
+The life: open, three appends, a takeover, an append by the owner that was fenced, a repeat of a transaction and an
+append by the new owner. Clients behave as users do: a failed open is tried again, a poisoned writer is opened again, a
+row whose append failed is not appended again, so that its one maybe-entry can be told from a duplicate.
+
+The oracle knows what was issued, what was acknowledged, and by whom. It reads storage through a store without faults.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from memwal import CorruptDataError, MemWalError, WalAppender
+from memwal.errors import ObjectNotFoundError
+from memwal.format.wal_entry import decode_entry
+from memwal.store import paths
+from memwal.store.location import Location, resolve
+from memwal.testing import FaultPlan, FaultScript, SimulatedCrash
+from memwal.testing.clocks import SkippingClock
+from memwal.types import WalEntry
+from memwal.wal import list_positions
+from wal.wal_kit import SHARD, ids, manifests_at, rows
+
+_names = itertools.count()
+_OPEN_TRIES = 4
+APP = "app"
+
+
+@dataclass
+class Oracle:
+    """What clients did and what they were told."""
+
+    issued: set[int] = field(default_factory=set)
+    acknowledged: dict[int, tuple[int, int]] = field(default_factory=dict)
+    epochs: list[int] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    lost_opens: int = 0
+
+
+@dataclass
+class Life:
+    """One run of the scenario; `script` has the faults, and after a crash a new one without faults goes on."""
+
+    uri: str
+    script: FaultScript
+    oracle: Oracle = field(default_factory=Oracle)
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._versions = itertools.count(1)
+        self._location = self._through(self.script)
+        self._crashed = False
+
+    def _through(self, script: FaultScript) -> Location:
+        return resolve(self.uri, clock=SkippingClock(), wrap=script.wrap)
+
+    def run(self) -> None:
+        """Live it to the end, over crashes."""
+        try:
+            self._takeover(self._first_owner())
+        except SimulatedCrash:
+            self.script.settle()
+            self._location = self._through(FaultScript())
+            self._crashed = True
+            self._takeover(None)
+        self.script.settle()
+
+    def _first_owner(self) -> WalAppender | None:
+        owner = self._open()
+        for is_transaction in (False, True, False):
+            owner = self._append(owner, is_transaction=is_transaction)
+        return owner
+
+    def _takeover(self, stale: WalAppender | None) -> None:
+        owner = self._open()
+        if stale is not None and owner is not None:
+            self._append_fenced(stale)
+        if 2 in self.oracle.acknowledged and not self._crashed:
+            self._repeat(owner)
+        self._append(self._append(owner, is_transaction=True), is_transaction=False)
+
+    def _open(self) -> WalAppender | None:
+        for _ in range(_OPEN_TRIES):
+            try:
+                owner = WalAppender.open(self._location, SHARD, clock=SkippingClock())
+            except MemWalError as error:
+                self.oracle.refused.append(f"open: {type(error).__name__}")
+            else:
+                self.oracle.epochs.append(owner.epoch)
+                return owner
+        self.oracle.lost_opens += 1
+        return None
+
+    def _append(self, owner: WalAppender | None, *, is_transaction: bool) -> WalAppender | None:
+        """Append one new row; the writer to go on with."""
+        if owner is None:
+            return None
+        number = next(self._numbers)
+        self.oracle.issued.add(number)
+        try:
+            position = owner.append(rows(number), txn=(APP, next(self._versions)) if is_transaction else None)
+        except MemWalError as error:
+            self.oracle.refused.append(f"append: {type(error).__name__}")
+            return self._open()
+        self._acknowledge(number, position, owner.epoch)
+        return owner
+
+    def _acknowledge(self, number: int, position: int, epoch: int) -> None:
+        if position < 1:
+            self.oracle.broken.append(f"row {number} was acknowledged without a position")
+        if any(position == taken for taken, _ in self.oracle.acknowledged.values()):
+            self.oracle.broken.append(f"I9: position {position} was acknowledged twice")
+        self.oracle.acknowledged[number] = (position, epoch)
+
+    def _append_fenced(self, stale: WalAppender) -> None:
+        self.oracle.issued.add(100)
+        try:
+            position = stale.append(rows(100))
+        except MemWalError as error:
+            self.oracle.refused.append(f"fenced: {type(error).__name__}")
+        else:
+            self.oracle.broken.append(f"I9: a fenced owner acknowledged position {position}")
+
+    def _repeat(self, owner: WalAppender | None) -> None:
+        """Row 2 was acknowledged with version 1: the same again must be skipped."""
+        if owner is None:
+            return
+        try:
+            position = owner.append(rows(2), txn=(APP, 1))
+        except MemWalError as error:
+            self.oracle.refused.append(f"repeat: {type(error).__name__}")
+        else:
+            if position != 0:
+                self.oracle.broken.append(f"a transaction that was acknowledged was written again, at {position}")
+
+
+def record() -> FaultScript:
+    """The calls of the life without faults."""
+    life = new_life(FaultPlan())
+    life.run()
+    return life.script
+
+
+def new_life(plan: FaultPlan) -> Life:
+    """A life on a place of its own."""
+    return Life(f"memory://faults-{next(_names)}/table", FaultScript(plan, SkippingClock()))
+
+
+def verdict(life: Life, *, intact: bool) -> list[str]:
+    """What is wrong after the life; `intact` says that no fault left damage on storage, so nothing may be refused."""
+    oracle = life.oracle
+    location = resolve(life.uri, clock=SkippingClock())
+    entries, damaged = _read(location)
+    broken = [*oracle.broken, *_rows(oracle, entries, damaged), *_epochs(oracle, entries)]
+    if intact:
+        broken += [*_whole(location, entries, damaged), *_recovers(location, entries)]
+        if oracle.lost_opens:
+            broken.append(f"the shard could not be opened: {oracle.refused}")
+    else:
+        broken += _recovers_or_says_where(location, entries)
+    return broken
+
+
+def _read(location: Location) -> tuple[dict[int, WalEntry], set[int]]:
+    """Every entry by position, and the positions whose bytes are damaged."""
+    entries, damaged = {}, set()
+    for position in list_positions(location, SHARD):
+        try:
+            data = location.store.get(paths.wal_entry_path(SHARD, position))
+            entries[position] = decode_entry(data, position)
+        except CorruptDataError:
+            damaged.add(position)
+    return entries, damaged
+
+
+def _rows(oracle: Oracle, entries: dict[int, WalEntry], damaged: set[int]) -> Iterator[str]:
+    held = Counter(number for entry in entries.values() for number in ids(entry))
+    for number, (position, epoch) in oracle.acknowledged.items():
+        if position in damaged:
+            yield f"I1: row {number}, acknowledged at {position}, is damaged"
+        elif position not in entries or ids(entries[position]) != [number]:
+            yield f"I1: row {number}, acknowledged at {position}, is not there"
+        elif entries[position].writer_epoch != epoch:
+            yield f"I9: row {number} of epoch {epoch} is stored under epoch {entries[position].writer_epoch}"
+    for number, count in held.items():
+        if count > 1:
+            yield f"row {number} is there {count} times"
+        if number not in oracle.issued:
+            yield f"I2: row {number} was never issued"
+    if held[100]:
+        yield "the row of the fenced owner is in the log"
+    in_order = [position for position, _ in oracle.acknowledged.values()]
+    if in_order != sorted(in_order):
+        yield f"acknowledged positions fall: {in_order}"
+
+
+def _epochs(oracle: Oracle, entries: dict[int, WalEntry]) -> Iterator[str]:
+    if sorted(set(oracle.epochs)) != oracle.epochs:
+        yield f"I9: epochs do not grow from open to open: {oracle.epochs}"
+    sentinels = [entry.writer_epoch for entry in entries.values() if entry.is_sentinel]
+    if len(set(sentinels)) != len(sentinels):
+        yield f"I9: an epoch has two sentinels: {sentinels}"
+    in_order = [entry.writer_epoch for _, entry in sorted(entries.items())]
+    if in_order != sorted(in_order):
+        yield f"I9: epochs fall along the log: {in_order}"
+    for position, entry in entries.items():
+        if entry.batches and entry.writer_epoch > 1 and entry.writer_epoch not in sentinels:
+            yield f"I9: epoch {entry.writer_epoch} wrote position {position} without a sentinel"
+
+
+def _whole(location: Location, entries: dict[int, WalEntry], damaged: set[int]) -> Iterator[str]:
+    if damaged:
+        yield f"positions {sorted(damaged)} are damaged"
+    if sorted(entries) != list(range(1, len(entries) + 1)):
+        yield f"I3: the log has a hole: {sorted(entries)}"
+    store = manifests_at(location)
+    history = [store.read_version(version) for version in store.list_versions()]
+    if [(m.version, m.writer_epoch) for m in history] != [(n, n) for n in range(1, len(history) + 1)]:
+        yield f"I9: the manifest did not grow by claims alone: {[(m.version, m.writer_epoch) for m in history]}"
+    if any(m.replay_after_wal_entry_position or m.sstables or m.current_generation != 1 for m in history):
+        yield "a manifest says that something was flushed"
+
+
+def _recovers(location: Location, entries: dict[int, WalEntry]) -> Iterator[str]:
+    """Two more opens must find the same rows and the same transactions (I6), and go on behind the tip."""
+    expected = sum(entry.num_rows for entry in entries.values())
+    tip = max(entries, default=0)
+    for opens in (1, 2):
+        owner = WalAppender.open(location, SHARD, clock=SkippingClock())
+        if owner._run.rows != expected or owner.next_position != tip + opens + 1:
+            yield f"I6: a reopened log holds {owner._run.rows} rows up to {owner.next_position}, not {expected}"
+
+
+def _recovers_or_says_where(location: Location, entries: dict[int, WalEntry]) -> Iterator[str]:
+    try:
+        yield from _recovers(location, entries)
+    except CorruptDataError as error:
+        if error.path is None:
+            yield f"damage was found, but not where: {error}"
+    except MemWalError as error:
+        yield f"damage was reported as {type(error).__name__}: {error}"
+
+
+def sweep(plans: Iterator[tuple[str, FaultPlan]], *, intact: Callable[[FaultScript], bool]) -> tuple[int, list[str]]:
+    """Live once per plan; how many lives met a fault, and everything that was wrong."""
+    met, broken = 0, list[str]()
+    for name, plan in plans:
+        life = new_life(plan)
+        life.run()
+        met += bool(life.script.injected)
+        try:
+            found = verdict(life, intact=intact(life.script))
+        except (MemWalError, ObjectNotFoundError) as error:
+            found = [f"the verdict failed: {error!r}"]
+        broken += [f"{name}: {what} {life.oracle}" for what in found]
+    return met, broken

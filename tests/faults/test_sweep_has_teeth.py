@@ -1,0 +1,97 @@
+"""Classic bugs, put in on purpose: the sweep must find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from faults.log_life import sweep
+from faults.test_single_fault_sweep import no_damage, single_faults
+from memwal.errors import ObjectExistsError, UnavailableError
+from memwal.manifest import ShardManifestStore
+from memwal.store import paths
+from memwal.testing import FaultKind
+from memwal.wal import ShardLog
+
+Patch = pytest.MonkeyPatch
+
+
+def error_taken_for_success(patch: Patch) -> None:
+    honest = ShardLog._put_or_read
+
+    def put(self: ShardLog, path: str, data: bytes) -> bytes | None:
+        try:
+            return honest(self, path, data)
+        except UnavailableError:
+            return None
+
+    patch.setattr(ShardLog, "_put_or_read", put)
+
+
+def retry_at_the_next_position(patch: Patch) -> None:
+    honest = ShardLog._persist
+
+    def persist(self: ShardLog, data: bytes, position: int, **options: Any) -> int:
+        try:
+            self._store.put_new(paths.wal_entry_path(self.shard_id, position), data)
+        except UnavailableError:
+            return honest(self, data, position + 1, **options)
+        except ObjectExistsError:
+            return honest(self, data, position, **options)
+        return position
+
+    patch.setattr(ShardLog, "_persist", persist)
+
+
+def whatever_exists_taken_for_ours(patch: Patch) -> None:
+    def put(self: ShardLog, path: str, data: bytes) -> bytes | None:
+        try:
+            self._store.put_new(path, data)
+        except ObjectExistsError:
+            return None
+        return None
+
+    patch.setattr(ShardLog, "_put_or_read", put)
+
+
+def no_sentinel(patch: Patch) -> None:
+    patch.setattr(ShardLog, "place_sentinel", lambda self, seen: (self.next_position, dict(seen)))
+
+
+def map_forgotten_in_a_takeover(patch: Patch) -> None:
+    honest = ShardLog.place_sentinel
+    patch.setattr(ShardLog, "place_sentinel", lambda self, seen: honest(self, {}))
+
+
+def manifests_read_once(patch: Patch) -> None:
+    patch.setattr(ShardManifestStore, "_read_twice", ShardManifestStore.read_version)
+
+
+def epoch_claimed_without_a_version(patch: Patch) -> None:
+    def claim(self: ShardManifestStore, spec_id: int = 0) -> Any:
+        claimed = self._next_claim(self.read_latest(), spec_id)
+        self._create(claimed)
+        return claimed.writer_epoch, claimed
+
+    patch.setattr(ShardManifestStore, "claim_epoch", claim)
+
+
+BUGS: dict[Callable[[Patch], None], tuple[FaultKind, str]] = {
+    error_taken_for_success: (FaultKind.ERROR_BEFORE, "is not there"),
+    retry_at_the_next_position: (FaultKind.ERROR_AFTER, "times"),
+    whatever_exists_taken_for_ours: (FaultKind.DELAY, "a fenced owner acknowledged"),
+    no_sentinel: (FaultKind.DELAY, "a fenced owner acknowledged"),
+    map_forgotten_in_a_takeover: (FaultKind.DELAY, "was written again"),
+    manifests_read_once: (FaultKind.BIT_FLIP, "did not grow by claims alone"),
+    epoch_claimed_without_a_version: (FaultKind.LIST_MISSES, "epochs do not grow"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: str(bug.__name__))
+def test_the_sweep_finds_a_bug_that_was_put_in(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    kind, told = BUGS[bug]
+    bug(monkeypatch)
+    _, broken = sweep(single_faults(kind, draws=12), intact=no_damage)
+    assert any(told in line for line in broken), broken[:5]
