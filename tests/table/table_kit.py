@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 import uuid
@@ -23,6 +24,7 @@ from lance.fragment import LanceFragment
 from lance.mem_wal import CompactedSsTable
 
 import memwal as mw
+from memwal import hooks
 from memwal.base_table import BaseTable
 from memwal.format.lance_commit import append_commit, fragment_of
 from memwal.store.location import resolve
@@ -151,6 +153,11 @@ def upsert_base(uri: str, rows: pa.Table) -> None:
     base.merge_insert(key).when_matched_update_all().when_not_matched_insert_all().execute(rows.cast(base.schema))
 
 
+def lance_filter(rows: pa.Table, where: str) -> pa.Table:
+    """The rows that Lance itself selects."""
+    return lance.write_dataset(rows, f"memory://{uuid.uuid4()}").to_table(filter=where)
+
+
 def has_entry(uri: str) -> bool:
     """Whether the table has a MemWAL index."""
     base = BaseTable.open(resolve(uri))
@@ -165,6 +172,23 @@ def files_below(directory: str) -> dict[str, int]:
             path = os.path.join(folder, name)
             found[os.path.relpath(path, directory)] = os.path.getsize(path)
     return found
+
+
+@contextmanager
+def held_flush() -> Iterator[None]:
+    """Frozen memtables stay frozen: no flush begins until the end of the block."""
+    released = threading.Event()
+
+    def hold(point: str) -> None:
+        if point == "flush.before_write" and threading.current_thread().name.startswith("memwal-flush"):
+            released.wait(60)
+
+    hooks.install(hold)
+    try:
+        yield
+    finally:
+        hooks.install(None)
+        released.set()
 
 
 # --------------------------------------------------------------------------------------------------- second process

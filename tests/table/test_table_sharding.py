@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import memwal as mw
-from tests.table.table_kit import create, files_below, ids_of, keyed, manifest_of, rows_of, upsert_base
+from tests.table.table_kit import create, files_below, ids_of, keyed, lance_filter, manifest_of, rows_of, upsert_base
 
 FOUR = mw.Bucket("id", 4)
 REGION = pa.schema(
@@ -250,14 +250,8 @@ def test_a_filter_that_pins_the_sharding_column_reads_only_its_shards(tmp_path: 
         everything = table.scan().to_table()
         assert (_pruned(scan) > 0) == prunes
         assert ("pruned" in scan.explain()) == prunes
-        wanted = sorted(lance_filter(everything, where))
+        wanted = ids_of(lance_filter(everything, where))
         assert wanted == ids_of(scan)
-
-
-def lance_filter(table: pa.Table, where: str) -> list[int]:
-    """The keys that Lance itself selects."""
-    found: list[int] = lance.write_dataset(table, f"memory://{uuid.uuid4()}").to_table(filter=where)["id"].to_pylist()
-    return found
 
 
 def test_two_columns_that_differ_in_case_are_two_columns(tmp_path: Path) -> None:
