@@ -1,0 +1,48 @@
+"""One Spark session for every test of this directory, in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.filterwarnings("ignore:lance is not fork-safe"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    import memwal.spark as ms
+
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    made = ms.session(
+        "local[2,4]",
+        **{
+            "spark.sql.shuffle.partitions": 2,
+            "spark.driver.extraJavaOptions": JVM,
+            "spark.driver.memory": "1g",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.log.level": "ERROR",
+            "spark.sql.streaming.stopTimeout": "30s",
+        },
+    )
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "table")

@@ -1,0 +1,31 @@
+"""Tables that the Spark tests use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+import memwal as mw
+
+KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.string()), ("n", pa.int32())])
+PLAIN = pa.schema([("id", pa.int64()), ("value", pa.string())])
+
+
+def keyed(uri: str, buckets: int = 4, **options: Any) -> mw.Table:
+    return mw.create_table(uri, KEYED, primary_key="id", sharding=mw.Bucket("id", buckets), **options)
+
+
+def append_only(uri: str, buckets: int = 4, **options: Any) -> mw.Table:
+    return mw.create_table(uri, PLAIN, sharding=mw.Bucket("id", buckets), **options)
+
+
+def ids_of(table: mw.Table) -> list[int]:
+    return sorted(table.scan(columns=["id"]).to_table().column("id").to_pylist())
+
+
+def rows_of(table: mw.Table) -> dict[int, tuple[Any, ...]]:
+    rows = table.scan().to_table().to_pylist()
+    found = {row["id"]: tuple(row.values())[1:] for row in rows}
+    assert len(found) == len(rows), "a key is there twice"
+    return found
