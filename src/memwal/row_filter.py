@@ -3,7 +3,8 @@
 Owns `RowFilter`. Lance's SQL differs from DataFusion's in three ways, which are translated token by token: column names
 match whatever their case, double quotes hold a string, and `regexp_match` is a condition. Invariants:
 
-1. The same filter text selects the same rows in memory and in a Lance dataset.
+1. The same filter selects the same rows in memory and in a Lance dataset. What Lance would read otherwise (pyarrow
+   expressions over numbers with NaN, and over types that it cannot be told about) is never handed to it: `pushed`.
 2. Rows keep their order.
 3. A filter that cannot be read is an `InvalidInputError`; values are never formatted into filter text here.
 
@@ -37,15 +38,20 @@ _contexts = threading.local()
 class RowFilter:
     """One filter, ready for rows with the columns of `schema`."""
 
-    __slots__ = ("_sql", "columns", "source")
+    __slots__ = ("_sql", "columns", "pushed", "source")
 
     def __init__(self, source: FilterLike, schema: pa.Schema) -> None:
+        """`columns` are those that it names; `pushed` is what Lance may apply in its place, None if that is nothing."""
         self.source = source
         self._sql: str | None = None
-        self.columns = list(schema.names)
+        self.pushed: FilterLike | None = source
         if isinstance(source, str):
             self._sql, self.columns = _translate(source, schema)
-        elif not isinstance(source, pc.Expression):
+        elif isinstance(source, pc.Expression):
+            self.columns = _referenced(source, schema)
+            if not all(_reads_alike(schema.field(name).type) for name in self.columns):
+                self.pushed = None
+        else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
 
     def apply(self, table: pa.Table) -> pa.Table:
@@ -73,6 +79,24 @@ def _run(table: pa.Table, sql: str) -> pa.Table:
     finally:
         context.deregister_table("rows")
     return found.cast(table.schema) if found.schema != table.schema else found
+
+
+def _referenced(expression: pc.Expression, schema: pa.Schema) -> list[str]:
+    """The columns without which the expression cannot be applied."""
+    rows, names = schema.empty_table(), []
+    for name in schema.names:
+        try:
+            rows.drop_columns([name]).filter(expression)
+        except pa.ArrowInvalid:
+            names.append(name)
+    return names
+
+
+def _reads_alike(kind: pa.DataType) -> bool:
+    """Whether Lance takes expressions over this type and compares its values as pyarrow does."""
+    types = pa.types
+    plain = types.is_signed_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
+    return bool(plain or types.is_date32(kind) or types.is_timestamp(kind))
 
 
 def _translate(sql: str, schema: pa.Schema) -> tuple[str, list[str]]:

@@ -24,6 +24,7 @@ from memwal.base_table import BaseTable, lance_errors
 from memwal.format.keys import encode_composite
 from memwal.format.siphash import hash_messages
 from memwal.scan.keys import as_numbers, key_array, one_array
+from memwal.scan.literals import in_list
 
 __all__ = ["BaseLookup"]
 
@@ -78,11 +79,8 @@ class BaseLookup:
         return len(self._key) == 1 and list(fields) == [base.column_ids[self._key[0]]]
 
     def _by_filter(self, base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
-        matches = [pc.field(name).isin(keys.column(i)) for i, name in enumerate(self._key)]
-        condition = matches[0]
-        for match in matches[1:]:
-            condition &= match
-        return self._verified(base.dataset.to_table(columns=wanted, filter=condition), keys)
+        conditions = [in_list(name, keys.column(i)) for i, name in enumerate(self._key)]
+        return self._verified(base.dataset.to_table(columns=wanted, filter=" and ".join(conditions)), keys)
 
     def _verified(self, table: pa.Table, keys: pa.RecordBatch) -> pa.Table:
         found = pc.is_in(key_array(table.select(self._key).columns), value_set=key_array(keys.columns))

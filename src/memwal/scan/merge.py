@@ -202,11 +202,13 @@ class Merge:
         snapshot, projection = self.snapshot, self.projection
         keys = self.fresh_keys
         names = list(snapshot.schema.primary_key) if keys is not None else []
-        columns = list(dict.fromkeys([*projection.columns, *names]))
+        pushed = None if self.row_filter is None else self.row_filter.pushed
+        late = self.row_filter if pushed is None else None
+        columns = list(dict.fromkeys([*projection.columns, *names, *(late.columns if late is not None else ())]))
         with lance_errors("scanning the base table"):
             scanner = snapshot.base.dataset.scanner(
                 columns=columns,
-                filter=None if self.row_filter is None else self.row_filter.source,
+                filter=pushed,
                 with_row_address=projection.with_row_address or not columns,
                 batch_size=self._batch_rows(),
                 scan_in_order=False,
@@ -220,7 +222,12 @@ class Merge:
                         continue
                     if gone.any():
                         batch = batch.filter(pa.array(~gone))
-                yield self._dress(batch, 0)
+                if late is None:
+                    yield self._dress(batch, 0)
+                    continue
+                for part in late.apply(pa.Table.from_batches([batch])).to_batches():
+                    if part.num_rows:
+                        yield self._dress(part, 0)
 
     # ------------------------------------------------------------------------------------------------------ shaping
 

@@ -132,8 +132,8 @@ class SsTableReader:
         """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
         same = all(names[c] == c for c in (row_filter.columns if row_filter is not None else ()))
-        pushed = row_filter.source if row_filter is not None and same else None
-        late = row_filter if row_filter is not None and not same else None
+        pushed = row_filter.pushed if row_filter is not None and same else None
+        late = row_filter if pushed is None else None
         wanted = list(dict.fromkeys([*columns, *(late.columns if late is not None else ())]))
         stored = [name for c in wanted if (name := names[c]) is not None]
         with self._reading():
