@@ -182,11 +182,27 @@ class ShardManifestStore:
                 self._write_hint(updated.version)
                 return updated
             newest = self.read_latest()  # an "exists" may be the answer to an attempt of ours that was lost
-            if newest is not None and (newest == updated or (landed is not None and landed(newest))):
+            if newest is not None and self._holds(newest, updated, landed):
                 self._write_hint(newest.version)
                 return newest
             self._back_off(attempt)
         raise ConflictError(f"the manifest of shard {self.shard_id} is contended; retry")
+
+    def _holds(
+        self, newest: ShardManifest, updated: ShardManifest, landed: Callable[[ShardManifest], bool] | None
+    ) -> bool:
+        """Whether `newest` is our version, has our change by the caller's own test, or was built upon our version."""
+        if newest == updated or (landed is not None and landed(newest)):
+            return True
+        try:
+            ours, following = self.read_version(updated.version), self.read_version(updated.version + 1)
+            check_manifest_transition(updated, following)
+        except (
+            ObjectNotFoundError,
+            InvalidInputError,
+        ):  # a slot that was emptied: what follows it was built on another
+            return False
+        return ours == updated
 
     def _latest_of_epoch(self, epoch: int | None) -> ShardManifest:
         latest = self._read_newest(self._read_twice)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from memwal import CorruptDataError, MemWalError, WalAppender
 from memwal.errors import ObjectNotFoundError
 from memwal.format.wal_entry import decode_entry
-from memwal.store import paths
+from memwal.store import memory, paths
 from memwal.store.location import Location, resolve
 from memwal.testing import FaultPlan, FaultScript, SimulatedCrash
 from memwal.testing.clocks import SkippingClock
@@ -25,7 +25,7 @@ from memwal.types import WalEntry
 from memwal.wal import list_positions
 from wal.wal_kit import SHARD, ids, manifests_at, rows
 
-_names = itertools.count()
+_PLACE = "log-life"
 _OPEN_TRIES = 4
 APP = "app"
 
@@ -147,8 +147,9 @@ def record() -> FaultScript:
 
 
 def new_life(plan: FaultPlan) -> Life:
-    """A life on a place of its own."""
-    return Life(f"memory://faults-{next(_names)}/table", FaultScript(plan, SkippingClock()))
+    """A life on an empty place; there is one life at a time."""
+    memory.reset(_PLACE)
+    return Life(f"memory://{_PLACE}/table", FaultScript(plan, SkippingClock()))
 
 
 def verdict(life: Life, *, intact: bool) -> list[str]:

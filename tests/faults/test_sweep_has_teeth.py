@@ -93,5 +93,5 @@ BUGS: dict[Callable[[Patch], None], tuple[FaultKind, str]] = {
 def test_the_sweep_finds_a_bug_that_was_put_in(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     kind, told = BUGS[bug]
     bug(monkeypatch)
-    _, broken = sweep(single_faults(kind, draws=12), intact=no_damage)
+    _, broken = sweep(single_faults(kind, draws=24), intact=no_damage)
     assert any(told in line for line in broken), broken[:5]

@@ -14,14 +14,14 @@ from memwal.store import paths
 from memwal.testing import FaultKind, FaultPlan, FaultScript
 from memwal.testing.clocks import SkippingClock
 from memwal.types import ShardManifest, ShardStatus, SsTable
-from wal.wal_kit import SHARD, manifests_at, place
+from wal.wal_kit import SHARD, interrupted, manifests_at, place
 
 Update = Callable[[ShardManifest], ShardManifest]
 
 
-def flush(generation: int, cursor: int) -> Update:
+def flush(generation: int, cursor: int, token: str = "0000000a") -> Update:
     """What a flush commits, made to be applied once."""
-    sstable = SsTable(generation, f"{generation:08x}_gen_{generation}")
+    sstable = SsTable(generation, f"{token}_gen_{generation}")
 
     def update(manifest: ShardManifest) -> ShardManifest:
         return replace(
@@ -189,6 +189,24 @@ def test_a_commit_is_judged_by_content_when_a_newer_manifest_was_written_on_top(
     assert [sstable.generation for sstable in committed.sstables] == [1]
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["answered", "answer lost"])
+def test_a_commit_upon_which_others_built_at_once_is_applied_once(lost: bool, tmp_path: Path) -> None:
+    """Somebody commits, and a successor claims, between our put and our look at what is newest."""
+    store = manifests_at(place(tmp_path))
+    store.claim_epoch()
+
+    def others() -> None:
+        store.commit_maintenance(look(7))
+        store.claim_epoch()
+
+    path = paths.manifest_path(SHARD, 2)
+    script = FaultScript(FaultPlan(at={3: FaultKind.CONFLICT_AFTER_EFFECT} if lost else {}))
+    through = place(tmp_path, wrap=lambda inner: script.wrap(interrupted("put_new", path, others)(inner)))
+    committed = manifests_at(through).commit_update(1, flush(1, 4))
+    assert (committed.version, committed.writer_epoch, len(committed.sstables)) == (4, 2, 1)
+    assert committed == store.read_latest()
+
+
 def test_a_commit_that_is_not_in_the_newer_manifest_is_fenced(tmp_path: Path) -> None:
     """Our put fails without effect, and a successor claims before we try again."""
     store = manifests_at(place(tmp_path))
@@ -208,7 +226,8 @@ def test_a_commit_that_is_not_in_the_newer_manifest_is_fenced(tmp_path: Path) ->
     assert (latest.version, latest.sstables) == (2, ())
 
 
-def test_a_commit_into_a_slot_that_collection_emptied_does_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("emptied", [(1, 2), (1, 2, 3)], ids=["up to the slot", "beyond the slot"])
+def test_a_commit_into_a_slot_that_collection_emptied_does_not_count(emptied: tuple[int, ...], tmp_path: Path) -> None:
     """A writer sleeps before its put; its successor flushes on, and collection empties the slot."""
     location = place(tmp_path)
     store = manifests_at(location)
@@ -219,9 +238,9 @@ def test_a_commit_into_a_slot_that_collection_emptied_does_not_count(tmp_path: P
             store.claim_epoch()
             store.commit_update(2, flush(1, 1))
             store.commit_update(2, flush(2, 2))
-            for version in (1, 2, 3):
+            for version in emptied:
                 location.store.delete(paths.manifest_path(SHARD, version))
-        return flush(1, 9)(manifest)
+        return flush(1, 9, "0000000b")(manifest)
 
     with pytest.raises(FencedError):
         store.commit_update(1, update)
