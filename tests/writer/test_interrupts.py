@@ -1,0 +1,172 @@
+"""Ctrl-C anywhere in a put: the write happened or it did not, everything else goes on, and nothing is written twice.
+
+A KeyboardInterrupt is raised at every single line that a put executes, one per scenario, by a trace function.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from writer_kit import BLOOM, SECONDS, UNKEYED, in_thread, open_writer, row_entries, rows, watched
+
+from memwal import ShardWriter
+from memwal.testing.profile import scaled
+
+TRACED = tuple(f"memwal/{name}" for name in ("writer/core.py", "writer/engine.py", "writer/pending.py", "memtable.py",
+                                             "wal.py", "log_run.py", "store/local.py"))  # fmt: skip
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at the `at`-th traced line of a call, or counts the lines if there are fewer."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.lines = 0
+        self.where = ""
+
+    def run(self, call: Callable[[], Any]) -> bool:
+        """Whether `call` was interrupted."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self._line if frame.f_code.co_filename.endswith(TRACED) else None
+
+    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
+        # A `with` line is traced again while its block is left, before the lock is released: no signal is handled there.
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
+            "with "
+        ):
+            self.lines += 1
+            if self.lines == self.at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self._line
+
+
+def ids(writer: ShardWriter) -> list[int]:
+    return sorted(writer.scan().to_table().column("id").to_pylist())
+
+
+def one_scenario(root: Path, at: int, settings: dict[str, Any]) -> int | None:
+    """Interrupt one put at line `at`; returns the number of lines once `at` is behind the last."""
+    writer = open_writer(root, UNKEYED, **settings)  # append-only: a row that is written twice is seen twice
+    writer.put(rows([1], schema=UNKEYED))
+    interrupter = Interrupter(at)
+    interrupted = interrupter.run(lambda: writer.put([rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]))
+    other = in_thread(lambda: writer.put(rows([4], schema=UNKEYED)))  # another thread is not held up
+    other.result()
+    writer.put(rows([5], schema=UNKEYED), txn=("app", 1))
+    assert writer.put(rows([5], schema=UNKEYED), txn=("app", 1)).skipped
+    where = interrupter.where
+    if settings.get("max_memtable_batches"):
+        writer.wait_for_flush_drain(SECONDS)
+        writer.abort()
+        found = sorted(k for e in row_entries(root) for b in e.batches for k in b.column("id").to_pylist())
+    else:
+        found = ids(writer)
+        stats = writer.memtable_stats()
+        assert stats.pending_wal_row_count == 0, where
+        assert stats.row_count == len(found), f"memory holds rows that nobody can see {where}"
+        writer.abort()
+    assert found in ([1, 4, 5], [1, 2, 3, 4, 5]), f"{found} {where}"
+    assert 2 in found or interrupted, where
+    writer = open_writer(root, UNKEYED, **settings)
+    if not settings.get("max_memtable_batches"):
+        assert ids(writer) == found, f"replay gives other rows {where}"
+    writer.close()
+    return None if interrupted else interrupter.lines
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "durable": {"stats_log_interval_ms": None},
+    "not durable": {"durable_write": False, "max_wal_flush_interval_ms": None},
+    "rotating": {"max_memtable_batches": 2},
+}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("mode", MODES)
+def test_an_interrupt_at_any_line_of_a_put_leaves_a_writer_that_goes_on(tmp_path: Path, mode: str) -> None:
+    step = scaled(ci=3, prove=1)
+    at, lines = 1, None
+    while lines is None:
+        lines = one_scenario(tmp_path / str(at), at, MODES[mode])
+        at += step
+    assert lines > 40, "the trace did not see the put"
+
+
+def test_an_interrupted_wal_only_put_never_skips_a_generation(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"enable_memtable": False, "max_memtable_batches": 2}
+    at, interrupted = 1, True
+    while interrupted:
+        root = tmp_path / str(at)
+        writer = open_writer(root, UNKEYED, **settings)
+        writer.put(rows([1], schema=UNKEYED))
+        interrupted = Interrupter(at).run(partial(writer.put, [rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]))
+        writer.put([rows([4], schema=UNKEYED), rows([5], schema=UNKEYED)])
+        writer.put(rows([6], schema=UNKEYED))
+        writer.close()
+        generations = [e.generation or 0 for e in row_entries(root)]
+        assert all(b - a in (0, 1) for a, b in itertools.pairwise(generations)), generations
+        open_writer(root, UNKEYED).close()  # and replay agrees
+        at += 5
+
+
+def read(writer: ShardWriter) -> None:
+    writer.scan().to_table()
+
+
+def test_an_interrupted_reader_harms_no_other(tmp_path: Path) -> None:
+    at, interrupted = 1, True
+    while interrupted:
+        writer = open_writer(tmp_path / str(at))
+        for k in range(6):
+            writer.put(rows([k % 3, 10 + k], str(k)))
+            writer.scan().count_rows() if k == 2 else None
+        interrupted = Interrupter(at).run(partial(read, writer))
+        found = {row["id"]: row["v"] for row in writer.scan().to_table().to_pylist()}
+        assert found == {0: "3", 1: "4", 2: "5"} | {10 + k: str(k) for k in range(6)}
+        writer.put(rows([0], "last"))
+        assert writer.scan().filter("id = 0").to_table().to_pylist() == [{"id": 0, "v": "last"}]
+        writer.abort()
+        at += 2
+
+
+def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
+    """The wait is a condition of the main thread here: the interrupt comes as a signal does."""
+    store, location = watched(tmp_path)
+    with open_writer(location, max_unflushed_memtable_bytes=1000) as writer:
+        held = store.hold("put", BLOOM)
+        writer.put(rows(range(100)))
+
+        def interrupt() -> None:
+            held.wait_reached()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            writer.put(rows([1000]))
+        thread.join()
+        held.open()
+        writer.put(rows([1001]))
+        assert writer.backpressure_stats().total_count >= 1
