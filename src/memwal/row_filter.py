@@ -4,7 +4,7 @@ Owns `RowFilter`. Lance's SQL differs from DataFusion's in three ways, which are
 match whatever their case, double quotes hold a string, and `regexp_match` is a condition. Invariants:
 
 1. The same filter selects the same rows in memory and in a Lance dataset. What Lance would read otherwise (pyarrow
-   expressions over numbers with NaN, and over types that it cannot be told about) is never handed to it: `pushed`.
+   expressions over numbers with NaN, and what it cannot be told about) is never handed to it: `pushed`.
 2. Rows keep their order.
 3. A filter that cannot be read is an `InvalidInputError`; values are never formatted into filter text here.
 
@@ -49,7 +49,7 @@ class RowFilter:
             self._sql, self.columns = _translate(source, schema)
         elif isinstance(source, pc.Expression):
             self.columns = _referenced(source, schema)
-            if not all(_reads_alike(schema.field(name).type) for name in self.columns):
+            if not _reads_alike(source, schema, self.columns):
                 self.pushed = None
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
@@ -92,11 +92,22 @@ def _referenced(expression: pc.Expression, schema: pa.Schema) -> list[str]:
     return names
 
 
-def _reads_alike(kind: pa.DataType) -> bool:
-    """Whether Lance takes expressions over this type and compares its values as pyarrow does."""
+def _reads_alike(expression: pc.Expression, schema: pa.Schema, named: list[str]) -> bool:
+    """Whether Lance can be told the expression, and compares the values of these columns as pyarrow does."""
     types = pa.types
-    plain = types.is_signed_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
-    return bool(plain or types.is_date32(kind) or types.is_timestamp(kind))
+    for kind in (schema.field(name).type for name in named):
+        plain = (
+            types.is_signed_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
+        )
+        if not (plain or types.is_date32(kind) or types.is_timestamp(kind)):
+            return False
+    # Vectors are what Lance itself leaves out when it is told an expression; any other type must convert.
+    told = pa.schema([column for column in schema if not types.is_fixed_size_list(column.type)])
+    try:
+        expression.to_substrait(told)
+    except (pa.ArrowException, NotImplementedError):
+        return False
+    return True
 
 
 def _translate(sql: str, schema: pa.Schema) -> tuple[str, list[str]]:

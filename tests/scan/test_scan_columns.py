@@ -1,0 +1,312 @@
+"""Columns of every type, names of every kind, and columns that change while shards hold rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import memwal as mw
+from memwal.row_filter import RowFilter
+from memwal.scan.sstables import SHARED_CACHE
+from tests.table.table_kit import create, keyed, outside, rows_of, upsert_base
+
+UTC = dt.UTC
+COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "flag": (pa.bool_(), [True, False, None]),
+    "tiny": (pa.uint8(), [0, 255, None]),
+    "huge": (pa.uint64(), [0, (1 << 64) - 1, None]),
+    "half": (pa.float16(), [0.5, -2.0, None]),
+    "real": (pa.float64(), [1.5, float("inf"), None]),
+    "price": (pa.decimal128(12, 3), [decimal.Decimal("1.250"), decimal.Decimal("-7.000"), None]),
+    "day": (pa.date32(), [dt.date(2020, 2, 29), dt.date(1969, 12, 31), None]),
+    "seen": (
+        pa.timestamp("us", "UTC"),
+        [dt.datetime(2020, 1, 1, tzinfo=UTC), dt.datetime(1960, 1, 1, tzinfo=UTC), None],
+    ),
+    "took": (pa.duration("ms"), [dt.timedelta(seconds=1), dt.timedelta(days=-1), None]),
+    "text": (pa.large_string(), ["", "日本語", None]),
+    "raw": (pa.binary(), [b"", b"\0\xff", None]),
+    "code": (pa.binary(3), [b"abc", b"\0\0\0", None]),
+    "kind": (pa.dictionary(pa.int8(), pa.string()), ["red", "blue", None]),
+    "tags": (pa.list_(pa.string()), [["a", None], [], None]),
+    "point": (
+        pa.struct([("x", pa.int32()), ("y", pa.list_(pa.float32()))]),
+        [{"x": 1, "y": [0.5]}, {"x": None, "y": None}, None],
+    ),
+    "vector": (pa.list_(pa.float32(), 3), [[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5], None]),
+}
+
+
+@pytest.fixture(params=[True, False], ids=["rows kept", "rows not kept"])
+def _caching(request: pytest.FixtureRequest) -> Iterator[None]:
+    limit = SHARED_CACHE.limit_bytes
+    SHARED_CACHE.clear()
+    if not request.param:
+        SHARED_CACHE.limit_bytes = 0
+    yield
+    SHARED_CACHE.limit_bytes = limit
+
+
+def _in_all_tiers(table: mw.Table, rows: list[dict[str, Any]]) -> mw.TableWriter:
+    """The same rows in the base table (ids from 0), an SSTable (from 100) and a memtable (from 200)."""
+
+    def copy(start: int) -> pa.Table:
+        listed = [row | {"id": start + i} for i, row in enumerate(rows)]
+        return pa.Table.from_pylist(listed, schema=table.schema)
+
+    upsert_base(table.uri, copy(0))
+    writer = table.writer(compaction=None)
+    writer.put(copy(100))
+    writer.flush()
+    writer.put(copy(200))
+    return writer
+
+
+@pytest.mark.usefixtures("_caching")
+def test_values_of_every_type_come_back_from_every_tier(tmp_path: Path) -> None:
+    fields = [pa.field(name, kind) for name, (kind, _) in COLUMNS.items()]
+    table = create(str(tmp_path / "t"), keyed(*fields))
+    rows = [{name: values[i] for name, (_, values) in COLUMNS.items()} for i in range(3)]
+    with _in_all_tiers(table, rows):
+        expected = [row | {"id": start + i} for start in (0, 100, 200) for i, row in enumerate(rows)]
+        for found in (rows_of(table.scan()), rows_of(table.lookup([row["id"] for row in expected]))):
+            assert [{name: row[name] for name in ["id", *COLUMNS]} for row in found] == [
+                {name: row[name] for name in ["id", *COLUMNS]} for row in expected
+            ]
+        for row in expected:
+            assert table.get(row["id"]) == row
+        for name in COLUMNS:
+            assert table.scan(columns=[name]).to_table().num_rows == 9
+            assert table.count_rows(f"{name} is null") == 3
+            assert table.count_rows(pc.field(name).is_valid()) == 6
+    assert table.count_rows() == 9
+
+
+FLOATS = [float("nan"), 0.0, -0.0, 1.0, 2.5, float("inf"), float("-inf"), None]
+NUMBER_FILTERS: list[str | pc.Expression] = [
+    "x > 1",
+    "x < 1",
+    "x = 1",
+    "x != 1",
+    "x >= 0 and x <= 1",
+    "x is null",
+    "x is not null",
+    "not (x > 1)",
+    "x in (1, 2.5)",
+    "x = x",
+    pc.field("x") > 1,
+    pc.field("x") != 1,
+    ~(pc.field("x") > 1),
+    pc.field("x").is_nan(),
+    pc.field("x").is_null(nan_is_null=True),
+    pc.field("x").isin([1.0, 2.5]),
+    pc.field("u") > pa.scalar(3, pa.uint64()),
+    pc.field("u").isin(pa.array([(1 << 64) - 1], pa.uint64())),
+    pc.utf8_upper(pc.field("s")) == "A1",
+    pc.starts_with(pc.field("s"), "a"),
+    (pc.field("d") == "red") & pc.field("x").is_valid(),
+    pc.field("n", "a") > 1,
+    "n.a > 1",
+    "d = 'red'",
+    "s like 'a%'",
+    "u > 3",
+    "lower(s) = 'a1'",
+]
+
+
+@pytest.mark.usefixtures("_caching")
+def test_a_filter_selects_the_same_rows_in_every_tier(tmp_path: Path) -> None:
+    schema = keyed(
+        pa.field("x", pa.float64()),
+        pa.field("u", pa.uint64()),
+        pa.field("s", pa.string()),
+        pa.field("d", pa.dictionary(pa.int8(), pa.string())),
+        pa.field("n", pa.struct([("a", pa.int64())])),
+    )
+    table = create(str(tmp_path / "t"), schema)
+    rows: list[dict[str, Any]] = [
+        {
+            "x": x,
+            "u": [0, 4, (1 << 64) - 1, None][i % 4],
+            "s": [f"a{i}", f"B{i}", None][i % 3],
+            "d": ["red", "blue", None][i % 3],
+            "n": None if i == 4 else {"a": i - 3},
+        }
+        for i, x in enumerate(FLOATS)
+    ]
+    with _in_all_tiers(table, rows):
+        for where in NUMBER_FILTERS:
+            found = sorted(row["id"] for row in table.scan(columns=["id"], filter=where).to_table().to_pylist())
+            base = [i for i in found if i < 100]
+            assert found == base + [100 + i for i in base] + [200 + i for i in base], str(where)
+            if isinstance(where, str):
+                assert base == sorted(lance.dataset(table.uri).to_table(columns=["id"], filter=where)["id"].to_pylist())
+            else:
+                kept = lance.dataset(table.uri).to_table().filter(where)
+                assert base == sorted(kept["id"].to_pylist()), str(where)
+
+
+@pytest.mark.usefixtures("_caching")
+def test_columns_of_any_name_are_read(tmp_path: Path) -> None:
+    names = ["My Column", "UPPER", "select", "ключ", "a-b", "1st", "it's", 'say "hi"', "100%"]
+    schema = pa.schema(
+        [pa.field("the key", pa.int64(), nullable=False), *[pa.field(name, pa.int64()) for name in names]]
+    )
+    table = create(str(tmp_path / "t"), schema, primary_key="the key", sharding=mw.Bucket("the key", 2))
+    rows = [{"the key": key, **{name: key * 10 + i for i, name in enumerate(names)}} for key in range(9)]
+    upsert_base(table.uri, pa.Table.from_pylist(rows[:3], schema=schema))
+    with table.writer(compaction=None) as writer:
+        writer.put(rows[3:6])
+        writer.flush()
+        writer.put(rows[6:])
+        assert rows_of(table.scan(), "the key") == rows
+        assert rows_of(table.lookup(list(range(9))), "the key") == rows
+        for key in range(9):
+            assert table.get(key) == rows[key]
+        assert table.scan(columns=names[::-1]).to_table().schema.names == names[::-1]
+        for i, name in enumerate(names):
+            assert table.count_rows(f"`{name}` = {40 + i}") == 1
+            assert table.count_rows(pc.field(name) == 70 + i) == 1
+        assert rows_of(table.scan(filter="`the key` = 7"), "the key") == [rows[7]]
+
+
+# ------------------------------------------------------------------------------------------------------ schema changes
+
+
+def _tail(table: mw.Table) -> mw.TableWriter:
+    """Base rows 0-1, SSTable rows 2-3, and rows 4-5 that are only in the log and in this writer's memtable."""
+    upsert_base(table.uri, _numbered(table, 0))
+    writer = table.writer(compaction=None)
+    writer.put(_numbered(table, 2))
+    writer.flush()
+    writer.put(_numbered(table, 4))
+    return writer
+
+
+def _numbered(table: mw.Table, start: int) -> pa.Table:
+    rows = [{"id": i, "v": i * 10, "s": f"s{i}"} for i in (start, start + 1)]
+    return pa.Table.from_pylist(rows, schema=table.schema)
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[int], dict[str, Any]]]] = {
+    "a column is added": (
+        lambda base: base.add_columns(pa.schema([("n", pa.int32())])),
+        lambda i: {"id": i, "v": i * 10, "s": f"s{i}", "n": None},
+    ),
+    "two columns are added": (
+        lambda base: base.add_columns(pa.schema([("n", pa.bool_()), ("m", pa.list_(pa.int8()))])),
+        lambda i: {"id": i, "v": i * 10, "s": f"s{i}", "n": None, "m": None},
+    ),
+    "a column is renamed": (
+        lambda base: base.alter_columns({"path": "v", "name": "value"}),
+        lambda i: {"id": i, "value": i * 10, "s": f"s{i}"},
+    ),
+    "two columns swap their names": (
+        lambda base: (
+            base.alter_columns({"path": "v", "name": "old"}),
+            base.alter_columns({"path": "s", "name": "v"}),
+            base.alter_columns({"path": "old", "name": "s"}),
+        ),
+        lambda i: {"id": i, "s": i * 10, "v": f"s{i}"},
+    ),
+    "a column is dropped": (lambda base: base.drop_columns(["v"]), lambda i: {"id": i, "s": f"s{i}"}),
+    "a column is dropped and one of its name and type is added": (
+        lambda base: (base.drop_columns(["v"]), base.add_columns(pa.schema([("v", pa.int64())]))),
+        lambda i: {"id": i, "s": f"s{i}", "v": None},
+    ),
+    "a column is dropped and one of its name and another type is added": (
+        lambda base: (base.drop_columns(["v"]), base.add_columns(pa.schema([("v", pa.string())]))),
+        lambda i: {"id": i, "s": f"s{i}", "v": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.usefixtures("_caching")
+def test_rows_are_read_by_field_id_after(tmp_path: Path, change: str) -> None:
+    alter, row = CHANGES[change]
+    table = create(str(tmp_path / "t"))
+    writer = _tail(table)
+    before = rows_of(table.scan())  # everything is cached under the old columns
+    assert len(before) == 6
+    alter(lance.dataset(table.uri))
+    expected = [row(i) for i in range(6)]
+    for step in ("with the writer's memtable", "with the log's tail"):
+        for reader in (table, mw.open_table(table.uri)):
+            assert rows_of(reader.scan()) == expected, step
+            assert rows_of(reader.lookup(list(range(9)))) == expected, step
+            assert [reader.get(i) for i in range(7)] == [*expected, None], step
+            assert reader.scan(columns=["id"]).to_table().num_rows == 6
+        writer.abort()
+    with outside() as other:
+        assert rows_of(other.ask("scan", table.uri)) == expected
+    with table.writer(compaction=None) as successor:
+        successor.put([row(9)])
+        assert rows_of(table.scan()) == [*expected, row(9)]
+    assert rows_of(table.scan(consistency="flushed")) == [*expected, row(9)]
+
+
+@pytest.mark.usefixtures("_caching")
+def test_a_filter_on_a_renamed_column_reads_old_and_new_rows(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    writer = _tail(table)
+    wheres: tuple[Any, ...] = ("v >= 10 and v <= 40", (pc.field("v") >= 10) & (pc.field("v") <= 40))
+    for where in wheres:
+        assert len(rows_of(table.scan(filter=where))) == 4
+    lance.dataset(table.uri).alter_columns({"path": "v", "name": "value"})
+    wheres = ("value >= 10 and value <= 40", (pc.field("value") >= 10) & (pc.field("value") <= 40))
+    for _ in range(2):
+        for where in wheres:
+            assert [row["id"] for row in rows_of(table.scan(filter=where))] == [1, 2, 3, 4]
+            assert rows_of(table.scan(columns=["s", "id"], filter=where))[0] == {"s": "s1", "id": 1}
+            assert table.count_rows(where) == 4
+        with pytest.raises(mw.InvalidInputError):
+            table.scan(filter="v = 1").to_table()
+        writer.abort()
+
+
+@pytest.mark.usefixtures("_caching")
+def test_a_filter_on_an_added_column_finds_only_rows_that_have_it(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    _tail(table).close()
+    lance.dataset(table.uri).add_columns(pa.schema([("n", pa.int32())]))
+    with table.writer(compaction=None) as writer:
+        writer.put([{"id": 1, "v": 1, "s": "x", "n": 7}, {"id": 8, "v": 1, "s": "x", "n": 8}])
+        for _ in range(2):
+            assert [row["id"] for row in rows_of(table.scan(filter="n > 6"))] == [1, 8]
+            assert [row["id"] for row in rows_of(table.scan(filter=pc.field("n") > 7))] == [8]
+            assert table.count_rows("n is null") == 5
+            writer.flush()
+
+
+def test_columns_may_change_while_other_threads_read(tmp_path: Path) -> None:
+    """Each read sees one set of columns, before or after, and all rows."""
+    table = create(str(tmp_path / "t"))
+    with _tail(table):
+        for round_ in range(6):
+            name = f"n{round_}"
+            scan = table.scan()
+            lance.dataset(table.uri).add_columns(pa.schema([(name, pa.int32())]))
+            assert name not in scan.schema.names
+            assert scan.to_table().num_rows == 6
+            assert table.scan().to_table().schema.names[-1] == name
+            assert table.get(5)[name] is None  # type: ignore[index]
+
+
+def test_an_expression_is_left_to_lance_wherever_it_reads_it_alike() -> None:
+    vectors = pa.schema([("id", pa.int64()), ("s", pa.string()), ("x", pa.float64()), ("e", pa.list_(pa.float32(), 4))])
+    by_key = RowFilter(pc.field("id") == 5, vectors)
+    assert by_key.pushed is by_key.source
+    assert by_key.columns == ["id"]
+    assert RowFilter("x > 1", vectors).pushed == "x > 1"
+    for late in (pc.field("x") > 1, pc.utf8_upper(pc.field("s")) == "A", (pc.field("x") > 1) & (pc.field("id") == 5)):
+        assert RowFilter(late, vectors).pushed is None
+    assert RowFilter((pc.field("x") > 1) & (pc.field("id") == 5), vectors).columns == ["id", "x"]
