@@ -24,7 +24,11 @@ def test_upserts_and_deletes_reach_the_rows_of_their_keys(spark: Any, uri: str) 
     save(spark.createDataFrame(changes, "id long, _op string, value string"), uri)
     save(spark.createDataFrame([(12, True), (13, False)], "id long, _tombstone boolean"), uri)
     expected: dict[int, tuple[Any, ...]] = {i: (str(i), 1) for i in range(11, 50)}
-    expected |= {i: ("new", None) for i in range(50, 120)} | {11: ("kept", None), 500: ("also", None), 13: (None, None)}
+    expected |= dict.fromkeys(range(50, 120), ("new", None)) | {
+        11: ("kept", None),
+        500: ("also", None),
+        13: (None, None),
+    }
     del expected[12]
     assert rows_of(table) == expected
 
@@ -37,7 +41,8 @@ def test_a_transaction_is_written_once_and_an_older_one_is_an_error(spark: Any, 
     assert ids_of(table) == list(range(100))
     with pytest.raises(Exception, match="older"):
         save(frame, uri, txnAppId="load", txnVersion=6)
-    assert set(table.transactions()) and all(seen == {"load": 7} for seen in table.transactions().values())
+    assert set(table.transactions())
+    assert all(seen == {"load": 7} for seen in table.transactions().values())
 
 
 def test_what_is_too_much_for_a_message_is_staged_and_what_is_too_much_for_an_entry_is_a_generation(

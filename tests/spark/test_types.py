@@ -87,7 +87,7 @@ def test_values_that_spark_sends_back_fit_the_table(kind: pa.DataType, expected:
 
 @pytest.mark.parametrize("kind", [pa.decimal256(50, 2), pa.month_day_nano_interval()])
 def test_a_table_type_that_spark_lacks_is_refused_by_name(kind: pa.DataType) -> None:
-    with pytest.raises(mw.InvalidInputError, match="'odd'.*columns"):
+    with pytest.raises(mw.InvalidInputError, match=r"'odd'.*columns"):
         struct_type(pa.schema([("odd", kind)]))
 
 
@@ -107,7 +107,7 @@ def test_nanoseconds_that_spark_would_lose_are_an_error() -> None:
 def test_a_vector_of_the_wrong_length_is_refused_by_name() -> None:
     table = pa.schema([("v", pa.list_(pa.float32(), 3))])
     sent = pa.record_batch([pa.array([[1.0, 2.0]], pa.list_(pa.float32()))], ["v"])
-    with pytest.raises(mw.InvalidInputError, match="'v'.*3"):
+    with pytest.raises(mw.InvalidInputError, match=r"'v'.*3"):
         to_arrow_columns(sent, table)
 
 

@@ -1,0 +1,76 @@
+"""The sink with faults: failures and kills after the store put, dying tasks, and the transaction check switched off."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from memwal import append_once, hooks
+from memwal.spark.data_source import MemWalSource
+from memwal.spark.sink import Pieces, StreamSink
+
+CHECK = append_once.is_repeat
+
+
+class FaultySink(StreamSink):
+    """Fails every third time that an entry is on storage, in the way that `mode` says."""
+
+    mode = ""
+    directory = ""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Pieces:
+        context = TaskContext.get()
+        if "task" in self.mode and context is not None and context.attemptNumber() == 0 and self._turn("task") % 4 == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().write(iterator)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        hooks.install(self._at)
+        if "unchecked" in self.mode:
+            append_once.is_repeat = lambda txn, seen: False
+        try:
+            super().commit(messages, batchId)
+        finally:
+            hooks.install(None)
+            append_once.is_repeat = CHECK
+
+    def _at(self, point: str) -> None:
+        if point != "once.after_put" or self._turn("put") % 3:
+            return
+        if "kill" in self.mode:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "fail" in self.mode:
+            raise OSError("the answer of the store was lost")
+
+    def _turn(self, kind: str) -> int:
+        """How often this was reached, over all processes."""
+        directory = Path(self.directory)
+        made = directory / f"{kind}-{os.urandom(8).hex()}"
+        made.touch()
+        return sum(1 for name in os.listdir(directory) if name.startswith(kind))
+
+
+class FaultySource(MemWalSource):
+    """`format("memwal_faulty")` with the options `faultMode` and `faultDir`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        given = dict(options)
+        super().__init__({name: value for name, value in given.items() if not name.lower().startswith("fault")})
+        lowered = {name.lower(): value for name, value in given.items()}
+        self._mode, self._directory = lowered.get("faultmode", ""), lowered.get("faultdir", "")
+
+    @classmethod
+    def name(cls) -> str:
+        return "memwal_faulty"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FaultySink:
+        sink = FaultySink(self._plan(schema, overwrite))
+        sink.mode, sink.directory = self._mode, self._directory
+        return sink

@@ -1,0 +1,69 @@
+"""Starts a driver in its own process, and kills it with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MARK = "MEMWAL_TEST_MARK"
+
+
+class Driver:
+    """A child process whose descendants carry a mark in their environment."""
+
+    def __init__(self, arguments: list[str], log: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(HERE)}
+        environment.pop("PYSPARK_GATEWAY_PORT", None)
+        with log.open("ab") as output:
+            command = [sys.executable, str(HERE / "stream_child.py"), *arguments]
+            self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+    def wait_until(self, reached: Callable[[], bool], seconds: float = 400) -> bool:
+        """Whether `reached` came true before the process ended."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if reached():
+                return True
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        raise AssertionError("the driver made no progress")
+
+    def kill_all(self) -> int:
+        """SIGKILL the driver, its JVM and every Python worker; returns how many there were."""
+        killed = 0
+        for _ in range(100):
+            found = self._marked()
+            if not found:
+                break
+            for number in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    killed += 1
+            self.process.poll()
+            time.sleep(0.02)
+        self.process.wait(60)
+        return killed
+
+    def _marked(self) -> list[int]:
+        wanted = f"{MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if wanted in (entry / "environ").read_bytes() and not _is_dead(entry):
+                        found.append(int(entry.name))
+        return found
+
+
+def _is_dead(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")

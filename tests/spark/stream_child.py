@@ -1,0 +1,35 @@
+"""A driver of its own for tests that kill it: runs the stream of `once_kit` (or the feed) until it is done."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import memwal.spark as ms
+
+
+def main(kind: str, master: str, source: str, uri: str, checkpoint: str) -> None:
+    jvm = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": jvm, "spark.log.level": "OFF"}
+    spark = ms.session(master, **conf)
+    if kind == "sink":
+        from once_kit import start
+
+        query = start(spark, Path(source), uri, Path(checkpoint), flushBytes=20_000)
+    else:
+        feed = spark.readStream.format("memwal").option("maxEntriesPerTrigger", 8).load(source)
+        copied = feed.selectExpr("id", "_shard shard", "_position position")
+        query = (
+            copied.writeStream.format("memwal")
+            .option("flushBytes", 0)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start(uri)
+        )
+    query.awaitTermination()
+    Path(checkpoint, "done").touch()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""The change feed: every entry once, in order per shard, within limits, and never silently incomplete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
+from spark_tables import keyed
+
+import memwal as mw
+from memwal.errors import CollectedError
+from memwal.spark.feed import ChangeFeed, feed_schema
+from memwal.spark.options import Options
+
+
+def feed_of(table: mw.Table, **options: str) -> ChangeFeed:
+    parsed = Options.parse({"path": table.uri, "changeFeed": "true", **options})
+    return ChangeFeed(parsed, feed_schema(table.schema, parsed.columns))
+
+
+def read(feed: ChangeFeed, start: Any, end: Any) -> list[dict[str, Any]]:
+    parts = feed.partitions(start, end)
+    return [row for part in parts for batch in feed.read(part) for row in batch.to_pylist()]
+
+
+def test_a_stream_of_the_table_is_its_changes_in_the_order_of_each_shard(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = keyed(uri, 2)
+    with table.writer() as writer:
+        for step in range(3):
+            writer.put({"id": list(range(10)), "n": [step] * 10})
+        writer.delete([4])
+    stream = spark.readStream.format("memwal").option("columns", "id,n").load(uri)
+    assert stream.columns == ["id", "n", "_op", "_shard", "_position"]
+    seen: list[Any] = []
+
+    def keep(frame: Any, _: int) -> None:
+        seen.extend(frame.collect())
+
+    def run() -> None:
+        query = (
+            stream.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+
+    run()
+    assert len(seen) == 31
+    of_four = [(row["n"], row["_op"]) for row in sorted(seen, key=lambda row: row["_position"]) if row["id"] == 4]
+    assert of_four == [(0, "u"), (1, "u"), (2, "u"), (None, "d")]
+    with table.writer() as writer:
+        writer.put({"id": [77], "n": [7]})
+    run()
+    assert [(row["id"], row["_op"]) for row in seen[31:]] == [(77, "u")]
+
+
+def test_without_the_option_a_stream_says_what_is_missing(spark: Any, uri: str, tmp_path: Path) -> None:
+    keyed(uri)
+    reader = spark.readStream.format("memwal").option("changeFeed", "false").load(uri)
+    query = reader.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+    with pytest.raises(Exception, match="changeFeed"):
+        query.awaitTermination(300)
+
+
+def test_limits_bound_a_micro_batch_and_every_entry_comes_once(uri: str) -> None:
+    table = keyed(uri, 2)
+    with table.writer() as writer:
+        for step in range(6):
+            writer.put({"id": list(range(20)), "n": [step] * 20})
+    for limits in ({"maxEntriesPerTrigger": "3"}, {"maxRowsPerTrigger": "25"}, {"maxBytesPerTrigger": "3000"}):
+        feed = feed_of(table, **limits)
+        offset, batches = feed.initialOffset(), []
+        while True:
+            end = feed.latestOffset(offset, ReadMaxFiles(1))
+            if end == offset:
+                break
+            batches.append(read(feed, offset, end))
+            offset = end
+        assert len(batches) > 2
+        rows = [row for batch in batches for row in batch]
+        assert sorted((row["id"], row["n"]) for row in rows) == sorted((i, n) for i in range(20) for n in range(6))
+        assert offset == feed.reportLatestOffset()
+        if "maxRowsPerTrigger" in limits:
+            assert max(map(len, batches)) <= 25
+        assert feed.latestOffset(feed.initialOffset(), ReadAllAvailable()) == offset
+
+
+def test_a_shard_that_appears_later_is_read_from_its_first_entry(uri: str) -> None:
+    table = mw.create_table(uri, keyed_schema(), primary_key="id", sharding=mw.Identity("id"))
+    feed = feed_of(table, startingPosition="latest")
+    with table.writer() as writer:
+        writer.put({"id": [1]})
+        start = feed.initialOffset()
+        writer.put({"id": [1]})
+        writer.put({"id": [2]})
+    end = feed.latestOffset(start, ReadAllAvailable())
+    assert sorted(row["id"] for row in read(feed, start, end)) == [1, 2]
+
+
+def keyed_schema() -> Any:
+    from spark_tables import KEYED
+
+    return KEYED
+
+
+def test_entries_that_collection_took_are_an_error_or_are_left_out_as_told(uri: str) -> None:
+    table = keyed(uri, 1)
+    feed = feed_of(table)
+    with table.writer() as writer:
+        writer.put({"id": [1]})
+        writer.put({"id": [2]})
+    start = feed.initialOffset()
+    with table.writer() as writer:
+        writer.put({"id": [3]})
+    table.compact()
+    table.gc(grace_seconds=0)
+    with table.writer() as writer:
+        writer.put({"id": [4]})
+    end = feed.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(CollectedError, match="failOnDataLoss"):
+        read(feed, start, end)
+    lenient = feed_of(table, failOnDataLoss="false")
+    assert [row["id"] for row in read(lenient, start, end)][-1] == 4
+
+
+def test_the_progress_of_a_query_shows_rows_and_lag(spark: Any, uri: str, tmp_path: Path) -> None:
+    import memwal.spark as ms
+
+    table = keyed(uri, 1)
+    with table.writer() as writer:
+        for step in range(4):
+            writer.put({"id": [step]})
+    listener = ms.ProgressListener()
+    spark.streams.addListener(listener)
+    try:
+        query = (
+            spark.readStream.format("memwal")
+            .option("maxEntriesPerTrigger", "1")
+            .load(uri)
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "c"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+        lags = [_lag(progress) for progress in query.recentProgress]
+        assert lags[0] > lags[-1] == 0
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    finally:
+        spark.streams.removeListener(listener)
+    stats = listener.queries[str(query.runId)]
+    assert (stats.rows, stats.lag_entries, stats.failed) == (4, 0, None)
+
+
+def _lag(progress: Any) -> int:
+    from memwal.spark.progress import _lag as lag
+
+    return sum(lag(source) for source in progress.sources)

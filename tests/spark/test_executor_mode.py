@@ -1,0 +1,134 @@
+"""`write_batch`, merges and maintenance jobs: executors append to their own shards."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from spark_tables import append_only, ids_of, keyed, rows_of
+
+import memwal as mw
+import memwal.spark as ms
+from memwal.format.bucket import bucket_of
+from memwal.spark.types import spark_type, to_arrow_columns
+from memwal.spark.write_batch import bucket_expression, has_parity
+
+DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 123456)
+PARITY: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.bool_(), [True, False, None]),
+    (pa.int8(), [-128, 0, 127, None]),
+    (pa.int16(), [-32768, 0, 77, None]),
+    (pa.int32(), [-(2**31), -1, 0, 1, 2**31 - 1, None]),
+    (pa.int64(), [-(2**63), -1, 0, 1, 2**63 - 1, None]),
+    (pa.float32(), [0.0, -0.0, float("nan"), float("inf"), 1.5, None]),
+    (pa.float64(), [0.0, -0.0, float("nan"), float("-inf"), 0.1, None]),
+    (pa.string(), ["", "a", "ab", "abc", "abcd", "abcde", "ÿ€𝄞", "x" * 1000, None]),
+    (pa.date32(), [datetime.date(1900, 1, 1), DAY.date(), None]),
+    (pa.timestamp("us", tz="UTC"), [DAY.replace(tzinfo=datetime.UTC), datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC), None]),
+    (pa.timestamp("us"), [DAY, datetime.datetime(1, 1, 1), None]),
+]  # fmt: skip
+
+
+def test_spark_routes_every_supported_type_like_the_table_nulls_included(spark: Any) -> None:
+    for kind, values in PARITY:
+        assert has_parity(kind)
+        array = pa.array(values, kind)
+        frame = spark.createDataFrame(pa.table({"value": array}))
+        assert frame.schema["value"].dataType == spark_type(kind)
+        for buckets in (1, 7, 1024):
+            routed = frame.select("value", bucket_expression("value", buckets).alias("bucket")).toArrow()
+            back = to_arrow_columns(
+                routed.select(["value"]).combine_chunks().to_batches()[0], pa.schema([("value", kind)])
+            )
+            assert routed.column("bucket").to_pylist() == bucket_of(back.column(0).cast(kind), buckets).tolist(), kind
+    wide = spark.range(0, 20_000, 1, 2).selectExpr("id * 7919 - 50000000 id", "uuid() text").toArrow()
+    for name in ("id", "text"):
+        frame = spark.createDataFrame(wide.select([name]))
+        found = frame.select(name, bucket_expression(name, 64).alias("b")).toArrow().combine_chunks()
+        assert found.column("b").to_pylist() == bucket_of(found.column(name), 64).tolist()
+
+
+@pytest.mark.parametrize("kind", [pa.uint32(), pa.uint8(), pa.timestamp("ms"), pa.time64("us")])
+def test_types_that_spark_hashes_otherwise_are_not_routed_by_spark(kind: pa.DataType) -> None:
+    assert not has_parity(kind)
+
+
+def test_a_batch_is_written_once_with_one_task_per_shard(spark: Any, uri: str) -> None:
+    table = append_only(uri, 4)
+    frame = spark.range(0, 1000, 1, 3).selectExpr("id", "string(id) value")
+    first = ms.write_batch(frame, uri, 3, app_id="job", operation="append")
+    again = ms.write_batch(frame, uri, 3, app_id="job", operation="append")
+    assert (first.rows, first.shards, first.skipped_shards) == (1000, 4, 0)
+    assert (again.rows, again.skipped_shards) == (0, 4)
+    assert ids_of(table) == list(range(1000))
+    assert {info.epoch for info in table.shards()} == {1}
+    with pytest.raises(mw.InvalidInputError, match="app_id"):
+        ms.write_batch(frame, uri, 4, operation="append")
+
+
+def test_a_table_that_spark_cannot_route_is_written_through_the_sink(spark: Any, uri: str) -> None:
+    table = mw.create_table(uri, pa.schema([("id", pa.uint32())]), sharding=mw.Bucket("id", 3))
+    frame = spark.range(100)
+    for _ in range(2):
+        ms.write_batch(frame, uri, 1, app_id="job", operation="append")
+    assert ids_of(table) == list(range(100))
+
+
+def test_foreach_batch_is_exactly_once_over_a_replayed_batch(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = append_only(uri, 2)
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    spark.range(200).selectExpr("id", "string(id) value").write.parquet(str(source))
+
+    def run() -> None:
+        query = (
+            spark.readStream.schema("id long, value string")
+            .parquet(str(source))
+            .writeStream.foreachBatch(lambda frame, number: ms.write_batch(frame, uri, number, operation="append"))
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(300)
+
+    run()
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    run()
+    assert ids_of(table) == list(range(200))
+
+
+def test_a_merge_updates_deletes_and_inserts(spark: Any, uri: str) -> None:
+    table = keyed(uri, 2)
+    with table.writer() as writer:
+        writer.put({"id": [1, 2, 3], "value": ["a", "b", "c"], "n": [1, 2, 3]})
+    source = spark.createDataFrame([(1, "A"), (2, "gone"), (3, "C"), (4, "D"), (5, "no")], "id long, value string")
+    report = (
+        ms.merge_into(spark, uri, source, on="id")
+        .when_matched_delete("source.value = 'gone'")
+        .when_matched_update("target.n < 3")
+        .when_not_matched_insert("source.value != 'no'")
+        .execute()
+    )
+    assert report.rows == 3
+    assert rows_of(table) == {1: ("A", 1), 3: ("c", 3), 4: ("D", None)}
+    with pytest.raises(mw.InvalidInputError, match="primary key"):
+        ms.merge_into(spark, uri, source, on="value")
+
+
+def test_flush_compact_and_gc_run_as_jobs(spark: Any, uri: str) -> None:
+    table = keyed(uri, 3)
+    ms.write_batch(spark.range(300), uri, 1, app_id="job")
+    assert len(ms.flush(spark, uri).shards) == 3
+    assert all(shard.skipped for shard in ms.flush(spark, uri).shards)
+    flushed = ms.flush(spark, uri, force=True)
+    assert [shard.generations for shard in flushed.shards] == [(1,), (1,), (1,)]
+    report = ms.compact(spark, uri)
+    assert (report.rows_written, report.generations) == (300, 3)
+    assert table.dataset.count_rows() == 300
+    assert ms.gc(spark, uri, grace_seconds=0).count("sstable") > 0
+    assert ids_of(table) == list(range(300))
+    ms.write_batch(spark.range(300), uri, 1, app_id="job")
+    assert ids_of(table) == list(range(300))

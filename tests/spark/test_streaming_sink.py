@@ -1,0 +1,109 @@
+"""The streaming sink on an append-only table: 0 lost, 0 duplicated, whatever fails in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_source import FaultySource
+from once_kit import judge, make_input, run_until_done
+from spark_tables import append_only, ids_of, keyed
+
+import memwal as mw
+from memwal.testing.profile import scaled
+
+BATCHES = scaled(ci=6, prove=30)
+
+
+@pytest.fixture
+def faulty(spark: Any) -> str:
+    spark.dataSource.register(FaultySource)
+    return "memwal_faulty"
+
+
+def run(spark: Any, fmt: str, uri: str, tmp_path: Path, mode: str, **options: Any) -> tuple[list[int], int]:
+    expected = make_input(tmp_path / "in", BATCHES)
+    (tmp_path / "faults").mkdir()
+    faults = {"fmt": fmt, "faultMode": mode, "faultDir": str(tmp_path / "faults")}
+    failures = run_until_done(spark, tmp_path / "in", uri, tmp_path / "checkpoint", **faults, **options)
+    return expected, failures
+
+
+@pytest.mark.scaled
+def test_failures_after_the_store_put_lose_and_repeat_nothing(
+    spark: Any, faulty: str, uri: str, tmp_path: Path
+) -> None:
+    table = append_only(uri, 4)
+    expected, failures = run(spark, faulty, uri, tmp_path, "fail")
+    assert failures >= 2
+    assert judge(table, expected) == (0, 0)
+
+
+@pytest.mark.scaled
+def test_killed_python_workers_lose_and_repeat_nothing(spark: Any, faulty: str, uri: str, tmp_path: Path) -> None:
+    table = append_only(uri, 4)
+    expected, failures = run(spark, faulty, uri, tmp_path, "kill,task", flushBytes=4000)
+    assert failures >= 2
+    assert len(list((tmp_path / "faults").glob("task-*"))) > BATCHES
+    assert judge(table, expected) == (0, 0)
+
+
+@pytest.mark.scaled
+def test_with_the_transaction_check_switched_off_rows_are_there_twice(
+    spark: Any, faulty: str, uri: str, tmp_path: Path
+) -> None:
+    table = append_only(uri, 4)
+    expected, _ = run(spark, faulty, uri, tmp_path, "fail,unchecked")
+    lost, duplicated = judge(table, expected)
+    assert lost == 0
+    assert duplicated > 0
+
+
+@pytest.mark.scaled
+def test_a_replayed_batch_whose_commit_was_forgotten_adds_nothing(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = append_only(uri, 4)
+    expected = make_input(tmp_path / "in", 3)
+    for _ in range(2):
+        run_until_done(spark, tmp_path / "in", uri, tmp_path / "checkpoint")
+        commits = [path for path in (tmp_path / "checkpoint" / "commits").iterdir() if path.name.isdigit()]
+        last = max(commits, key=lambda path: int(path.name))
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    run_until_done(spark, tmp_path / "in", uri, tmp_path / "checkpoint")
+    assert judge(table, expected) == (0, 0)
+    versions = {version for seen in table.transactions().values() for version in seen.values()}
+    assert versions == {2}
+
+
+def test_a_writer_that_takes_a_shard_over_stops_the_query_with_an_error(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = append_only(uri, 1)
+    source = tmp_path / "in"
+    make_input(source, 1)
+    stream = spark.readStream.schema("id long, value string").json(str(source))
+    query = stream.writeStream.format("memwal").option("checkpointLocation", str(tmp_path / "c")).start(uri)
+    try:
+        query.processAllAvailable()
+        before = ids_of(table)
+        writer = table.shard_writer(mw.shard_id_for(mw.Bucket("id", 1), 0))
+        writer.put({"id": [-1], "value": ["mine"]})
+        (source / "late.json").write_text('{"id": 1000, "value": "late"}')
+        with pytest.raises(Exception, match="Writer fenced"):
+            query.processAllAvailable()
+        assert ids_of(table) == [-1, *before]
+        writer.close()
+    finally:
+        query.stop()
+
+
+def test_changes_and_deletes_stream_into_a_keyed_table(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = keyed(uri, 2)
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "0.json").write_text("\n".join(f'{{"id": {i}, "_op": "u", "n": 0}}' for i in range(10)))
+    (source / "1.json").write_text('{"id": 3, "_op": "d"}\n{"id": 4, "_op": "u", "n": 9}')
+    stream = spark.readStream.schema("id long, n int, _op string").option("maxFilesPerTrigger", 1).json(str(source))
+    writer = stream.writeStream.format("memwal").option("checkpointLocation", str(tmp_path / "c"))
+    assert writer.trigger(availableNow=True).start(uri).awaitTermination(300)
+    found = {row["id"]: row["n"] for row in table.scan().to_table().to_pylist()}
+    assert found == {i: 9 if i == 4 else 0 for i in range(10) if i != 3}
