@@ -31,6 +31,7 @@ from memwal.errors import ConflictError, InvalidInputError, UnavailableError
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.ingest import to_batches
+from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
 from memwal.scan.snapshot import list_shards
 from memwal.schema import TableSchema
@@ -161,6 +162,7 @@ def check_existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequ
 def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
     """The details that a table with these choices records; refused if they do not fit it."""
     choices.check(base.schema, base.primary_key, [entry.name for entry in base.index_entries])
+    check_maintained(base, choices.index_names)
     spec = to_spec(choices.sharding, base.schema, base.column_ids)
     return MemWalDetails(
         num_shards=num_shards(choices.sharding),

@@ -8,7 +8,9 @@ indexes of one writer). Invariants:
 2. Recency is decided inside a capture: a row is the newest of its key if no later row *of the capture* has that key.
 3. The key index and the combined rows are made when a reader first needs them and grow with the rows; a put pays
    nothing for them. Combined rows replace the batches that they were made of.
-4. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
+4. Rows get into the indexes by `index_rows`, in order and never ahead of what the writer knows to exist, so that a
+   write that was interrupted and forgotten leaves nothing there. Batches are combined only after that.
+5. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
    slice out of a large parent that it would keep alive; a large slice counts its parent.
 
 Called by: the writer (append, freeze), the read path (captures), flush.
@@ -17,9 +19,8 @@ Called by: the writer (append, freeze), the read path (captures), flush.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.format.wal_entry import TOMBSTONE
+from memwal.index.hnsw import HnswMemIndex
 from memwal.index.port import MemIndex
+from memwal.key_index import KeyIndex, key_values
 from memwal.schema import TableSchema
 
 __all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
@@ -36,21 +39,7 @@ _PINNING_BYTES = 64 * 1024
 _ALIGNMENT = 16
 _BATCH_OVERHEAD_BYTES = 256
 _COLUMN_OVERHEAD_BYTES = 384
-_INDEX_BYTES_PER_KEY = 160
 _CHUNK_BYTES = 1 << 30  # Arrow's 32-bit offsets end at 2 GiB
-_LAST = np.iinfo(np.int64).max
-
-
-def key_values(arrays: Sequence[pa.Array]) -> list[Any]:
-    """Hashable keys, one per row: scalars of a single key column, tuples of several."""
-    columns = [_values(array) for array in arrays]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def _values(array: pa.Array) -> list[Any]:
-    if pa.types.is_integer(array.type):
-        return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
-    return array.to_pylist()  # type: ignore[no-any-return]
 
 
 def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
@@ -104,10 +93,15 @@ class MemTable:
     __slots__ = (
         "_chunks",
         "_index",
+        "_index_lock",
+        "_indexed_batches",
         "_lock",
         "_log",
         "_meter",
+        "_metered",
+        "_on_search",
         "_overhead",
+        "_uncounted_rows",
         "covered_position",
         "first_batch",
         "generation",
@@ -123,10 +117,11 @@ class MemTable:
         covered_position: int,
         meter: ByteMeter | None = None,
         indexes: Sequence[MemIndex] = (),
+        on_search: Callable[[], None] | None = None,
     ) -> None:
         """`first_batch` is the writer-wide number of its first batch; `covered_position` the WAL position behind it.
 
-        `meter` is told how the indexes grow, until `detach`.
+        `meter` is told how the indexes grow, until `detach`; `on_search` is called when a search would gain by a graph.
         """
         self.schema = schema
         self.generation = generation
@@ -137,8 +132,13 @@ class MemTable:
         self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
         self._lock = threading.Lock()
         self._chunks: list[tuple[int, pa.RecordBatch]] = []
-        self._index: _KeyIndex | None = None
+        self._index: KeyIndex | None = None
         self._meter = meter if meter is not None else ByteMeter()
+        self._index_lock = threading.Lock()  # taken last: inside it, nothing waits
+        self._indexed_batches = 0
+        self._uncounted_rows = 0
+        self._metered = 0
+        self._on_search = on_search
 
     @property
     def num_batches(self) -> int:
@@ -157,8 +157,8 @@ class MemTable:
 
     @property
     def index_bytes(self) -> int:
-        """Resident bytes of the key index."""
-        return 0 if self._index is None else self._index.size_bytes
+        """Resident bytes of the key index and of the other indexes, as they were last measured."""
+        return self._metered + (0 if self._index is None else self._index.size_bytes)
 
     @property
     def end_batch(self) -> int:
@@ -169,8 +169,6 @@ class MemTable:
         """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known."""
         rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
         size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
-        for index in self.indexes:
-            index.insert(batch, rows)
         self._log.append((batch, tombstone, rows + batch.num_rows, size))
 
     def truncate(self, num_batches: int) -> None:
@@ -179,9 +177,9 @@ class MemTable:
 
     def detach(self) -> None:
         """Stop counting in the writer's meter: the memtable is not the writer's any more."""
-        with self._lock:
+        with self._lock, self._index_lock:
             self._meter.add(-self.index_bytes)
-            self._meter = ByteMeter()
+            self._meter, self._metered, self._on_search = ByteMeter(), 0, None
 
     def capture(self, num_batches: int | None = None) -> InMemoryMemTableRef:
         """The first `num_batches` batches (all by default) as an immutable value."""
@@ -190,6 +188,82 @@ class MemTable:
 
     def _rows_of(self, num_batches: int) -> int:
         return self._log[num_batches - 1][2] if num_batches else 0
+
+    # ------------------------------------------------------------------------------------------------------ indexes
+
+    @property
+    def unindexed_rows(self) -> int:
+        """Rows that the indexes have not taken in yet."""
+        return self.num_rows - self._rows_of(self._indexed_batches)
+
+    def index_rows(self, num_batches: int | None = None) -> None:
+        """Take the first `num_batches` batches (all by default) into the indexes; what they hold already stays."""
+        if self.indexes:
+            with self._index_lock:
+                self._index_upto(len(self._log) if num_batches is None else num_batches)
+                self._measure()
+
+    def filled_indexes(self, num_batches: int) -> tuple[MemIndex, ...]:
+        """The indexes, holding at least the first `num_batches` batches."""
+        with self._index_lock:
+            self._index_upto(num_batches)
+            return self.indexes
+
+    def _index_upto(self, num_batches: int) -> None:
+        while (number := self._indexed_batches) < num_batches:
+            batch, start = self._log[number][0], self._log[number - 1][2] if number else 0
+            if batch is not None:
+                for index in self.indexes:
+                    index.insert(batch, start)
+                self._uncounted_rows += batch.num_rows if self.indexes else 0
+            self._indexed_batches = number + 1
+
+    def adopt(self, indexes: Sequence[MemIndex]) -> None:
+        """Have these indexes from now on; new ones are given every row that the others hold."""
+        with self._lock, self._index_lock:
+            known = self.indexes
+            for index in indexes:
+                if not any(index is other for other in known):
+                    self._feed(index)
+            self.indexes = tuple(indexes)
+            self._measure()
+
+    def _feed(self, index: MemIndex) -> None:
+        start = 0
+        for _, chunk in self._chunks:
+            index.insert(chunk, start)
+            start += chunk.num_rows
+        for batch, _, rows, _ in self._log[self._chunks[-1][0] if self._chunks else 0 : self._indexed_batches]:
+            if batch is not None:
+                index.insert(batch, start)
+            start = rows
+
+    def _measure(self) -> None:
+        size = sum(index.size_bytes for index in self.indexes)
+        if size != self._metered:
+            self._meter.add(size - self._metered)
+            self._metered = size
+
+    def measure(self) -> None:
+        """Tell the meter how large the indexes are now."""
+        with self._index_lock:
+            self._measure()
+
+    def take_indexed(self) -> int:
+        """Rows that were indexed since this was last asked."""
+        with self._index_lock:
+            rows, self._uncounted_rows = self._uncounted_rows, 0
+        return rows
+
+    def searched(self) -> None:
+        """Measure what a search built, and say so where the next one would gain by a graph."""
+        if not self.indexes:
+            return
+        with self._index_lock:
+            self._measure()
+            on_search = self._on_search
+        if on_search is not None and any(isinstance(i, HnswMemIndex) and i.wants_graph for i in self.indexes):
+            on_search()
 
     # ----------------------------------------------------------------------------------------- what readers share
 
@@ -214,6 +288,8 @@ class MemTable:
 
     def _combine(self, num_batches: int) -> None:
         done = self._chunks[-1][0] if self._chunks else 0
+        with self._index_lock:
+            self._index_upto(num_batches)
         while done < num_batches:
             end = self._chunk_end(done, num_batches)
             self._chunks.append((end, self._combine_new(done, end)))
@@ -255,7 +331,7 @@ class MemTable:
             )
         return pa.RecordBatch.from_arrays([*rows.columns, tombstone], schema=memory)
 
-    def index(self, num_batches: int) -> _KeyIndex:
+    def index(self, num_batches: int) -> KeyIndex:
         """The key index, brought up to at least the first `num_batches` batches."""
         rows = self._rows_of(num_batches)
         index = self._index
@@ -263,7 +339,7 @@ class MemTable:
             return index
         table = self.combined(num_batches)
         with self._lock:
-            index = self._index if self._index is not None else _KeyIndex()
+            index = self._index if self._index is not None else KeyIndex()
             if index.num_rows < rows:
                 fresh = table.slice(index.num_rows)
                 keys = [_one_array(fresh.column(name)) for name in self.schema.primary_key]
@@ -272,78 +348,6 @@ class MemTable:
                 self._meter.add(index.size_bytes - before)
             self._index = index
         return index
-
-
-class _KeyIndex:
-    """Key to newest row, with links between the rows of one key, so that any capture can be answered."""
-
-    __slots__ = ("_key_bytes", "_newer", "_newest", "_older", "num_rows")
-
-    def __init__(self) -> None:
-        self.num_rows = 0
-        self._newest: dict[Any, int] = {}
-        self._newer = np.empty(0, dtype=np.int64)
-        self._older = np.empty(0, dtype=np.int64)
-        self._key_bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        links = self._newer.nbytes + self._older.nbytes
-        return len(self._newest) * _INDEX_BYTES_PER_KEY + self._key_bytes + links
-
-    def extend(self, columns: Sequence[pa.Array]) -> None:
-        """Add rows `num_rows ..` with these keys; an interrupted call is made good by the next one."""
-        keys = key_values(columns)
-        start, end = self.num_rows, self.num_rows + len(keys)
-        self._reserve(end)
-        links = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        links = self._before(links, start)
-        if len(set(keys)) < len(keys):
-            links = _with_repeats(keys, links.tolist(), start)
-        self._older[start:end] = links
-        rows = np.flatnonzero(links >= 0)
-        self._newer[links[rows]] = rows + start
-        self._newest.update(zip(keys, range(start, end), strict=True))  # last: a reader may follow it at once
-        self.num_rows, self._key_bytes = end, self._key_bytes + _object_bytes(columns)
-
-    def _reserve(self, rows: int) -> None:
-        if rows > len(self._newer):
-            room = max(rows, 2 * len(self._newer), 1024)
-            self._newer = np.concatenate([self._newer, np.full(room - len(self._newer), _LAST)])
-            self._older = np.concatenate([self._older, np.full(room - len(self._older), -1)])
-
-    def newest_mask(self, num_rows: int) -> npt.NDArray[np.bool_]:
-        """Per row of a capture of `num_rows` rows: whether it is the newest of its key there."""
-        return np.asarray(self._newer[:num_rows] >= num_rows)
-
-    def find(self, keys: Sequence[Any], num_rows: int) -> npt.NDArray[np.int64]:
-        """Per key: its newest row in a capture of `num_rows` rows, or -1."""
-        found = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        return self._before(found, num_rows)
-
-    def _before(self, rows: npt.NDArray[np.int64], num_rows: int) -> npt.NDArray[np.int64]:
-        """Per row the newest of its key that is below `num_rows`, or -1."""
-        while (late := rows >= num_rows).any():
-            rows[late] = self._older[rows[late]]
-        return rows
-
-
-def _with_repeats(keys: list[Any], before: list[int], start: int) -> npt.NDArray[np.int64]:
-    """Links for keys that occur more than once among the new rows."""
-    latest: dict[Any, int] = {}
-    linked: list[int] = []
-    for row, (key, older) in enumerate(zip(keys, before, strict=True), start):
-        linked.append(latest.get(key, older))
-        latest[key] = row
-    return np.array(linked, dtype=np.int64)
-
-
-def _object_bytes(columns: Sequence[pa.Array]) -> int:
-    """What the Python objects of these keys hold beyond small integers."""
-    sizes = (
-        0 if pa.types.is_integer(c.type) or pa.types.is_boolean(c.type) else c.nbytes + 56 * len(c) for c in columns
-    )
-    return sum(sizes) + (64 * len(columns[0]) if len(columns) > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,6 +367,11 @@ class InMemoryMemTableRef:
     def schema(self) -> pa.Schema:
         """The table's columns as users see them."""
         return self.memtable.schema.columns
+
+    @property
+    def indexes(self) -> tuple[MemIndex, ...]:
+        """The memtable's indexes; every captured row is in them."""
+        return self.memtable.filled_indexes(self.num_batches)
 
     @property
     def batches(self) -> list[pa.RecordBatch]:

@@ -17,6 +17,8 @@ from lance.schema import LanceSchema
 from memwal.base_table import BaseTable
 from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
+from memwal.index import IndexSpec
+from memwal.maintained import IndexSet
 from memwal.schema import TableSchema
 from memwal.sharding import Sharding, check_rows_in_shard, from_details
 from memwal.store.location import Location
@@ -34,14 +36,22 @@ def table_schema(base: BaseTable) -> TableSchema:
 
 
 def target_of(
-    location: Location, base: BaseTable | None, schema: pa.Schema | None, *, routed: bool = False
+    location: Location,
+    base: BaseTable | None,
+    schema: pa.Schema | None,
+    *,
+    routed: bool = False,
+    indexes: Sequence[IndexSpec] = (),
 ) -> ShardTarget:
-    """The target of a shard of this table; `routed` means that the caller sends only rows that belong to the shard."""
+    """The target of a shard of this table; `routed` means that the caller sends only rows that belong to the shard.
+
+    `indexes` are the caller's own, beside those that the table maintains.
+    """
     if base is None:
         if schema is None:
             raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
         stored = TableSchema.from_arrow(_as_lance(schema))
-        return ShardTarget(location, stored, _storage_version(stored.columns))
+        return ShardTarget(location, stored, _storage_version(stored.columns), indexes=IndexSet(stored, given=indexes))
     columns = table_schema(base)
     if schema is not None:
         _check_same(_as_lance(schema), columns.columns)
@@ -53,7 +63,9 @@ def target_of(
     sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
     check = None if routed or sharding is None else partial(_check_rows, sharding, columns.columns)
-    return ShardTarget(location, columns, base.data_storage_version, spec_id, check)
+    return ShardTarget(
+        location, columns, base.data_storage_version, spec_id, check, IndexSet(columns, base, tuple(indexes))
+    )
 
 
 def _as_lance(schema: pa.Schema) -> pa.Schema:

@@ -48,13 +48,14 @@ class ShardWriter(ShardEngine):
     ) -> ShardWriter:
         """Own a shard: validate, claim, fence the predecessor, replay. A refused open has fenced nobody.
 
-        `schema` may be left out where a base table exists. Settings come from the table's stored defaults, or from
+        `schema` may be left out where a base table exists. `indexes` (`BTreeIndex`, `FtsIndex`, `HnswIndex`) are had
+        beside those that the table maintains. Settings come from the table's stored defaults, or from
         `config`, and then from `overrides`.
         """
         location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         base = BaseTable.open(location)
         settings = writer_config(base, config, overrides, indexes)
-        return cls(target_of(location, base, schema), settings, clock)
+        return cls(target_of(location, base, schema, indexes=indexes), settings, clock)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.
@@ -64,7 +65,9 @@ class ShardWriter(ShardEngine):
         base = BaseTable.open(self._target.location)
         if base is None:
             raise InvalidInputError("there is no base table whose columns this writer could take over")
-        target = target_of(self._target.location, base, None, routed=self._target.check_rows is None)
+        given = self._target.indexes.given if self._target.indexes is not None else ()
+        kept = [spec for spec in given if spec.column in base.schema.names]
+        target = target_of(self._target.location, base, None, routed=self._target.check_rows is None, indexes=kept)
         if target.schema != self._target.schema:
             self._move_to(target)
 

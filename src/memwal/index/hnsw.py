@@ -38,6 +38,7 @@ _DEFAULT_EF = 128
 _SEAL_ROWS = 1024  # below this many rows, exact search is as fast as the graph
 _SLICE_ROWS = 64
 _SPARE = 16  # proposals beyond k, for the exact ranking to choose from
+_WORTH_SCANS = 64  # a row costs about a thousand comparisons to put into the graph; searches wait for theirs
 _NARROW_ROWS = 4096
 _NARROW_SHARE = 0.05
 Mask = npt.NDArray[np.bool_]
@@ -71,6 +72,7 @@ class HnswMemIndex(PendingColumn):
         self._graph: Any = None  # usearch.index.Index; its annotations hide the setter of `expansion_search`
         self._graph_rows = 0
         self._scanned_rows = 0
+        self._scanned_before = 0
         self._outside: Int64s = np.empty(0, np.int64)
         self._state = threading.Lock()
         self._building = threading.Lock()
@@ -99,6 +101,12 @@ class HnswMemIndex(PendingColumn):
         return self._scanned_rows
 
     @property
+    def wants_graph(self) -> bool:
+        """Whether searches compared so many rows one by one that building their graph is worth its work."""
+        backlog = self._indexed_rows - self._graph_rows
+        return backlog >= _SEAL_ROWS and self._scanned_rows - self._scanned_before >= _WORTH_SCANS * backlog
+
+    @property
     def size_bytes(self) -> int:
         """Resident bytes of vectors, graph and bookkeeping."""
         per_node = 4 * (2 * self._m + 1) + 64 + (0 if self._narrow else 4 * self._dimension)
@@ -111,6 +119,7 @@ class HnswMemIndex(PendingColumn):
         The last rows, fewer than a thousand or so, stay outside: exact search is as fast there.
         """
         with self._building:
+            self._scanned_before = self._scanned_rows
             self._seal()
             target = self._sealed_rows if max_rows is None else min(self._sealed_rows, self._graph_rows + max_rows)
             for block in self._blocks:

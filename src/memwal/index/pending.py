@@ -22,6 +22,8 @@ _BATCH_BYTES = 160  # an array object and its list slot; the buffers belong to t
 class PendingColumn:
     """One column's pending arrays, with the position of the first row of each."""
 
+    made_from: object = None  # the spec that built it, if one did
+
     def __init__(self, name: str, column: str) -> None:
         self._name = name
         self._column = column
@@ -54,7 +56,8 @@ class PendingColumn:
             return
         if start != self._indexed_rows:
             raise InvalidInputError(f"the index expects row {self._indexed_rows} next, not rows {start} to {end}")
-        self._pending.append((start, batch.column(self._column)))
+        if not self._pending or self._pending[-1][0] != start:  # else an interrupted call put it there
+            self._pending.append((start, batch.column(self._column)))
         self._indexed_rows = end
 
     def _pending_bytes(self) -> int:

@@ -32,6 +32,11 @@ class MemIndex(Protocol):
         ...
 
     @property
+    def made_from(self) -> object:
+        """The spec that built it, if one did."""
+        ...
+
+    @property
     def column(self) -> str:
         """The indexed column."""
         ...

@@ -70,7 +70,9 @@ class BTreeIndex:
     def build(self, schema: pa.Schema) -> BTreeMemIndex:
         """Return a new, empty index."""
         self.validate(schema)
-        return BTreeMemIndex(self.index_name, self.column, schema.field(self.column).type)
+        index = BTreeMemIndex(self.index_name, self.column, schema.field(self.column).type)
+        index.made_from = self
+        return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,9 @@ class FtsIndex:
     def build(self, schema: pa.Schema) -> FtsMemIndex:
         """Return a new, empty index; indexes with equal options share one analyzer."""
         self.validate(schema)
-        return FtsMemIndex(self.index_name, self.column, analyzer_for(self.analyzer_options()))
+        index = FtsMemIndex(self.index_name, self.column, analyzer_for(self.analyzer_options()))
+        index.made_from = self
+        return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,15 @@ class HnswIndex:
         """The name, given or derived."""
         return self.name or f"{self.column}_idx"
 
+    @property
+    def lance_type(self) -> str:
+        """The type that Lance's index builder knows it by."""
+        return "IVF_HNSW_SQ"
+
+    def lance_options(self) -> dict[str, Any]:
+        """Return the options of Lance's index builder: one partition, whose centroid the builder is given."""
+        return {"metric": self.metric, "num_partitions": 1, "m": self.m, "ef_construction": self.ef_construction}
+
     def validate(self, schema: pa.Schema) -> None:
         """Raise InvalidInputError unless the column can have this index."""
         data_type = _field(schema, self.column).type
@@ -176,7 +189,7 @@ class HnswIndex:
     def build(self, schema: pa.Schema) -> HnswMemIndex:
         """Return a new, empty index."""
         self.validate(schema)
-        return HnswMemIndex(
+        index = HnswMemIndex(
             self.index_name,
             self.column,
             schema.field(self.column).type,
@@ -184,6 +197,8 @@ class HnswIndex:
             m=self.m,
             ef_construction=self.ef_construction,
         )
+        index.made_from = self
+        return index
 
 
 IndexSpec = BTreeIndex | FtsIndex | HnswIndex

@@ -101,7 +101,7 @@ class MemorySource(_TableSource):
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The memtable's own index if it has this analyzer, else one made for this search."""
-        for index in self.ref.memtable.indexes:
+        for index in self.ref.indexes:
             if isinstance(index, FtsMemIndex) and index.column == column and index.analyzer == analyzer:
                 return index
         return build_text_index(column, self.column(column), analyzer)

@@ -48,7 +48,7 @@ def nearest_in_source(
     if not allowed.any():
         return np.empty(0, np.int64), np.empty(0, np.float32)
     if isinstance(source, MemorySource):
-        for index in source.ref.memtable.indexes:
+        for index in source.ref.indexes:
             if isinstance(index, HnswMemIndex) and index.column == column and index.metric == metric:
                 return index.search(query, k, source.num_rows, ef=ef, allowed=allowed)
     return exact_search(source.column(column), query, k, metric, allowed)

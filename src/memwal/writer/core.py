@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -36,6 +36,7 @@ from memwal.config import WriterConfig
 from memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError, WriterPoisonedError
 from memwal.hooks import reach
 from memwal.log_run import LogRun
+from memwal.maintained import IndexSet
 from memwal.memtable import ByteMeter, InMemoryMemTables, MemTable
 from memwal.schema import TableSchema
 from memwal.transactions import is_repeat, with_transaction
@@ -64,9 +65,15 @@ class ShardCore:
         seen: dict[str, SeenTransaction],
         run: LogRun,
         clock: Clock,
+        indexes: IndexSet | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
+        self.indexes = indexes if indexes is not None else IndexSet(schema)
+        self.unindexed_since: float | None = None
+        self.index_wanted = False
+        self.graph_wanted = False
+        self.growing = False
         self.log = log
         self.clock = clock
         self.make_locks()
@@ -138,11 +145,43 @@ class ShardCore:
                 self.tick.notify()
             self.pending.append(pending)
             if self.active is not None:
+                if self.active.indexes:
+                    self._index(self.active)
                 self._freeze_if_full(self.active)
             if drain or (not config.durable_write and 0 < config.max_wal_buffer_size <= self.pending_bytes):
                 self.drain_wanted = True
                 self.tick.notify()
             return pending, pending.end
+
+    def _index(self, active: MemTable) -> None:
+        """Take the new rows into the indexes, or see to it that the ticker does."""
+        now = self.clock.monotonic()
+        if self.config.sync_indexed_write:
+            active.index_rows()
+            self.count_indexed([active], self.clock.monotonic() - now)
+            return
+        if self.unindexed_since is None:
+            self.unindexed_since = now
+            self.tick.notify()
+        if active.unindexed_rows >= self.config.async_index_buffer_rows and not self.index_wanted:
+            self.index_wanted = True
+            self.tick.notify()
+
+    def count_indexed(self, memtables: Sequence[MemTable], seconds: float) -> None:
+        """Count one update of the indexes."""
+        rows = sum(memtable.take_indexed() for memtable in memtables)
+        if rows:
+            with self.lock:
+                self.stats.index_update_count += 1
+                self.stats.index_update_rows += rows
+                self.stats.index_update_time += seconds
+
+    def want_graph(self) -> None:
+        """Ask the ticker to have a graph built; a search calls this."""
+        with self.lock:
+            if not self.growing and not self.graph_wanted:
+                self.graph_wanted = True
+                self.tick.notify()
 
     def refuse(self) -> None:
         """Raise if this writer must not accept or show rows any more."""
@@ -379,7 +418,10 @@ class ShardCore:
 
     def new_memtable(self, generation: int, first_batch: int, covered_position: int) -> MemTable:
         """An empty memtable of this writer."""
-        return MemTable(self.schema, generation, first_batch, covered_position, self._meter)
+        indexes = self.indexes.build()
+        return MemTable(
+            self.schema, generation, first_batch, covered_position, self._meter, indexes, on_search=self.want_graph
+        )
 
     def _freeze_if_full(self, active: MemTable) -> None:
         limits = self.config

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from memwal.flush import SsTableSchema, write_sstable
 from memwal.hooks import reach
 from memwal.ingest import key_batch, to_batches
 from memwal.log_run import LogRun
+from memwal.maintained import IndexSet
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
 from memwal.schema import Reconciler, TableSchema, nulls
@@ -94,6 +96,7 @@ class ShardTarget:
     storage_version: str
     spec_id: int = 0
     check_rows: Callable[[str, pa.RecordBatch], None] | None = None
+    indexes: IndexSet | None = None
 
     def write_sstable(
         self, shard_id: str, config: WriterConfig, clock: Clock, generation: int, rows: pa.Table
@@ -109,6 +112,7 @@ class ShardTarget:
             storage_version=self.storage_version,
             fsync=config.fsync and self.location.is_local,
             clock=clock,
+            after_data=partial(self.indexes.mirror, generation) if self.indexes is not None else None,
         )
 
 
@@ -160,6 +164,7 @@ class ShardEngine:
             seen=opened.seen,
             run=LogRun(opened.manifest.current_generation) if memtables else LogRun.of_tail(opened),
             clock=self._clock,
+            indexes=target.indexes,
         )
         self._write_sstable = self._sstable_writer()
         if memtables:
@@ -210,6 +215,7 @@ class ShardEngine:
     def _take(self, target: ShardTarget) -> None:
         self._targets[0] = target
         self._reconciler = Reconciler(target.schema)
+        self._core.indexes = target.indexes if target.indexes is not None else IndexSet(target.schema)
 
     def _write(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
         core = self._core

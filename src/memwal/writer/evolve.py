@@ -78,7 +78,7 @@ def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) ->
         core.refuse_writes()
         core.schema = schema
         core._entries = EntryBuilder(schema, core.log.epoch)
+        swap()
         active = core.active
         if active is not None:
             core.active = core.new_memtable(active.generation, active.first_batch, active.covered_position)
-        swap()

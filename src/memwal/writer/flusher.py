@@ -27,6 +27,7 @@ from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.types import FlushResult, ShardManifest, SsTable
 from memwal.writer.core import CLOSED, ShardCore
+from memwal.writer.indexing import index_deferred, start_growing, use_newest_indexes
 
 __all__ = ["SsTableWriter", "count_flush", "flush_once", "publish", "run_flusher", "run_ticker"]
 
@@ -70,6 +71,7 @@ def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWri
         return None
     started = core.clock.monotonic()
     core.make_durable(memtable.end_batch)
+    use_newest_indexes(core)
     reach("flush.before_write")
     sstable = write(memtable.generation, memtable.capture().table())
     reach("flush.before_commit")
@@ -156,6 +158,12 @@ def run_ticker(core: ShardCore) -> None:
             if not _wait_for_tick(core, next_stats if stats_every else None):
                 return
             end, core.drain_wanted = core.buffered if core.pending else 0, False
+            deferred, core.index_wanted = core.index_wanted or _is_index_due(core), False
+            graph, core.graph_wanted = core.graph_wanted, False
+        if graph:
+            start_growing(core)
+        if deferred:
+            index_deferred(core)
         if stats_every and core.clock.monotonic() >= next_stats:
             next_stats = core.clock.monotonic() + stats_every
             core.stats.snapshot().log_summary(f"[shard={core.log.shard_id}] ")
@@ -172,15 +180,22 @@ def _wait_for_tick(core: ShardCore, next_stats: float | None) -> bool:
     while True:
         if core.state == CLOSED or core.poison is not None or core.fenced is not None:
             return False
-        if core.drain_wanted and core.pending:
+        if (core.drain_wanted and core.pending) or core.index_wanted or core.graph_wanted:
             return True
         deadlines = [] if next_stats is None else [next_stats]
+        if core.unindexed_since is not None:
+            deadlines.append(core.unindexed_since + core.config.async_index_interval_ms / 1000)
         if interval is not None and core.pending:
             deadlines.append(core.pending_since + interval)
         now = core.clock.monotonic()
         if deadlines and min(deadlines) <= now:
             return True
         core.tick.wait(min(deadlines) - now if deadlines else None)
+
+
+def _is_index_due(core: ShardCore) -> bool:
+    since = core.unindexed_since
+    return since is not None and core.clock.monotonic() >= since + core.config.async_index_interval_ms / 1000
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -53,6 +53,7 @@ def replay(core: ShardCore, opened: OpenedLog, flush_frozen: Callable[[], object
         memtable.covered_position = entry.position
         core.durable = memtable.end_batch
     if core.active is not None:
+        core.active.index_rows()
         core.active.covered_position = opened.log.next_position - 1
     if rows:
         _LOG.info("replayed [shard=%s, epoch=%d, rows=%d]", core.log.shard_id, core.log.epoch, rows)
