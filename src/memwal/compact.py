@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from memwal.base_commit import append_in_two, append_rows, mark, merge_rows, sync_version
 from memwal.base_table import BaseTable
-from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.config import WriterConfig
 from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.generation_rows import Generation, fold_all, fold_newest
@@ -37,7 +37,7 @@ from memwal.store import paths
 from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.transactions import load_generation_maps
-from memwal.types import SeenMap, ShardManifest, SsTable
+from memwal.types import SeenMap, SeenTransaction, ShardManifest, SsTable
 from memwal.wal import list_positions, newest_seen
 
 __all__ = ["DEFAULT_MEMORY_BYTES", "Compactor", "choose", "pending_generations"]
@@ -48,6 +48,8 @@ _MAX_CONFLICTS = 32
 _BACKOFF_SECONDS = 0.02
 _MAX_BACKOFF_SECONDS = 1.0
 _UNKNOWN_SIZE_BYTES = 64 << 20
+_READ_AT_ONCE = 8
+_NOT_READ: SeenMap = {"": SeenTransaction(1 << 63, 0)}  # no log covers it: what was not looked at stays listed
 
 Manifests = Mapping[str, ShardManifest]
 
@@ -289,13 +291,14 @@ class Compactor:
     def _trim_shard(self, shard_id: str, mark_generation: int) -> int:
         """Remove compacted generations from the low end of the list; returns how many."""
         log = newest_seen(self._location, shard_id, list_positions(self._location, shard_id)) or {}
+        maps = self._generation_maps(shard_id, mark_generation)
         removed = 0
 
         def update(latest: ShardManifest) -> ShardManifest:
             nonlocal removed
             stays_from = mark_generation + 1
             for sstable in sorted(latest.sstables, key=lambda s: s.generation):
-                if sstable.generation < stays_from and not self._covered(latest, sstable, log):
+                if sstable.generation < stays_from and not _is_covered(maps.get(sstable.path, _NOT_READ), log):
                     stays_from = sstable.generation
             kept = tuple(sstable for sstable in latest.sstables if sstable.generation >= stays_from)
             removed = len(latest.sstables) - len(kept)
@@ -304,10 +307,25 @@ class Compactor:
         ShardManifestStore(self._location, shard_id, clock=self._clock).commit_maintenance(update)
         return removed
 
-    def _covered(self, manifest: ShardManifest, sstable: SsTable, log: SeenMap) -> bool:
-        """Whether the log's transaction map has everything that the map beside this generation has."""
-        beside = load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))
-        return all(app in log and log[app].version >= item.version for app, item in beside.items())
+    def _generation_maps(self, shard_id: str, mark_generation: int) -> dict[str, SeenMap]:
+        """The transaction maps beside compacted generations; most have none."""
+        manifest = ShardManifestStore(self._location, shard_id).read_latest()
+        if manifest is None:
+            return {}
+        old = [sstable for sstable in manifest.sstables if sstable.generation <= mark_generation]
+
+        def load(sstable: SsTable) -> SeenMap:
+            return load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))
+
+        if self._location.is_local:
+            return {sstable.path: load(sstable) for sstable in old}
+        with thread_pool(_READ_AT_ONCE, "memwal-trim") as pool:
+            return dict(zip([sstable.path for sstable in old], pool.map(load, old), strict=True))
+
+
+def _is_covered(beside: SeenMap, log: SeenMap) -> bool:
+    """Whether the log's transaction map has everything that the map beside a generation has."""
+    return all(app in log and log[app].version >= item.version for app, item in beside.items())
 
 
 def choose(pending: Mapping[str, Sequence[SsTable]], memory_bytes: int) -> dict[str, list[SsTable]]:

@@ -38,6 +38,7 @@ __all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
 _Mask = npt.NDArray[np.bool_]
 _LOAD_AT_ONCE = 4
 _BATCH_ROWS = 1 << 16
+_JOINED_ROWS = 1 << 16
 
 
 class Generation:
@@ -157,11 +158,22 @@ class Folded:
     rows: int
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows to write, as batches of the base table's schema."""
+        """The rows to write, as batches of the base table's schema; many small ones are joined, which Lance likes."""
+        waiting: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in self._stored():
+            waiting.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+            rows += batch.num_rows
+            if rows >= _JOINED_ROWS:
+                yield pa.concat_batches(waiting)
+                waiting, rows = [], 0
+        if waiting:
+            yield pa.concat_batches(waiting)
+
+    def _stored(self) -> Iterator[pa.RecordBatch]:
         for generation, mask in self._parts:
             if mask is None or mask.any():
-                for batch in generation.batches(mask):
-                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+                yield from generation.batches(mask)
 
 
 def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folded:
@@ -214,10 +226,33 @@ def _keys(generation: Generation) -> pa.Array:
 def _newest(parts: Sequence[pa.Array]) -> list[_Mask]:
     """Per part (ascending by recency) the mask of rows that are the last ones of their key over all parts."""
     codes = _codes(pa.concat_arrays(list(parts)))
-    _, from_end = np.unique(codes[::-1], return_index=True)
     mask = np.zeros(len(codes), dtype=np.bool_)
-    mask[len(codes) - 1 - from_end] = True
+    mask[_last_of_each(codes)] = True
     return np.split(mask, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _last_of_each(codes: npt.NDArray[np.generic]) -> npt.NDArray[np.integer]:
+    """The last index of every value.
+
+    Where the range of values leaves enough bits, value and index share one word: sorting words is several times faster
+    than a stable argsort.
+    """
+    if not len(codes):
+        return np.empty(0, dtype=np.int64)
+    smallest, index_bits = int(codes.min()), (len(codes) - 1).bit_length()
+    if (int(codes.max()) - smallest).bit_length() + index_bits > 64:
+        _, from_end = np.unique(codes[::-1], return_index=True)
+        return np.asarray(len(codes) - 1 - from_end)
+    wide = codes.astype(np.uint64 if codes.dtype.kind == "u" else np.int64)
+    packed = wide.view(np.uint64)
+    packed -= np.uint64(smallest % (1 << 64))
+    packed <<= np.uint64(index_bits)
+    packed |= np.arange(len(codes), dtype=np.uint64)
+    packed.sort()
+    differs = (packed[1:] ^ packed[:-1]) >> np.uint64(index_bits) != 0
+    chosen = packed[np.append(differs, True)]
+    chosen &= np.uint64((1 << index_bits) - 1)
+    return np.asarray(chosen.view(np.int64))
 
 
 def _codes(keys: pa.Array) -> npt.NDArray[np.generic]:
@@ -240,9 +275,8 @@ def _once_over_shards(live: list[tuple[Generation, _Mask]]) -> list[tuple[Genera
 def _distinct(keys: pa.Table) -> pa.Table:
     """`keys` with each one once: several shards may have deleted it."""
     columns = [_one(column) for column in keys.columns]
-    codes = _codes(columns[0] if len(columns) == 1 else encode_composite(columns))
-    _, first = np.unique(codes, return_index=True)
-    return keys if len(first) == keys.num_rows else keys.take(pa.array(np.sort(first)))
+    last = _last_of_each(_codes(columns[0] if len(columns) == 1 else encode_composite(columns)))
+    return keys if len(last) == keys.num_rows else keys.take(pa.array(np.sort(last)))
 
 
 def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
