@@ -1,5 +1,11 @@
 """memwal: an LSM write path for Lance tables."""
 
+import os
+
+# Lance logs an error for every index without fields whenever it looks at a table's indexes; the MemWAL index has none.
+# It reads this once, at its first import; a value that the user has set stays.
+os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
+
 from memwal.appender import WalAppender
 from memwal.compaction_policy import CompactionPolicy
 from memwal.config import WriterConfig
