@@ -74,18 +74,15 @@ def replays_what_is_published(life: Life, pipe: Connection) -> None:
 
 
 def writes_half_a_put(life: Life, pipe: Connection) -> None:
-    """The log gets the first batch of a put in one entry and the rest in another."""
-    from memwal.writer.core import ShardCore, WriteRows
+    """A put of several batches is made of several puts."""
+    from memwal.shard_writer import ShardWriter
 
-    honest = ShardCore.insert
+    honest = ShardWriter.put
 
-    def insert(self: Any, rows: WriteRows, txn: Any) -> Any:
-        if len(rows.batches) > 1 and txn is None:
-            first = WriteRows(rows.batches[:1], rows.flags[:1], rows.batches[0].num_rows, 1)
-            _, end = honest(self, first, None)
-            self.make_durable(end)
-            rows = WriteRows(rows.batches[1:], rows.flags[1:], rows.num_rows - first.num_rows, rows.size_bytes)
-        return honest(self, rows, txn)
+    def put(self: Any, data: Any, *, txn: Any = None) -> Any:
+        for batch in data[:-1]:
+            honest(self, batch)
+        return honest(self, data[-1], txn=txn)
 
-    ShardCore.insert = insert  # type: ignore[method-assign]
+    ShardWriter.put = put  # type: ignore[method-assign]
     live(life, pipe)

@@ -11,7 +11,7 @@ import pytest
 from memwal.testing.crash import CrashFailure, run_crashes
 
 ENGINES = [
-    (broken_engines.acknowledges_before_the_log, {"I1", "I2", "I4"}),
+    (broken_engines.acknowledges_before_the_log, {"I1", "I2", "I4", "I10"}),
     (broken_engines.moves_the_cursor_too_far, {"I10", "I1", "I3"}),
     (broken_engines.publishes_without_a_sidecar, {"I10"}),
     (broken_engines.forgets_the_tail, {"I1", "I4"}),
