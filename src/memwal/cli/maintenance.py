@@ -34,7 +34,8 @@ __all__ = ["bench", "compact", "demo", "flush", "gc", "repair", "verify"]
 @contextmanager
 def _bars(*, hidden: bool) -> Iterator[Progress]:
     """Progress on standard error, gone when the work is done."""
-    with Bars(console=Console(stderr=True), transient=True, disable=hidden) as bars:
+    console = Console(stderr=True)
+    with Bars(console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
         tasks: dict[str, int] = {}
 
         def told(what: str, done: int, total: int) -> None:

@@ -136,15 +136,16 @@ class _Rate(ProgressColumn):
 
 
 def _progress(*, hidden: bool) -> Progress:
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         _Rate(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
-        disable=hidden,
+        disable=hidden or not console.is_terminal,
     )
 
 
