@@ -16,7 +16,7 @@ import pytest
 import memwal as mw
 from memwal.row_filter import RowFilter
 from memwal.scan.sstables import SHARED_CACHE
-from tests.table.table_kit import create, keyed, outside, rows_of, upsert_base
+from tests.table.table_kit import Outside, create, keyed, outside, rows_of, upsert_base
 
 UTC = dt.UTC
 COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -229,9 +229,16 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[int], dict[str, Any]]]]
 }
 
 
+@pytest.fixture(scope="module")
+def reader_outside() -> Iterator[Outside]:
+    """One second process for all changes."""
+    with outside() as reader:
+        yield reader
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.usefixtures("_caching")
-def test_rows_are_read_by_field_id_after(tmp_path: Path, change: str) -> None:
+def test_rows_are_read_by_field_id_after(tmp_path: Path, change: str, reader_outside: Outside) -> None:
     alter, row = CHANGES[change]
     table = create(str(tmp_path / "t"))
     writer = _tail(table)
@@ -246,8 +253,7 @@ def test_rows_are_read_by_field_id_after(tmp_path: Path, change: str) -> None:
             assert [reader.get(i) for i in range(7)] == [*expected, None], step
             assert reader.scan(columns=["id"]).to_table().num_rows == 6
         writer.abort()
-    with outside() as other:
-        assert rows_of(other.ask("scan", table.uri)) == expected
+    assert rows_of(reader_outside.ask("scan", table.uri)) == expected
     with table.writer(compaction=None) as successor:
         successor.put([row(9)])
         assert rows_of(table.scan()) == [*expected, row(9)]

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -172,6 +172,33 @@ def files_below(directory: str) -> dict[str, int]:
             path = os.path.join(folder, name)
             found[os.path.relpath(path, directory)] = os.path.getsize(path)
     return found
+
+
+class Interceptor:
+    """A store that tells `seen` of every call before it is made."""
+
+    def __init__(self, store: Any, seen: Callable[[str, str], None]) -> None:
+        self._store = store
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._store, name)
+        if not callable(call):
+            return call
+
+        def told(path: str, *arguments: Any, **options: Any) -> Any:
+            self._seen(name, path)
+            return call(path, *arguments, **options)
+
+        return told
+
+
+def watched_table(uri: str, seen: Callable[[str, str], None]) -> mw.Table:
+    """The table at `uri`, each of whose own requests is told to `seen`; those that Lance makes are not."""
+    location = resolve(uri, wrap=lambda store: Interceptor(store, seen))  # type: ignore[arg-type,return-value]
+    base = BaseTable.open(location)
+    assert base is not None
+    return mw.Table(location, base)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Owns the public `Scan`. Invariants:
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
 2. Limit and offset count live, matching rows.
 3. An SSTable that vanished before the first batch restarts the read on a fresh snapshot (bounded), and is corruption
-   if that one needs it too; later it is `CollectedError`.
+   if that one needs it too; later it is `CollectedError`, unless nothing was handed out yet (`to_table`, `count_rows`).
 
 Called by: the table facade, `ShardWriter.lsm_scan`.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ from memwal.scan.merge import Merge, Projection
 from memwal.scan.snapshot import Snapshot, with_restarts
 
 __all__ = ["Scan"]
+
+T = TypeVar("T")
+_MAX_RESTARTS = 3
 
 
 class Scan:
@@ -102,7 +105,16 @@ class Scan:
 
     def to_table(self) -> pa.Table:
         """The rows as a table."""
-        return pa.Table.from_batches(self.to_batches(), schema=self.schema)
+        return self._read_whole(lambda batches: pa.Table.from_batches(batches, schema=self.schema))
+
+    def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T]) -> T:
+        """What `consume` makes of all rows: nothing was handed out before its end, so it may start over."""
+        for _ in range(_MAX_RESTARTS):
+            try:
+                return consume(self.to_batches())
+            except CollectedError:
+                self._snapshot = self._capture()
+        return consume(self.to_batches())
 
     def to_pandas(self) -> Any:
         """The rows as a pandas frame."""
@@ -124,7 +136,7 @@ class Scan:
         narrow._limit, narrow._offset = self._limit, self._offset
         key = self._snapshot.schema.primary_key
         narrow._projection = Projection(key or tuple(self._snapshot.schema.columns.names[:1]))
-        return sum(batch.num_rows for batch in narrow.to_batches())
+        return narrow._read_whole(_total)
 
     def explain(self) -> str:
         """What this scan reads and what it leaves out, for people."""
@@ -133,6 +145,10 @@ class Scan:
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
         return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
+
+
+def _total(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(int(batch.num_rows) for batch in batches)
 
 
 def _checked(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
