@@ -10,7 +10,7 @@ import pytest
 from memwal.shard_writer import ShardWriter
 from memwal.testing.crash_child import Life, all_rows, live
 from memwal.testing.crash_tables import KINDS, TableKind
-from memwal.testing.kill_points import POINTS
+from memwal.testing.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from memwal.testing.oracle import Oracle
 from memwal.testing.processes import start
 from memwal.testing.shard_audit import ShardAudit
@@ -42,7 +42,7 @@ def live_until_killed(life: Life, oracle: Oracle) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", [*OPEN_POINTS, *PUT_POINTS, *FLUSH_POINTS])
 def test_a_kill_at_this_point_breaks_no_promise(point: str, kind: str, tmp_path: Path) -> None:
     uri, shard_id, oracle = str(tmp_path / "table"), str(uuid.uuid4()), Oracle()
     table = TableKind(kind)

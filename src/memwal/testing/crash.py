@@ -31,7 +31,7 @@ import pyarrow as pa
 from memwal.shard_writer import ShardWriter
 from memwal.testing.crash_child import Life, all_rows, live
 from memwal.testing.crash_tables import KINDS, TableKind
-from memwal.testing.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
+from memwal.testing.kill_points import COMPACT_POINTS, FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from memwal.testing.oracle import Oracle
 from memwal.testing.processes import Child, start
 from memwal.testing.shard_audit import ShardAudit
@@ -202,7 +202,8 @@ class _Shard:
 
     def _draw_life(self) -> Life:
         draw = self._draw
-        threads = draw.choice((1, 1, 2, 4))
+        threads = draw.choice((1, 1, 2, 3, 4))
+        compacts = draw.random() < 0.3
         return Life(
             uri=self._uri,
             shard_id=self._shard_id,
@@ -212,7 +213,8 @@ class _Shard:
             threads=threads,
             writes=draw.choice((15, 40, 90)) // threads + 1,
             settings=_draw_settings(draw),
-            kill_at=_draw_point(draw),
+            kill_at=_draw_point(draw, compacts),
+            compacts=compacts,
             reopen=draw.random() < 0.15,
             ending=draw.choice(("linger", "linger", "close", "abort")),
         )
@@ -237,9 +239,11 @@ def _draw_death(draw: random.Random, life: Life) -> _Death:
     return _Death("while writing", "rows", draw.random() ** 2 * 0.15)
 
 
-def _draw_point(draw: random.Random) -> tuple[str, int] | None:
+def _draw_point(draw: random.Random, compacts: bool) -> tuple[str, int] | None:
     if draw.random() < 0.4:
         return None
+    if compacts and draw.random() < 0.5:
+        return draw.choice(COMPACT_POINTS), 1
     points, most = draw.choice(((OPEN_POINTS, 2), (PUT_POINTS, 40), (PUT_POINTS, 40), (FLUSH_POINTS, 4)))
     return draw.choice(points), draw.randint(1, most)
 

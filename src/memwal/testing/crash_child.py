@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.shard_writer import ShardWriter
+from memwal.table import open_table
 from memwal.testing.crash_tables import TableKind
 from memwal.testing.kill_points import kill_at
 from memwal.testing.oracle import Write
@@ -33,7 +34,10 @@ KEYS = 48
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of the writer. `kill_at` is a point and a count; `ending` is what follows the last write."""
+    """One life of the writer. `kill_at` is a point and a count; `ending` is what follows the last write.
+
+    `compacts` lets the first thread compact the table now and then, beside the writes of the others.
+    """
 
     uri: str
     shard_id: str
@@ -45,6 +49,7 @@ class Life:
     settings: dict[str, Any] = field(default_factory=dict)
     kill_at: tuple[str, int] | None = None
     reopen: bool = False
+    compacts: bool = False
     ending: str = "linger"
 
     @property
@@ -179,6 +184,8 @@ class _Scribe:
             draw = self._random.random()
             if draw < 0.03 and not self._life.wal_only:
                 self._drain()
+            elif draw < 0.07 and self._life.compacts and self._thread == 0:
+                open_table(self._life.uri).compact()
             elif draw < 0.16 and self._kind.has_key:
                 self._delete(number)
             else:

@@ -17,12 +17,24 @@ from typing import Final
 
 from memwal import hooks
 
-__all__ = ["FLUSH_POINTS", "OPEN_POINTS", "POINTS", "PUT_POINTS", "act_at", "kill_at", "stop_at"]
+__all__ = ["COMPACT_POINTS", "FLUSH_POINTS", "OPEN_POINTS", "POINTS", "PUT_POINTS", "act_at", "kill_at", "stop_at"]
 
 OPEN_POINTS: Final = ("open.after_claim", "open.after_sentinel", "replay.before_insert")
 PUT_POINTS: Final = ("wal.before_put", "wal.after_put", "put.before_ack")
 FLUSH_POINTS: Final = ("flush.before_write", "flush.before_commit", "flush.after_commit")
-POINTS: Final = (*OPEN_POINTS, *PUT_POINTS, *FLUSH_POINTS)
+COMPACT_POINTS: Final = (
+    "compact.chosen",
+    "compact.before_delete",
+    "compact.after_delete",
+    "compact.before_upsert",
+    "compact.after_fragments",
+    "compact.before_manifest",
+    "compact.between_commits",
+    "compact.after_commit",
+    "compact.before_trim",
+    "compact.after_trim",
+)
+POINTS: Final = (*OPEN_POINTS, *PUT_POINTS, *FLUSH_POINTS, *COMPACT_POINTS)
 
 
 def act_at(point: str, count: int, action: Callable[[], None]) -> None:
