@@ -23,7 +23,16 @@ import pyarrow as pa
 
 from memwal.errors import InvalidInputError
 
-__all__ = ["METRICS", "Metric", "Nearest", "VectorBlock", "exact_search", "is_vector", "query_vector"]
+__all__ = [
+    "METRICS",
+    "Metric",
+    "Nearest",
+    "VectorBlock",
+    "exact_search",
+    "is_vector",
+    "nearest_in_block",
+    "query_vector",
+]
 
 Metric = Literal["l2", "cosine", "dot"]
 METRICS: tuple[Metric, ...] = ("l2", "cosine", "dot")
@@ -212,7 +221,13 @@ def exact_search(
             0, vectors.astype(np.float64 if precision == np.float64 else np.float32, copy=False)
         )
     check_search(metric, allowed, len(block))
-    vector = query_vector(query, block.matrix.shape[1], precision)
+    return nearest_in_block(block, query_vector(query, block.matrix.shape[1], precision), k, metric, allowed)
+
+
+def nearest_in_block(
+    block: VectorBlock, vector: npt.NDArray[np.float64], k: int, metric: Metric, allowed: Mask | None
+) -> Nearest:
+    """Return row numbers and distances of the `k` nearest rows of a block that begins with row 0, exactly."""
     rows = block.rows(0, len(block), allowed)
     rows = block.candidates(vector, k, metric, rows) if k > 0 else rows[:0]
     return nearest_of(rows, block.distances(vector, metric, rows), k)

@@ -7,6 +7,7 @@ Called by: `Scan`.
 
 from __future__ import annotations
 
+from memwal.memscan import indexes_used
 from memwal.row_filter import RowFilter
 from memwal.scan.merge import Projection
 from memwal.scan.snapshot import ShardView, Snapshot
@@ -27,7 +28,7 @@ def explain(
         lines.append(f"  limit:   {limit if limit is not None else 'none'}, offset {offset}")
     lines.append(f"  merge:   {f'newest row per ({key}), deletes hidden' if key else 'append-only, every row counts'}")
     for view in snapshot.shards:
-        lines += _shard(view)
+        lines += _shard(view, row_filter)
     for shard_id in snapshot.pruned_shards:
         lines.append(f"  shard {shard_id}: pruned, the filter cannot match there")
     rows = snapshot.base.dataset.count_rows()
@@ -35,11 +36,13 @@ def explain(
     return "\n".join(lines)
 
 
-def _shard(view: ShardView) -> list[str]:
+def _shard(view: ShardView, row_filter: RowFilter | None) -> list[str]:
     lines = [f"  shard {view.shard_id} (epoch {view.manifest.writer_epoch}, manifest {view.manifest.version})"]
     tier = "WAL tail" if view.from_tail else "memtable"
     for ref in reversed(view.memory):
-        lines.append(f"    {tier} generation {ref.generation}: {ref.num_rows} rows")
+        used = indexes_used(ref, row_filter)
+        how = f", BTree index {', '.join(used)}" if used else ""
+        lines.append(f"    {tier} generation {ref.generation}: {ref.num_rows} rows{how}")
     for sstable in reversed(view.sstables):
         rows = "?" if sstable.physical_rows is None else sstable.physical_rows
         lines.append(f"    SSTable generation {sstable.generation}: {rows} rows ({sstable.path})")

@@ -24,7 +24,7 @@ import pyarrow as pa
 from memwal.base_table import lance_errors
 from memwal.clock import thread_pool
 from memwal.format.wal_entry import TOMBSTONE
-from memwal.memscan import winners
+from memwal.memscan import narrowed, winners
 from memwal.memtable import InMemoryMemTableRef
 from memwal.row_filter import RowFilter
 from memwal.scan.fresh import FreshIndex, FreshIndexCache
@@ -174,7 +174,7 @@ class Merge:
     def _memory_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
         for ref, mask in shard.memory:
             table = ref.table()
-            alive = mask & ~tombstone_flags(table)
+            alive = narrowed(ref, self.row_filter, mask & ~tombstone_flags(table))
             yield from self._finish(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation, self.row_filter)
 
     def _sstable_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:

@@ -1,45 +1,60 @@
 """Rows that a search can address by position: of a memtable, an SSTable or a base fragment.
 
-Owns `RowSource` and its three kinds. Invariants:
+Owns `RowSource` and its kinds. Invariants:
 
 1. `live` masks what the snapshot hides: replaced rows, deleted rows, tombstones. A search scores and returns live rows only.
 2. `matching` applies the filter to live rows, so that a prefilter never changes what is live.
-3. What is derived from immutable rows (their text index) is kept beside them, within the byte limit of the cache.
+3. What is derived from immutable rows (their text index, their vectors' norms) is kept beside them, within the byte
+   limit of the cache.
+4. Of an SSTable that is too large to be kept, a search reads the columns that it needs and no others.
 
 Called by: vector, text and hybrid search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.base_table import lance_errors
-from memwal.format.wal_entry import TOMBSTONE
 from memwal.index import Analyzer, FtsMemIndex
+from memwal.index.vectors import VectorBlock
+from memwal.memscan import matching_rows, narrowed
 from memwal.memtable import InMemoryMemTableRef
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import KeySet, key_array, one_array
 from memwal.scan.merge import Merge, not_in, tombstone_flags
-from memwal.scan.sstables import SsTableReader
+from memwal.scan.sstables import SHARED_CACHE, SsTableReader
 from memwal.scan.text_cache import TextCache
 from memwal.schema import TableSchema
 
-__all__ = ["FragmentSource", "MemorySource", "RowSource", "SsTableSource", "fresh_sources"]
+__all__ = [
+    "FragmentSource",
+    "FreshSource",
+    "LargeSsTableSource",
+    "MemorySource",
+    "RowSource",
+    "SsTableSource",
+    "fresh_sources",
+]
 
 Mask = npt.NDArray[np.bool_]
-_POSITION = "memwal_position"
+_LARGE_BATCH_ROWS = 1 << 16
+_NO_OFFSETS = np.empty(0, dtype=np.int64)
 
 
 class RowSource(Protocol):
     """Rows with positions 0 .. `num_rows`."""
 
-    num_rows: int
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        ...
 
     @property
     def live(self) -> Mask:
@@ -75,13 +90,7 @@ class _TableSource:
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true."""
-        if row_filter is None or not self._live.any():
-            return self._live
-        positions = pa.array(np.arange(self.num_rows))
-        found = row_filter.apply(self.table.drop_columns([TOMBSTONE]).append_column(_POSITION, positions))
-        mask = np.zeros(self.num_rows, dtype=bool)
-        mask[one_array(found.column(_POSITION)).to_numpy()] = True
-        return mask & self._live
+        return matching_rows(self.table, row_filter, self._live)
 
     def column(self, name: str) -> pa.Array:
         """One column of all rows."""
@@ -98,6 +107,10 @@ class MemorySource(_TableSource):
     def __init__(self, ref: InMemoryMemTableRef, live: Mask) -> None:
         super().__init__(ref.table(), live, ref.memtable.schema)
         self.ref = ref
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true; a BTree index narrows the rows down first."""
+        return matching_rows(self.table, row_filter, narrowed(self.ref, row_filter, self._live))
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The memtable's own index if it has this analyzer, else one made for this search."""
@@ -121,8 +134,71 @@ class SsTableSource(_TableSource):
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The index over this generation's rows, kept: they never change."""
-        key = (self.reader.location.key, self.reader.shard_id, self.reader.sstable.path, column)
-        return self._texts.index(key, analyzer, lambda: build_text_index(column, self.column(column), analyzer))
+        return sstable_texts(self._texts, self.reader, column, analyzer, self.column)
+
+    def vectors(self, column: str) -> VectorBlock:
+        """A vector column with its norms, kept: they never change."""
+        reader = self.reader
+        key = (reader.location.key, reader.shard_id, reader.sstable.path, column, "vectors")
+        return self._texts.derived(key, lambda: VectorBlock.build(0, [self.column(column)]))
+
+
+class LargeSsTableSource:
+    """The newest rows of an SSTable that is not kept in memory. Its results are offsets in the file (`take` too)."""
+
+    def __init__(
+        self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema, texts: TextCache
+    ) -> None:
+        self.reader = reader
+        self.hidden = np.sort(dead)
+        self.schema = schema
+        self._texts = texts
+
+    @cached_property
+    def _frame(self) -> tuple[npt.NDArray[np.int64], Mask]:
+        parts = list(self.reader.batches(self.schema, [], None, _LARGE_BATCH_ROWS))
+        offsets = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
+        flags = np.concatenate([tombstone_flags(pa.Table.from_batches([b])) for b, _ in parts] or [np.empty(0, bool)])
+        return offsets, not_in(offsets, self.hidden) & ~flags
+
+    @property
+    def num_rows(self) -> int:
+        """The newest rows of the file, hidden ones and tombstones included."""
+        return len(self._frame[0])
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Per row its offset in the file, ascending."""
+        return self._frame[0]
+
+    @property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        return self._frame[1]
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        if row_filter is None:
+            return self.live
+        parts = self.reader.batches(self.schema, [], row_filter, _LARGE_BATCH_ROWS)
+        found = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
+        mask = np.zeros(self.num_rows, dtype=bool)
+        mask[np.searchsorted(self.offsets, found)] = True
+        return mask & self.live
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        parts = self.reader.batches(self.schema, [name], None, _LARGE_BATCH_ROWS)
+        kind = self.schema.columns.field(name).type
+        return one_array(pa.chunked_array([batch.column(0) for batch, _ in parts], type=kind))
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The index over this generation's rows, kept: they never change."""
+        return sstable_texts(self._texts, self.reader, column, analyzer, self.column)
+
+    def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """`columns` of the rows at some offsets, in that order."""
+        return self.reader.take(self.schema, rows, columns).select(list(columns))
 
 
 class FragmentSource:
@@ -169,6 +245,14 @@ class FragmentSource:
         return self._texts.index(key, analyzer, lambda: build_text_index(column, self.column(column), analyzer))
 
 
+def sstable_texts(
+    texts: TextCache, reader: SsTableReader, column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]
+) -> FtsMemIndex:
+    """The text index over one column of an SSTable, kept."""
+    key = (reader.location.key, reader.shard_id, reader.sstable.path, column)
+    return texts.index(key, analyzer, lambda: build_text_index(column, read(column), analyzer))
+
+
 def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMemIndex:
     """A text index over `texts`, positions from 0."""
     index = FtsMemIndex("", column, analyzer)
@@ -178,13 +262,17 @@ def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMem
     return index
 
 
-def fresh_sources(merge: Merge, texts: TextCache) -> list[MemorySource | SsTableSource]:
+FreshSource: TypeAlias = MemorySource | SsTableSource | LargeSsTableSource
+
+
+def fresh_sources(merge: Merge, texts: TextCache) -> list[FreshSource]:
     """The sources above the base table."""
-    found: list[MemorySource | SsTableSource] = []
+    found: list[FreshSource] = []
     for shard in merge.shards:
         for ref, mask in shard.memory:
             found.append(MemorySource(ref, mask & ~tombstone_flags(ref.table())))
         if shard.readers:
             for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
-                found.append(SsTableSource(reader, dead, merge.snapshot.schema, texts))
+                kind = SsTableSource if SHARED_CACHE.keeps_rows(reader.sstable) else LargeSsTableSource
+                found.append(kind(reader, dead, merge.snapshot.schema, texts))
     return found

@@ -41,10 +41,11 @@ from memwal.index.analyzer import AnalyzerOptions, is_text
 from memwal.index.bm25 import CorpusStats
 from memwal.index.fts import search_texts
 from memwal.index.vectors import is_vector, query_vector
+from memwal.maintained import index_facts
 from memwal.row_filter import FilterLike, RowFilter
 from memwal.scan.merge import Merge, Projection
 from memwal.scan.ranked import Ranked, fuse, to_table
-from memwal.scan.row_source import FragmentSource, RowSource, fresh_sources
+from memwal.scan.row_source import FragmentSource, LargeSsTableSource, MemorySource, RowSource, fresh_sources
 from memwal.scan.snapshot import Snapshot
 from memwal.scan.text_cache import SHARED_TEXTS
 from memwal.scan.vector_search import BaseRows, nearest_in_base, nearest_in_source
@@ -115,15 +116,13 @@ def _vector_column(snapshot: Snapshot, named: str | None) -> str:
 
 def _base_metric(snapshot: Snapshot, column: str) -> Metric | None:
     """The metric of the base table's vector index on `column`, if it has one."""
-    dataset = snapshot.base.dataset
     number = snapshot.base.column_ids[column]
+    known: dict[str, Metric] = {metric: metric for metric in METRICS}
     for entry in snapshot.base.index_entries:
         if tuple(entry.field_ids) == (number,):
-            statistics = dataset.stats.index_stats(entry.name)
-            metric = (statistics.get("indices") or [{}])[0].get("metric_type")
-            if metric is not None:
-                known: dict[str, Metric] = {"l2": "l2", "cosine": "cosine", "dot": "dot"}
-                return known.get(str(metric).lower())
+            metric = index_facts(snapshot.base, entry).metric
+            if metric in known:
+                return known[metric]
     return None
 
 
@@ -164,8 +163,10 @@ def _vector(
 def _text_column(snapshot: Snapshot, named: str | None) -> tuple[str, AnalyzerOptions]:
     """The column to search and the analyzer of the base table's index on it (the default one where there is none)."""
     columns = snapshot.schema.columns
-    analyzers = _base_analyzers(snapshot)
+    analyzers, unknown = _base_analyzers(snapshot)
     if named is not None and is_text(columns.field(named).type):
+        if named in unknown and named not in analyzers:
+            raise unknown[named]
         return named, analyzers.get(named, AnalyzerOptions())
     texts = [field.name for field in columns if is_text(field.type)]
     for candidates in (list(analyzers), texts):
@@ -175,15 +176,20 @@ def _text_column(snapshot: Snapshot, named: str | None) -> tuple[str, AnalyzerOp
     raise InvalidInputError(f"name the text column to search (column=...); the candidates are: {listed}")
 
 
-def _base_analyzers(snapshot: Snapshot) -> dict[str, AnalyzerOptions]:
-    found = {}
+def _base_analyzers(snapshot: Snapshot) -> tuple[dict[str, AnalyzerOptions], dict[str, InvalidInputError]]:
+    """The analyzers of the base table's text indexes by column, and why some columns' cannot be had."""
+    found: dict[str, AnalyzerOptions] = {}
+    unknown: dict[str, InvalidInputError] = {}
     by_id = {number: name for name, number in snapshot.base.column_ids.items()}
     for entry in snapshot.base.index_entries:
-        if len(entry.field_ids) == 1 and "Inverted" in entry.details_type:
-            params = snapshot.base.dataset.stats.index_stats(entry.name)["indices"][0].get("params", {})
+        if len(entry.field_ids) == 1 and "Inverted" in entry.details_type and entry.field_ids[0] in by_id:
             column = by_id[entry.field_ids[0]]
-            found[column] = FtsIndex.from_lance(column, params).analyzer_options()
-    return found
+            try:
+                params = index_facts(snapshot.base, entry).params or {}
+                found[column] = FtsIndex.from_lance(column, params).analyzer_options()
+            except InvalidInputError as error:
+                unknown[column] = error
+    return found, unknown
 
 
 def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = None) -> tuple[Ranked, list[Any]]:
@@ -212,6 +218,10 @@ def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = Non
         )
         if isinstance(source, FragmentSource):
             number, positions = len(fresh), source.row_ids[positions].astype(np.int64)
+        elif isinstance(source, LargeSsTableSource):
+            positions = source.offsets[positions]
+        elif isinstance(source, MemorySource):
+            source.ref.memtable.searched()
         parts.append((number, positions, scores))
     return Ranked.merge(parts, k, ascending=False), answers
 

@@ -1,6 +1,6 @@
-"""Text indexes of immutable rows, kept between searches.
+"""What searches derive from immutable rows, kept between searches: text indexes, vectors with their norms.
 
-Owns `TextCache`. Invariant: it holds at most its limit of bytes; the least recently used index goes first.
+Owns `TextCache`. Invariant: it holds at most its limit of bytes; the least recently used goes first.
 
 Called by: row sources.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
 
 from memwal.index import Analyzer, FtsMemIndex
 
@@ -18,26 +19,37 @@ __all__ = ["SHARED_TEXTS", "TextCache"]
 DEFAULT_BYTES = 1 << 30
 
 
+class _Sized(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Sized)
+
+
 class TextCache:
-    """Text indexes by what they were made of."""
+    """Derived values by what they were made of."""
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, ...], FtsMemIndex] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], _Sized] = OrderedDict()
 
     def index(self, key: tuple[str, ...], analyzer: Analyzer, build: Callable[[], FtsMemIndex]) -> FtsMemIndex:
-        """The kept index, or a new one that is kept if it fits."""
-        slot = (*key, repr(analyzer))
+        """The kept text index, or a new one that is kept if it fits."""
+        return self.derived((*key, repr(analyzer)), build)
+
+    def derived(self, key: tuple[str, ...], build: Callable[[], T]) -> T:
+        """The kept value of `key`, or a new one that is kept if it fits."""
         with self._lock:
-            found = self._kept.get(slot)
+            found = self._kept.get(key)
             if found is not None:
-                self._kept.move_to_end(slot)
-                return found
+                self._kept.move_to_end(key)
+                return cast(T, found)
         made = build()
         with self._lock:
-            self._kept[slot] = made
-            held = sum(index.size_bytes for index in self._kept.values())
+            self._kept[key] = made
+            held = sum(value.size_bytes for value in self._kept.values())
             while held > self._limit_bytes and self._kept:
                 _, oldest = self._kept.popitem(last=False)
                 held -= oldest.size_bytes
@@ -47,7 +59,7 @@ class TextCache:
     def size_bytes(self) -> int:
         """Bytes held now."""
         with self._lock:
-            return sum(index.size_bytes for index in self._kept.values())
+            return sum(value.size_bytes for value in self._kept.values())
 
 
 SHARED_TEXTS = TextCache()

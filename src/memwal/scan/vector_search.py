@@ -1,7 +1,8 @@
 """The nearest live rows over all tiers.
 
-Owns `nearest`. Memtables use their graph where it has the metric, SSTables and memory without one are searched exactly;
-the base table is searched by Lance, over indexed and unindexed fragments. Invariants:
+Owns the search of one tier. Memtables use their graph where it has the metric; memory without one and SSTables that are
+kept in memory are searched exactly; large SSTables are searched by Lance through their mirror of the index, or exactly as a
+stream; the base table is searched by Lance, over indexed and unindexed fragments. Invariants:
 
 1. A replaced or deleted row neither appears nor takes a place: a tier is asked for more until k live rows are found or it
    has no more.
@@ -23,19 +24,26 @@ import pyarrow as pa
 
 from memwal.base_table import lance_errors
 from memwal.index import HnswMemIndex, Metric, exact_search
+from memwal.index.vectors import Nearest, nearest_in_block
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import key_array, one_array
-from memwal.scan.merge import Merge
-from memwal.scan.row_source import MemorySource, SsTableSource
+from memwal.scan.merge import Merge, not_in, tombstone_flags
+from memwal.scan.row_source import FreshSource, LargeSsTableSource, SsTableSource
+from memwal.scan.sstables import SsTableReader
 
 __all__ = ["BaseRows", "nearest_in_base", "nearest_in_source"]
 
 _EXTRA = 16
+_LARGE_EF = 256
+_STREAM_BYTES = 32 << 20
 _ROW_ID = "_rowid"
+_ROW_ADDRESS = "_rowaddr"
+_KNOWN_MIRRORS = 4096
+_mirror_metrics: dict[tuple[str, str, str, str], str | None] = {}
 
 
 def nearest_in_source(
-    source: MemorySource | SsTableSource,
+    source: FreshSource,
     column: str,
     query: npt.NDArray[np.float64],
     k: int,
@@ -44,14 +52,127 @@ def nearest_in_source(
     ef: int | None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Positions and distances of the `k` nearest matching rows of one source above the base table."""
+    if isinstance(source, LargeSsTableSource):
+        return _nearest_in_large(source, column, query, k, metric, row_filter, ef)
     allowed = source.matching(row_filter)
     if not allowed.any():
         return np.empty(0, np.int64), np.empty(0, np.float32)
-    if isinstance(source, MemorySource):
-        for index in source.ref.indexes:
-            if isinstance(index, HnswMemIndex) and index.column == column and index.metric == metric:
-                return index.search(query, k, source.num_rows, ef=ef, allowed=allowed)
+    if isinstance(source, SsTableSource):
+        return nearest_in_block(source.vectors(column), query, k, metric, allowed)
+    for index in source.ref.indexes:
+        if isinstance(index, HnswMemIndex) and index.column == column and index.metric == metric:
+            found = index.search(query, k, source.num_rows, ef=ef, allowed=allowed)
+            source.ref.memtable.searched()
+            return found
     return exact_search(source.column(column), query, k, metric, allowed)
+
+
+# ---------------------------------------------------------------------------------------------------- large SSTables
+
+
+def _nearest_in_large(
+    source: LargeSsTableSource,
+    column: str,
+    query: npt.NDArray[np.float64],
+    k: int,
+    metric: Metric,
+    row_filter: RowFilter | None,
+    ef: int | None,
+) -> Nearest:
+    """By the SSTable's own index if it has one of this metric and finds `k` live rows, else exactly."""
+    names = dict(zip(source.schema.columns.names, source.reader.names_by_column(source.schema), strict=True))
+    stored = names[column]
+    same = row_filter is None or all(names[name] == name for name in row_filter.columns)
+    if stored is None:
+        return np.empty(0, np.int64), np.empty(0, np.float32)
+    if same and _mirror_metric(source.reader, stored) == metric:
+        fetch, rows_left = k + _EXTRA, source.reader.sstable.physical_rows or 0
+        while fetch <= max(k + _EXTRA, rows_left // 4):
+            found = _ask_mirror(source, stored, query, fetch, metric, row_filter, ef)
+            if found is None:
+                break
+            offsets, vectors = found
+            alive = not_in(offsets, source.hidden)
+            if alive.sum() >= k:
+                positions, distances = exact_search(vectors, query, k, metric, alive)
+                return offsets[positions], distances
+            fetch *= 4
+    return _stream_nearest(source, column, query, k, metric, row_filter)
+
+
+def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
+    """The metric of the SSTable's vector index on a column, if it has one; a generation never changes."""
+    key = (reader.location.key, reader.shard_id, reader.sstable.path, stored)
+    if key not in _mirror_metrics:
+        if len(_mirror_metrics) >= _KNOWN_MIRRORS:
+            _mirror_metrics.clear()
+        _mirror_metrics[key] = _read_mirror_metric(reader, stored)
+    return _mirror_metrics.get(key)
+
+
+def _read_mirror_metric(reader: SsTableReader, stored: str) -> str | None:
+    with lance_errors("reading the indexes of an SSTable"):
+        for index in reader.dataset.describe_indices():
+            if list(index.field_names) == [stored] and index.type_url.endswith("VectorIndexDetails"):
+                statistics = reader.dataset.stats.index_stats(index.name)
+                return str((statistics.get("indices") or [{}])[0].get("metric_type", "")).lower()
+    return None
+
+
+def _ask_mirror(
+    source: LargeSsTableSource,
+    stored: str,
+    query: npt.NDArray[np.float64],
+    fetch: int,
+    metric: Metric,
+    row_filter: RowFilter | None,
+    ef: int | None,
+) -> tuple[npt.NDArray[np.int64], pa.Array] | None:
+    """Offsets and vectors that the index proposes; None if it has fewer than were asked for."""
+    dataset = source.reader.dataset
+    kind = dataset.schema.field(stored).type.value_type
+    nearest: dict[str, Any] = {
+        "column": stored,
+        "q": pa.array(query, type=kind),
+        "k": fetch,
+        "metric": metric,
+        "ef": max(ef or _LARGE_EF, 2 * fetch),
+        "use_index": True,
+    }
+    filter_ = None if row_filter is None else row_filter.source
+    with lance_errors("searching an SSTable"):
+        rows = dataset.scanner(
+            columns=[stored], nearest=nearest, filter=filter_, prefilter=True, with_row_address=True
+        ).to_table()
+    if rows.num_rows < fetch:
+        return None
+    return one_array(rows.column(_ROW_ADDRESS)).to_numpy().astype(np.int64), one_array(rows.column(stored))
+
+
+def _stream_nearest(
+    source: LargeSsTableSource,
+    column: str,
+    query: npt.NDArray[np.float64],
+    k: int,
+    metric: Metric,
+    row_filter: RowFilter | None,
+) -> Nearest:
+    """Exactly, batch by batch: memory holds one batch of one column."""
+    best = (np.empty(0, np.int64), np.empty(0, np.float32))
+    kind = source.schema.columns.field(column).type
+    batch_rows = max(256, _STREAM_BYTES // max(1, kind.list_size * kind.value_type.bit_width // 8))
+    for batch, offsets in source.reader.batches(source.schema, [column], row_filter, batch_rows):
+        table = pa.Table.from_batches([batch])
+        alive = not_in(offsets, source.hidden) & ~tombstone_flags(table)
+        if alive.any():
+            rows, distances = exact_search(one_array(table.column(column)), query, k, metric, alive)
+            merged = np.concatenate((best[1], distances))
+            order = np.argsort(merged, kind="stable")[:k]
+            best = np.concatenate((best[0], offsets[rows]))[order], merged[order]
+    return best
+
+
+# --------------------------------------------------------------------------------------------------------- the base
 
 
 class BaseRows:
@@ -102,9 +223,14 @@ def nearest_in_base(
         live = np.ones(rows.num_rows, dtype=bool)
         if merge.fresh_keys is not None and rows.num_rows:
             live = ~merge.fresh_keys.contains(key_array([rows.column(name) for name in keys]))
-        if live.sum() >= min(k, total) or rows.num_rows < fetch or fetch >= total:
+        if live.sum() >= min(k, total):
             break
-        fetch = min(total, fetch * 4)
+        if rows.num_rows < fetch or fetch >= total:
+            if not use_index:
+                break
+            use_index = False  # the index has no more, or missed some: slower, never short
+        else:
+            fetch = min(total, fetch * 4)
     if not live.any():
         return rows, np.empty(0, np.int64), np.empty(0, np.float32)
     positions, distances = exact_search(one_array(rows.column(column)), query, k, metric, live)
@@ -133,7 +259,7 @@ def _ask_lance(
         "q": pa.array(query, type=kind),
         "k": fetch,
         "metric": metric,
-        "nprobes": nprobes,
+        "minimum_nprobes": nprobes,  # more are probed only where these do not hold enough matching rows
         "use_index": use_index,
     }
     if refine_factor is not None:
