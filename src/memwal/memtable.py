@@ -55,9 +55,10 @@ def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
 
 
 def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """`batch`, with columns copied whose buffers lie where native readers refuse them.
+    """`batch`, with columns copied that native readers refuse.
 
-    Arrow IPC aligns to 8 bytes, so the rows of a WAL entry may be at odds with the 16 bytes that decimals need.
+    Arrow IPC aligns to 8 bytes, so the rows of a WAL entry may be at odds with the 16 bytes that decimals need; and
+    slices of structs in structs are not imported.
     """
     before = batch.columns
     columns = [_aligned(column) for column in before]
@@ -67,7 +68,8 @@ def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _aligned(array: pa.Array) -> pa.Array:
-    if all(buffer is None or buffer.address % _ALIGNMENT == 0 for buffer in array.buffers()):
+    is_whole = not array.offset or not pa.types.is_nested(array.type)
+    if is_whole and all(buffer is None or buffer.address % _ALIGNMENT == 0 for buffer in array.buffers()):
         return array
     return pa.concat_arrays([array, array.slice(0, 0)])  # of two arrays, the result is always a new one
 

@@ -31,7 +31,6 @@ _TOKEN = re.compile(
     r"""|(?P<word>[^\W\d]\w*)|(?P<number>\d\w*(?:\.\d+)?)|(?P<other>\s+|.)""",
     re.DOTALL,
 )
-_RENAMED = {"regexp_match": "regexp_like"}
 _contexts = threading.local()
 
 
@@ -62,7 +61,9 @@ class RowFilter:
             if self._sql is None:
                 return table.filter(self.source)
             return _run(table, self._sql)
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # native code gave up
+                raise
             reason = (str(error).splitlines() or ["no reason given"])[0]
             raise InvalidInputError(f"the filter cannot be applied: {reason}") from None
 
@@ -75,10 +76,19 @@ def _run(table: pa.Table, sql: str) -> pa.Table:
     if context is None:
         context = _contexts.context = SessionContext(SessionConfig().with_target_partitions(1))
     try:
-        found = context.from_arrow(table, name="rows").filter(sql).to_arrow_table()
+        found = context.from_arrow(_unsliced(table), name="rows").filter(sql).to_arrow_table()
     finally:
         context.deregister_table("rows")
     return found.cast(table.schema) if found.schema != table.schema else found
+
+
+def _unsliced(table: pa.Table) -> pa.Table:
+    """`table`, with nested columns copied where they are slices: DataFusion's import of structs in structs fails on those."""
+    for i, column in enumerate(table.columns):
+        if pa.types.is_nested(column.type) and any(chunk.offset for chunk in column.chunks):
+            chunks = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks]
+            table = table.set_column(i, table.schema.field(i), pa.chunked_array(chunks, column.type))
+    return table
 
 
 def _referenced(expression: pc.Expression, schema: pa.Schema) -> list[str]:
@@ -129,12 +139,10 @@ def _translate(sql: str, schema: pa.Schema) -> tuple[str, list[str]]:
                 text = _quote(column)
             elif kind == "quoted" or after_dot:
                 text = _quote(name)
-            else:
-                text = _RENAMED.get(text.lower(), text)
         parts.append(text)
     if not "".join(parts).strip():
         raise InvalidInputError("the filter is empty")
-    return "".join(_field_access(parts)), list(used)
+    return "".join(_conditions(_field_access(parts))), list(used)
 
 
 def _field_access(parts: list[str]) -> list[str]:
@@ -148,6 +156,29 @@ def _field_access(parts: list[str]) -> list[str]:
         else:
             out.append(parts[i])
             i += 1
+    return out
+
+
+def _conditions(parts: list[str]) -> list[str]:
+    """`regexp_match(...)`, which returns the matches, as a condition wherever Lance takes it for one."""
+    out = list(parts)
+    calls: list[int] = []  # per open parenthesis: where its regexp_match starts, or -1
+    groups: list[bool] = []  # per open parenthesis: whether it holds a condition
+    before, before_at = "", -1
+    for i, part in enumerate(parts):
+        word = part.strip().lower()
+        if word == "(":
+            calls.append(before_at if before == "regexp_match" else -1)
+            groups.append(before in ("", "(", "and", "or", "not"))
+        elif word == ")" and calls:
+            start = calls.pop()
+            groups.pop()
+            after = next((later.strip().lower() for later in parts[i + 1 :] if later.strip()), "")
+            if start >= 0 and (after in ("", "and", "or") or (after == ")" and groups and groups[-1])):
+                out[start] = "(" + out[start]
+                out[i] = ") IS NOT NULL)"
+        if word:
+            before, before_at = word, i
     return out
 
 

@@ -322,6 +322,18 @@ def test_rows_and_tombstones_with_null_structs_of_not_null_fields_can_be_flushed
     ]
 
 
+def test_slices_of_nested_columns_are_filtered_and_flushed(tmp_path: Path) -> None:
+    """Native readers fail on slices of structs in structs; a batch that is alone in its memtable was never copied."""
+    deep = pa.schema([key_field(), pa.field("s", pa.struct([("t", pa.struct([("n", pa.int64())]))]))])
+    data = [{"id": k, "s": {"t": {"n": k} if k % 3 else None}} for k in range(12)]
+    writer = open_writer(tmp_path, deep)
+    writer.put(pa.Table.from_pylist(data, schema=deep).slice(5))
+    assert writer.scan().to_table().to_pylist() == data[5:]
+    assert writer.scan().filter("s.t.n = 7").to_table().to_pylist() == [data[7]]
+    writer.close()
+    assert [row["s"] for row in flushed(tmp_path)[1]] == [row["s"] for row in data[5:]]
+
+
 def test_nulls_inside_not_null_fields_are_refused_by_column(tmp_path: Path) -> None:
     """They would be acknowledged, and no flush could ever write them."""
     must = pa.array([{"a": 5}], INNER.field("must").type)
