@@ -92,7 +92,7 @@ def writes_until_fenced(shard: Shard, first: int, opens: int, pipe: Connection) 
         except FencedError:
             continue
         try:
-            for _ in range(30):
+            for _ in range(80):
                 pipe.send(("issued", number))
                 put(writer, shard, number)
                 pipe.send(("returned", number))
