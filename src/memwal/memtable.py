@@ -18,6 +18,7 @@ Called by: the writer (append, freeze), the read path (captures), flush.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from memwal.schema import TableSchema
 
 __all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
 
+_LOG = logging.getLogger(__name__)
 _PINNING_BYTES = 64 * 1024
 _ALIGNMENT = 16
 _BATCH_OVERHEAD_BYTES = 256
@@ -215,10 +217,18 @@ class MemTable:
         while (number := self._indexed_batches) < num_batches:
             batch, start = self._log[number][0], self._log[number - 1][2] if number else 0
             if batch is not None:
-                for index in self.indexes:
-                    index.insert(batch, start)
-                self._uncounted_rows += batch.num_rows if self.indexes else 0
+                self._insert_into_indexes(batch, start)
             self._indexed_batches = number + 1
+
+    def _insert_into_indexes(self, batch: pa.RecordBatch, start: int) -> None:
+        """Give one batch to every index; without them reads are exact, so that a failing one costs no write."""
+        try:
+            for index in self.indexes:
+                index.insert(batch, start)
+            self._uncounted_rows += batch.num_rows if self.indexes else 0
+        except Exception as error:
+            _LOG.warning("indexes of a memtable are dropped [generation=%d]: %s", self.generation, error)
+            self.indexes = ()
 
     def adopt(self, indexes: Sequence[MemIndex]) -> None:
         """Have these indexes from now on; new ones are given every row that the others hold."""

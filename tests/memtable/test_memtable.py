@@ -289,3 +289,23 @@ def test_keys_are_hashable_scalars_or_tuples() -> None:
     assert key_values([pa.array([1, 2], pa.uint8())]) == [1, 2]
     assert key_values([pa.array(["a"]), pa.array([b"b"])]) == [("a", b"b")]
     assert all(type(key) is int for key in key_values([pa.array(np.arange(3))]))
+
+
+class BrokenIndex:
+    """An index that cannot take a row."""
+
+    size_bytes = 10
+
+    def insert(self, rows: pa.RecordBatch, start: int) -> None:
+        raise ValueError("no")
+
+
+def test_an_index_that_fails_is_dropped_and_costs_no_row() -> None:
+    table = MemTable(KEYED, 1, 0, 0, None, [BrokenIndex()])  # type: ignore[list-item]
+    table.append(batch([1]), None)
+    table.index_rows()
+    assert table.indexes == ()
+    table.append(batch([2]), None)
+    table.index_rows()
+    assert table.capture().live().column("id").to_pylist() == [1, 2]
+    assert table.capture().indexes == ()

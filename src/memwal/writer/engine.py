@@ -358,6 +358,7 @@ class ShardEngine:
         core, self._threads = self._core, []
         core.make_locks()
         core.stats.use_lock(core.lock)
+        self._gate, self._fit_lock = WriteGate(), threading.Lock()
         self._gate = WriteGate()
         core.state = CLOSED
 

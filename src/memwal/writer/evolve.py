@@ -25,42 +25,48 @@ __all__ = ["WriteGate", "move_core"]
 
 
 class WriteGate:
-    """Many writes at once, or one change of columns; entered with `with`."""
+    """Many writes at once, or one change of columns; entered with `with`.
 
-    __slots__ = ("_changed", "_closed", "_inside")
+    Who is inside is kept by thread, so that a thread that is interrupted in the doorway is not counted for ever.
+    """
+
+    __slots__ = ("_changed", "_closed_by", "_inside")
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._inside = 0
-        self._closed = False
+        self._inside: set[int] = set()
+        self._closed_by: int | None = None
 
     def __enter__(self) -> None:
         with self._changed:
-            while self._closed:
+            while self._closed_by is not None:
                 self._changed.wait()
-            self._inside += 1
+            self._inside.add(threading.get_ident())
 
     def __exit__(self, *exc: object) -> None:
         with self._changed:
-            self._inside -= 1
-            if self._closed:
+            self._inside.discard(threading.get_ident())
+            if self._closed_by is not None:
                 self._changed.notify_all()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Keep all writes out for the duration; returns when the last one has left."""
-        with self._changed:
-            while self._closed:
-                self._changed.wait()
-            self._closed = True
-            while self._inside:
-                self._changed.wait()
+        me = threading.get_ident()
         try:
+            with self._changed:
+                while self._closed_by is not None:
+                    self._changed.wait()
+                self._closed_by = me
+                self._inside.discard(me)
+                while self._inside:
+                    self._changed.wait()
             yield
         finally:
-            with self._changed:
-                self._closed = False
-                self._changed.notify_all()
+            if self._closed_by == me:
+                with self._changed:
+                    self._closed_by = None
+                    self._changed.notify_all()
 
 
 def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) -> None:

@@ -160,18 +160,18 @@ def run_ticker(core: ShardCore) -> None:
             end, core.drain_wanted = core.buffered if core.pending else 0, False
             deferred, core.index_wanted = core.index_wanted or _is_index_due(core), False
             graph, core.graph_wanted = core.graph_wanted, False
-        if graph:
-            start_growing(core)
-        if deferred:
-            index_deferred(core)
         if stats_every and core.clock.monotonic() >= next_stats:
             next_stats = core.clock.monotonic() + stats_every
             core.stats.snapshot().log_summary(f"[shard={core.log.shard_id}] ")
-        if end:
-            try:
+        try:
+            if end:
                 core.make_durable(end)
-            except Exception as error:  # recorded by the core; whoever writes next is told
-                _LOG.warning("background WAL flush failed [shard=%s]: %s", core.log.shard_id, error)
+            if graph:
+                start_growing(core)
+            if deferred:
+                index_deferred(core)
+        except Exception as error:  # a failed log is recorded by the core; whoever writes next is told
+            _LOG.warning("background work failed [shard=%s]: %s", core.log.shard_id, error)
 
 
 def _wait_for_tick(core: ShardCore, next_stats: float | None) -> bool:
