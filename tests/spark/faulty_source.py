@@ -20,7 +20,7 @@ CHECK = append_once.is_repeat
 
 
 class FaultySink(StreamSink):
-    """Fails every third time that an entry is on storage, in the way that `mode` says."""
+    """Fails every sixth time that an entry is on storage, in the way that `mode` says."""
 
     mode = ""
     directory = ""
@@ -42,7 +42,7 @@ class FaultySink(StreamSink):
             append_once.is_repeat = CHECK
 
     def _at(self, point: str) -> None:
-        if point != "once.after_put" or self._turn("put") % 3:
+        if point != "once.after_put" or self._turn("put") % 6 != 3:
             return
         if "kill" in self.mode:
             os.kill(os.getpid(), signal.SIGKILL)

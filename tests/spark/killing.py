@@ -16,15 +16,23 @@ HERE = Path(__file__).parent
 MARK = "MEMWAL_TEST_MARK"
 
 
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    """Return once `condition` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
 class Driver:
     """A child process whose descendants carry a mark in their environment."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, arguments: list[str], log: Path, *, script: str = "stream_child.py") -> None:
         self.mark = uuid.uuid4().hex
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(HERE)}
         environment.pop("PYSPARK_GATEWAY_PORT", None)
         with log.open("ab") as output:
-            command = [sys.executable, str(HERE / "stream_child.py"), *arguments]
+            command = [sys.executable, str(HERE / script), *arguments]
             self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
     def wait_until(self, reached: Callable[[], bool], seconds: float = 400) -> bool:

@@ -54,7 +54,7 @@ def test_what_is_too_much_for_a_message_is_staged_and_what_is_too_much_for_an_en
     save(frame, uri, inlineBytes=1000, maxEntryBytes=2000, txnAppId="a", txnVersion=2)
     save(frame, uri, maxEntryBytes=2000, txnAppId="a", txnVersion=2)
     assert len(ids_of(table)) == 10_000
-    assert all(info.generations == (1, 2) and info.wal_tail == 0 for info in table.shards())
+    assert {info.generations for info in table.shards()} == {(1, 2)}
     assert table.location.store.list(STAGE_DIR) == []
     assert table.verify().ok
 

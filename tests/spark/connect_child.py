@@ -1,0 +1,48 @@
+"""What a Connect session must be able to do; writes its result as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+from once_kit import judge, make_input, run_until_done
+from pyspark.sql import SparkSession
+from spark_tables import append_only, ids_of, keyed
+
+import memwal.spark as ms
+from memwal.spark.java import provide_java
+
+
+def main(root: str) -> None:
+    provide_java()
+    builder = SparkSession.builder.remote("local[2]").config("spark.log.level", "OFF")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    ms.register(spark)
+    uri = f"{root}/keyed"
+    table = keyed(uri, 2)
+    spark.range(200).write.format("memwal").mode("append").save(uri)
+    ms.flush(spark, uri, force=True)
+    report = ms.compact(spark, uri)
+    spark.range(50).write.format("memwal").mode("append").option("operation", "delete").save(uri)
+    again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job").rows for _ in range(2)]
+    expected = make_input(Path(root, "in"), 3)
+    streamed = append_only(f"{root}/stream", 2)
+    run_until_done(spark, Path(root, "in"), f"{root}/stream", Path(root, "checkpoint"))
+    result = {
+        "kind": type(spark).__module__,
+        "compacted": report.rows_written,
+        "read": spark.read.format("memwal").load(uri).count(),
+        "ids": len(ids_of(table)),
+        "stream": judge(streamed, expected),
+        "written": again,
+    }
+    Path(root, "result.json").write_text(json.dumps(result))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
