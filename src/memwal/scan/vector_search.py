@@ -266,5 +266,12 @@ def _ask_lance(
         nearest["refine_factor"] = refine_factor
     source = None if merge.row_filter is None else merge.row_filter.source
     with lance_errors("searching the base table"):
-        scanner = dataset.scanner(columns=wanted, nearest=nearest, filter=source, prefilter=True, with_row_id=True)
+        scanner = dataset.scanner(
+            columns=wanted,
+            nearest=nearest,
+            filter=source,
+            prefilter=True,
+            with_row_id=True,
+            disable_scoring_autoprojection=True,
+        )
         return scanner.to_table()
