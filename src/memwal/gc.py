@@ -85,6 +85,8 @@ class Collector:
         """
         if grace_seconds < 0:
             raise InvalidInputError(f"grace_seconds must be at least 0, not {grace_seconds}")
+        if self._newest_base().details is None:
+            raise InvalidInputError("the base table has no MemWAL index: nothing can be proven dead; see repair")
         started = self._clock.monotonic()
         if optimize_indices and not dry_run:
             self._optimize()

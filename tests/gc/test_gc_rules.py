@@ -215,6 +215,16 @@ def test_a_shard_with_a_fault_is_refused_whole(tmp_path: Path) -> None:
     assert report.objects == ()
 
 
+def test_a_table_that_lost_its_index_is_refused(tmp_path: Path) -> None:
+    table = make(tmp_path / "t")
+    fill(table, 3)
+    lance.write_dataset(table.schema.empty_table(), table.uri, mode="overwrite")
+    before = objects(table)
+    with pytest.raises(mw.InvalidInputError, match="no MemWAL index"):
+        table.gc(grace_seconds=0)
+    assert objects(table) == before
+
+
 class _Ordered:
     """A store that writes down puts and deletes."""
 
