@@ -38,7 +38,7 @@ __all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
 _Mask = npt.NDArray[np.bool_]
 _LOAD_AT_ONCE = 4
 _BATCH_ROWS = 1 << 16
-_JOINED_ROWS = 1 << 16
+_JOINED_ROWS = 1 << 14
 
 
 class Generation:
