@@ -1,46 +1,62 @@
-"""`make demo`: a short story that shows what exists, on a temporary table, with real processes.
+"""`make demo`: a story that shows memwal at work on a temporary table, with real processes and a real Spark stream.
 
 Owns the story and its plain output, no logic of the engine. Invariant: every figure that it prints was measured in this
 run, and a promise that does not hold makes it fail.
 
-Called by: `python -m memwal.demo`, which starts itself again for the other processes of the story.
+Called by: `python -m memwal.demo` and `memwal demo`; it starts itself again for the other processes of the story.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 
-from memwal import CorruptDataError, FencedError, ShardManifestStore, ShardWriter, WalAppender, WalTailer
+import memwal as mw
 from memwal.clock import SYSTEM_CLOCK
+from memwal.store import paths
 from memwal.store.location import resolve
-from memwal.store.paths import wal_entry_path
 
 __all__ = ["main"]
 
-_ENTRIES = 200
-_ROWS = 20
-_ACKED_BEFORE_KILL = 100
-_POLL_SECONDS = 0.005
-_Number = TypeVar("_Number", int, float)
+_DIMENSION = 16
+_BASE_ROWS = 2_000
+_ACKED_BEFORE_KILL = 300
+_FRESH_READS = 20
+_STREAM_SECONDS = 12.0
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("title", pa.string()),
+        ("revision", pa.int64()),
+        ("vector", pa.list_(pa.float32(), _DIMENSION)),
+    ]
+)
+_TOPICS = ("river", "mountain", "harbour", "desert", "forest", "island", "glacier", "meadow")
 
 
 @dataclass(slots=True)
 class _Story:
-    """What the chapters share: the place, the figures so far."""
+    """What the chapters share: the table and the figures so far."""
 
     uri: str
-    shard_id: str
+    table: mw.Table
     figures: list[tuple[str, str]] = field(default_factory=list)
+    chapter: int = 0
+
+    def begin(self, title: str) -> None:
+        self.chapter += 1
+        print(f"\n{self.chapter}. {title}", flush=True)
 
     def note(self, what: str, value: str) -> None:
         self.figures.append((what, value))
@@ -49,28 +65,26 @@ class _Story:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tell the story; 0 if everything that it promises was seen."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments:
+    if arguments and arguments[0] in _ROLES:
         return _ROLES[arguments[0]](*arguments[1:])
-    print("memwal demo: a write-ahead log on plain files, one writer at a time, no server")
+    print("memwal demo: small durable writes and fresh reads on a Lance table, no server")
     with tempfile.TemporaryDirectory(prefix="memwal-demo-") as directory:
-        story = _Story(f"{directory}/table", SYSTEM_CLOCK.uuid4())
-        first = _claim(story)
-        _append_while_another_process_follows(story, first)
+        story = _create(f"{directory}/articles")
         _kill_a_writer(story)
-        _wake_the_first_writer(story, first)
-        _recover(story)
-        _flip_a_bit(story)
-        _write_a_table(story, f"{directory}/people")
+        _fence(story)
+        if "--no-spark" in arguments:
+            _say("(the Spark chapter was left out)")
+        else:
+            _stream(story, directory)
+        _search(story)
+        _maintain(story)
+        _open_with_pylance(story)
         _summary(story)
     return 0
 
 
-def _chapter(number: int, title: str) -> None:
-    print(f"\n{number}. {title}")
-
-
 def _say(text: str) -> None:
-    print(f"   {text}")
+    print(f"   {text}", flush=True)
 
 
 def _check(holds: bool, promise: str) -> None:
@@ -81,110 +95,155 @@ def _check(holds: bool, promise: str) -> None:
 # ------------------------------------------------------------------------------------------------------- chapters
 
 
-def _claim(story: _Story) -> WalAppender:
-    _chapter(1, "Claim a shard")
-    writer = WalAppender.open(story.uri, story.shard_id)
-    manifest = ShardManifestStore(story.uri, story.shard_id).read_latest()
-    _check(manifest is not None and manifest.writer_epoch == writer.epoch == 1, "the manifest names the owner")
-    _say(f"shard {story.shard_id} is ours: epoch {writer.epoch}, recorded in manifest version 1")
-    return writer
-
-
-def _append_while_another_process_follows(story: _Story, writer: WalAppender) -> None:
-    _chapter(2, f"Append {_ENTRIES} entries of {_ROWS} rows while another process follows the log")
-    follower = _start("follow", story.uri, story.shard_id, str(_ENTRIES))
-    _read_line(follower)  # it is waiting for the first entry
-    seconds = [_timed(partial(writer.append, [_batch(number)])) for number in range(_ENTRIES)]
-    seen, _ = follower.communicate(timeout=60)
-    delays = sorted(int(line) for line in seen.split())
-    _check(len(delays) == _ENTRIES, "the other process sees every entry")
-    p50, p99 = _percentile(seconds, 50) * 1e3, _percentile(seconds, 99) * 1e3
-    _say(f"each append returned after fsync: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
-    _say(f"the other process saw all {len(delays)} entries, p50 {_percentile(delays, 50)} ms after they were made")
-    story.note("rows acknowledged", f"{_ENTRIES * _ROWS:,}")
-    story.note("append with fsync, p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
-    story.note("freshness in another process, p50 / p99", f"{_percentile(delays, 50)} / {_percentile(delays, 99)} ms")
+def _create(uri: str) -> _Story:
+    base = pa.Table.from_pylist([_row(i, 0) for i in range(_BASE_ROWS)], schema=_SCHEMA)
+    story = _Story(uri, mw.create_table(uri, base, primary_key="id", sharding=mw.Bucket("id", 4)))
+    story.begin("A Lance table with a write path in front")
+    story.table.dataset.create_scalar_index("title", "INVERTED")
+    _say(f"{_BASE_ROWS} articles with text and {_DIMENSION}-dimensional vectors, spread over 4 shards by id")
+    return story
 
 
 def _kill_a_writer(story: _Story) -> None:
-    _chapter(3, "Another process takes the shard over, and is killed in the middle (SIGKILL)")
-    child = _start("write", story.uri, story.shard_id)
-    acked = [int(_read_line(child)) for _ in range(_ACKED_BEFORE_KILL)]
-    child.send_signal(signal.SIGKILL)
-    rest, _ = child.communicate(timeout=60)
-    acked += [int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
-    tailer = WalTailer(story.uri, story.shard_id)
-    entries = [tailer.read_entry(position) for position in range(1, tailer.next_position())]
-    of_child = {entry.position for entry in entries if entry is not None and entry.writer_epoch == 2 and entry.batches}
-    lost = set(acked) - of_child
-    _check(not lost, "what was acknowledged is in the log")
-    _say(f"it acknowledged {len(acked)} entries before it died; {len(of_child)} are in the log, {len(lost)} lost")
-    story.note("entries acknowledged before SIGKILL / lost", f"{len(acked)} / {len(lost)}")
+    story.begin("Another process writes; its rows are fresh here; it is killed; nothing is lost")
+    writer = _start("write", story.uri)
+    acked: list[int] = []
+    freshness: list[float] = []
+    while len(acked) < _ACKED_BEFORE_KILL:
+        row, acked_ms = (int(part) for part in _read_line(writer).split())
+        acked.append(row)
+        if len(acked) % (_ACKED_BEFORE_KILL // _FRESH_READS) == 0:
+            seen = story.table.get(row)
+            freshness.append(SYSTEM_CLOCK.now_ms() - acked_ms)
+            _check(
+                seen is not None and seen["revision"] == 1, "an acknowledged row is visible in another process at once"
+            )
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    started = SYSTEM_CLOCK.monotonic()
+    with story.table.writer() as recovered:
+        recovered.put([_row(row, 2) for row in acked[-4:]])
+        seconds = SYSTEM_CLOCK.monotonic() - started
+        found = recovered.lookup(acked, ["id", "revision"])
+    lost = len(acked) - found.num_rows
+    _check(lost == 0, "no acknowledged row is lost")
+    _say(f"{len(acked)} acknowledged upserts, SIGKILL, {lost} lost; a new writer took the shards over and wrote")
+    typical = float(np.median(freshness))
+    story.note("acknowledged rows lost by SIGKILL", f"{lost} of {len(acked)}")
+    story.note("freshness: acknowledged there, read here", f"{typical:.0f} ms (median, one process to another)")
+    story.note("recovery: open, replay, first durable write", f"{seconds * 1e3:.0f} ms")
 
 
-def _wake_the_first_writer(story: _Story, first: WalAppender) -> None:
-    _chapter(4, "The first writer, which knows nothing of all this, tries to go on")
-    before = WalTailer(story.uri, story.shard_id).next_position()
+def _fence(story: _Story) -> None:
+    story.begin("Two writers on one shard: the newer one wins, the older one cannot acknowledge")
+    shard = mw.shard_id_for(mw.Bucket("id", 4), 1)
+    old = story.table.shard_writer(shard)
+    new = story.table.shard_writer(shard)
     try:
-        first.append([_batch(0)])
-    except FencedError as error:
-        _say(f"{type(error).__name__}: {error}")
+        old.put([_row(1, 98)])
+    except mw.FencedError as error:
+        _say(f"{error}".split(";")[0])
     else:
-        _check(False, "a fenced writer acknowledges nothing")
-    _check(WalTailer(story.uri, story.shard_id).next_position() == before, "a fenced writer leaves nothing behind")
-    story.note("appends acknowledged by the fenced writer", "0")
+        _check(holds=False, promise="a fenced writer acknowledges nothing")
+    new.put([_row(1, 3)])
+    row = story.table.get(1)
+    _check(row is not None and row["revision"] == 3, "only the owner's write is there")
+    new.close()
+    old.abort()
 
 
-def _recover(story: _Story) -> None:
-    _chapter(5, "A new owner opens the shard and goes on where the log ends")
-    opened: list[WalAppender] = []
-    seconds = _timed(lambda: opened.append(WalAppender.open(story.uri, story.shard_id)))
-    position = opened[0].append([_batch(0)])
-    entry = WalTailer(story.uri, story.shard_id).read_entry(position)
-    _check(entry is not None and entry.writer_epoch == opened[0].epoch == 3, "the new owner writes with its epoch")
-    _say(f"epoch {opened[0].epoch} after {seconds * 1e3:.1f} ms; its first entry is at position {position}")
-    story.note("takeover", f"{seconds * 1e3:.1f} ms")
+def _stream(story: _Story, directory: str) -> None:
+    story.begin("Spark streams upserts with embeddings; queries answer while it runs")
+    import memwal.spark as ms
+
+    with _quiet_stderr():
+        spark = ms.session("local[2]", **{"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"})
+        numbers = ", ".join(f"cast(sin(value * {i + 1}) as float)" for i in range(_DIMENSION))
+        topics = ", ".join(f"'{topic}'" for topic in _TOPICS)
+        rows = spark.readStream.format("rate").option("rowsPerSecond", 400).load()
+        upserts = rows.selectExpr(
+            "value % 3000 as id",
+            f"concat('streamed ', element_at(array({topics}), cast(value % {len(_TOPICS)} + 1 as int))) as title",
+            "value + 1000 as revision",
+            f"array({numbers}) as vector",
+        )
+        query = (
+            upserts.writeStream.format("memwal")
+            .option("sequenceBy", "revision")
+            .option("checkpointLocation", f"{directory}/checkpoint")
+            .trigger(processingTime="1 second")
+            .start(story.uri)
+        )
+        try:
+            _watch(story, spark, query)
+        finally:
+            query.stop()
+            spark.stop()
 
 
-def _flip_a_bit(story: _Story) -> None:
-    _chapter(6, "One bit of an entry flips on the disk")
-    store, path = resolve(story.uri).store, wal_entry_path(story.shard_id, 7)
-    data = bytearray(store.get(path))
-    data[len(data) // 2] ^= 1
-    store.put(path, bytes(data))
-    try:
-        WalTailer(story.uri, story.shard_id).read_entry(7)
-    except CorruptDataError as error:
-        _check(error.position == 7, "damage is reported with its position")
-        _say(f"{type(error).__name__} at position {error.position}: reported, not served and not skipped")
-    else:
-        _check(False, "damage is detected")
-    story.note("flipped bits detected", "1 of 1")
+def _watch(story: _Story, spark: Any, query: Any) -> None:
+    """Ask from this process, from another one and from Spark SQL while the stream runs."""
+    seen: list[int] = []
+    deadline = SYSTEM_CLOCK.monotonic() + 90
+    running = SYSTEM_CLOCK.monotonic() + _STREAM_SECONDS
+    while SYSTEM_CLOCK.monotonic() < deadline and (SYSTEM_CLOCK.monotonic() < running or not seen or seen[-1] == 0):
+        query.awaitTermination(2)
+        _check(query.exception() is None, f"the stream runs: {query.exception()}")
+        seen.append(story.table.count_rows("revision >= 1000"))
+        _say(f"streamed rows visible in Python: {seen[-1]}")
+    _check(seen[-1] > 0 and seen == sorted(seen), "streamed rows appear and stay")
+    spark.read.format("memwal").load(story.uri).createOrReplaceTempView("articles")
+    (counted,) = spark.sql("SELECT count(*) FROM articles WHERE revision >= 1000").first()
+    other = int(_read_line(_start("count", story.uri)))
+    _say(f"Spark SQL counts {counted}, a third process {other}; the stream goes on meanwhile")
+    _check(counted >= seen[-1] and other >= seen[-1], "every reader sees what was acknowledged")
+    batches = [
+        progress["durationMs"]["triggerExecution"] for progress in query.recentProgress if progress["numInputRows"]
+    ]
+    story.note("rows streamed by Spark, exactly once", f"{other} (median trigger {np.median(batches):.0f} ms)")
 
 
-def _write_a_table(story: _Story, uri: str) -> None:
-    _chapter(7, "A Lance table with a key takes upserts and deletes; then its writer is gone without a flush")
-    key = pa.field("id", pa.int64(), nullable=False, metadata={"lance-schema:unenforced-primary-key": "true"})
-    people = pa.table({"id": [1, 2], "name": ["ada", "bob"]}, schema=pa.schema([key, pa.field("name", pa.string())]))
-    lance.write_dataset(people, uri).initialize_mem_wal()
-    shard_id = SYSTEM_CLOCK.uuid4()
-    writer = ShardWriter.open(uri, shard_id=shard_id)
-    writer.put([{"id": 1, "name": "ada lovelace"}, {"id": 3, "name": "grace"}])
-    writer.delete([2])
-    writer.abort()  # nothing is flushed: all that is left is the log
-    opened: list[ShardWriter] = []
-    seconds = _timed(lambda: opened.append(ShardWriter.open(uri, shard_id=shard_id)))
-    fresh = sorted(row["name"] for row in opened[0].scan().to_table().to_pylist())
-    _check(fresh == ["ada lovelace", "grace"], "replay brings back what was acknowledged")
-    _say(f"reopened in {seconds * 1e3:.1f} ms from the log alone: {', '.join(fresh)} are in memory, bob stays deleted")
-    opened[0].close()
-    peer = lance.dataset(uri).mem_wal_writer(shard_id)
-    seen = sorted(row["name"] for row in peer.lsm_scanner().to_table().to_pylist())
-    peer.close()
-    _check(seen == fresh, "plain pylance reads the same rows")
-    _say(f"closed, so flushed to a generation; plain pylance opens the shard and reads {', '.join(seen)}")
-    story.note("recovery of a writer by replay", f"{seconds * 1e3:.1f} ms")
-    story.note("rows read by plain pylance", f"{len(seen)} of {len(fresh)}")
+def _search(story: _Story) -> None:
+    story.begin("Search over base, flushed and fresh rows")
+    table = story.table
+    with table.writer() as writer:
+        wanted = [1.0] + [0.0] * (_DIMENSION - 1)
+        writer.put([{"id": 9_999_999, "title": "a lighthouse at the edge", "revision": 1, "vector": wanted}])
+        near = writer.search(vector=wanted, k=3, columns=["id"])
+        text = writer.search(text="lighthouse", k=3, columns=["id"])
+        both = writer.search(vector=wanted, text="lighthouse", k=3, columns=["id"])
+        _check(
+            near["id"][0].as_py() == text["id"][0].as_py() == both["id"][0].as_py() == 9_999_999, "fresh rows are found"
+        )
+        _say("a row written a moment ago is the best answer by vector, by text and by both")
+        writer.delete([9_999_999])
+        _check(writer.search(text="lighthouse", k=3).num_rows == 0, "deleted rows are not found")
+        _say("deleted: no search finds it any more")
+    story.note("rows in the table", f"{table.count_rows()}")
+
+
+def _maintain(story: _Story) -> None:
+    story.begin("Compaction folds everything into plain Lance; collection removes what nobody needs")
+    table = story.table
+    rows = table.count_rows()
+    table.flush(force=True)
+    report = table.compact()
+    before = _objects(story.uri)
+    gone = table.gc(grace_seconds=0)
+    after = _objects(story.uri)
+    found = table.verify()
+    _check(found.ok, f"verify finds nothing wrong: {[str(problem) for problem in found.problems]}")
+    _check(table.count_rows() == rows, "compaction and collection change no row")
+    _say(f"{report.generations} generations folded, {len(gone.objects)} objects collected, verify found nothing wrong")
+    story.note("objects in the log directories, before and after gc", f"{before} -> {after}")
+
+
+def _open_with_pylance(story: _Story) -> None:
+    story.begin("The same table, opened with plain pylance")
+    rows = lance.dataset(story.uri).count_rows()
+    _check(rows == story.table.count_rows(), "plain Lance sees every row after compaction")
+    _say(f"lance.dataset(uri).count_rows() = {rows}")
+    story.note("rows that plain pylance reads", f"{rows}")
 
 
 def _summary(story: _Story) -> None:
@@ -192,33 +251,29 @@ def _summary(story: _Story) -> None:
     print("\nSummary")
     for what, value in story.figures:
         print(f"   {what.ljust(width)}   {value}")
-    print(
-        "\nNext: README.md (what exists, what is planned), docs/design/wal.md (how this works), make test, make bench"
-    )
+    print("\nNext: README.md, docs/quickstart.md, memwal --help, examples/, make bench (beside pylance's own)")
 
 
 # ------------------------------------------------------------------------------------------------- the other processes
 
 
-def _follow(uri: str, shard_id: str, count: str) -> int:
-    """Print how many milliseconds after its making each entry was seen."""
-    print("ready", flush=True)
-    entries = WalTailer(uri, shard_id).follow(start=1, poll_seconds=_POLL_SECONDS)
-    for _, entry in zip(range(int(count)), entries, strict=False):
-        print(SYSTEM_CLOCK.now_ms() - entry.batches[0].column("made_ms")[0].as_py(), flush=True)
+def _write(uri: str) -> int:
+    """Upsert for ever, printing each id once it is acknowledged, and when."""
+    with mw.open_table(uri).writer() as writer:
+        number = 0
+        while True:
+            number += 1
+            writer.put([_row(number, 1)])
+            print(number, SYSTEM_CLOCK.now_ms(), flush=True)
+
+
+def _count(uri: str) -> int:
+    """Print how many streamed rows this process sees."""
+    print(mw.open_table(uri).count_rows("revision >= 1000"), flush=True)
     return 0
 
 
-def _write(uri: str, shard_id: str) -> int:
-    """Append for ever, printing each position once it is acknowledged."""
-    writer = WalAppender.open(uri, shard_id)
-    number = 0
-    while True:
-        number += 1
-        print(writer.append([_batch(number)]), flush=True)
-
-
-_ROLES: dict[str, Callable[..., int]] = {"follow": _follow, "write": _write}
+_ROLES: dict[str, Callable[..., int]] = {"write": _write, "count": _count}
 
 
 def _start(role: str, *arguments: str) -> subprocess.Popen[str]:
@@ -232,25 +287,27 @@ def _read_line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def _batch(number: int) -> pa.RecordBatch:
-    first = number * _ROWS
-    columns = {
-        "id": pa.array(range(first, first + _ROWS), pa.int64()),
-        "name": pa.array([f"event {row}" for row in range(first, first + _ROWS)]),
-        "made_ms": pa.array([SYSTEM_CLOCK.now_ms()] * _ROWS, pa.int64()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+def _row(number: int, revision: int) -> dict[str, Any]:
+    angles = np.arange(1, _DIMENSION + 1) * (number + 1)
+    topic = _TOPICS[number % len(_TOPICS)]
+    return {"id": number, "title": f"the {topic} {number}", "revision": revision, "vector": np.cos(angles).tolist()}
 
 
-def _timed(call: Callable[[], object]) -> float:
-    start = SYSTEM_CLOCK.monotonic()
-    call()
-    return SYSTEM_CLOCK.monotonic() - start
+def _objects(uri: str) -> int:
+    return len(resolve(uri).store.list(paths.MEM_WAL_DIR))
 
 
-def _percentile(values: Sequence[_Number], percent: int) -> _Number:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Spark's launcher writes to the process's standard error whatever its log level is: send that nowhere."""
+    saved = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
 
 
 if __name__ == "__main__":
