@@ -179,6 +179,7 @@ class WatchedStore:
         self._changed = threading.Condition()
         self.rules: list[Rule] = []
         self.calls: list[tuple[str, str]] = []
+        self.synced: list[tuple[str, bool]] = []
 
     def hold(self, kind: str, part: str, times: int | None = None) -> Rule:
         """Block matching calls, before their effect, until the rule is opened."""
@@ -228,6 +229,8 @@ class WatchedStore:
                     raise rule.error()
             with self._changed:
                 self.calls.append((name, path))
+                if "sync" in kwargs:
+                    self.synced.append((path, kwargs["sync"]))
                 self._changed.notify_all()
             return result
 
