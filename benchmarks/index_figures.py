@@ -1,6 +1,6 @@
 """How fast the in-memory indexes are: inserts, first and later queries, resident bytes.
 
-Prints one line per figure. Run with `python benchmarks/bench_index.py [rows]`; the default takes under a minute.
+Prints one line per figure. Run with `python benchmarks/index_figures.py [rows]`; the default takes under a minute.
 """
 
 from __future__ import annotations
