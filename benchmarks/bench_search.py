@@ -1,0 +1,190 @@
+"""Indexed writes and searches, beside the peer's writer and planner.
+
+Writes: 1,000 puts of 20 rows with 512 dimensions and 70 bytes of text into a fresh shard of a table of 1,000 rows with all
+indexes, of which one is maintained; the figure is rows per second, closing included (that is where SSTable and mirrors are
+made). Not durable, since that is the peer's set-up. Searches: a memtable of 50,000 rows, which the peer cannot search from
+Python, beside brute force over the same vectors; and a base table of a million vectors under an SSTable.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
+
+import memwal as mw
+from benchmarks.harness import Bench, Case, Sample, base_directory
+from memwal.index import exact_search
+
+_SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
+_KEY = {"lance-schema:unenforced-primary-key": "true"}
+_TEXTS = [
+    "The quick brown fox jumps over the lazy dog while the sun sets in west",
+    "Machine learning models need large amounts of clean data to be useful.",
+    "Object storage is cheap and durable, yet every single request is slow.",
+    "A log structured merge tree turns many small writes into few big ones.",
+    "Vectors of similar meaning lie close together in the embedding space.",
+    "Fencing tokens keep a writer that was asleep from doing any real harm.",
+    "Columnar files read only those columns that a query really asks about.",
+    "Streaming pipelines deliver each and every event at least once or more",
+]
+
+
+def _schema(dim: int) -> pa.Schema:
+    fields = [pa.field("id", pa.int64(), False, _KEY), pa.field("vector", pa.list_(pa.float32(), dim))]
+    return pa.schema([*fields, pa.field("text", pa.string())])
+
+
+def _rows(first: int, count: int, dim: int, seed: int) -> pa.RecordBatch:
+    """Rows around a hundred centres."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(1).standard_normal((100, dim), dtype=np.float32)
+    vectors = centres[rng.integers(100, size=count)] + 0.4 * rng.standard_normal((count, dim), dtype=np.float32)
+    v = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), dim)
+    text = pa.array([_TEXTS[i % len(_TEXTS)] for i in range(count)])
+    return pa.record_batch([pa.array(np.arange(first, first + count)), v, text], schema=_schema(dim))
+
+
+# ------------------------------------------------------------------------------------------------------------ writes
+
+
+@cache
+def _batches(puts: int) -> list[pa.RecordBatch]:
+    return [_rows(1000 + i * 20, 20, 512, i) for i in range(puts)]
+
+
+def _indexed_base(uri: str) -> lance.LanceDataset:
+    dataset = lance.write_dataset(pa.Table.from_batches([_rows(0, 1000, 512, 99)]), uri)
+    dataset.create_scalar_index("id", "BTREE", name="id_btree")
+    dataset.create_scalar_index("text", "INVERTED", name="text_fts")
+    dataset.create_index("vector", "IVF_PQ", name="vector_idx", num_partitions=16, num_sub_vectors=16)
+    return dataset
+
+
+def _timed_writes(open_writer: Callable[[], Any], batches: list[pa.RecordBatch]) -> Sample:
+    start = time.perf_counter()
+    writer = open_writer()
+    for batch in batches:
+        writer.put(batch)
+    writer.close()
+    return Sample(sum(batch.num_rows for batch in batches) / (time.perf_counter() - start))
+
+
+def _write_case(name: str, index: str, rounds: int) -> Case:
+    def ours(bench: Bench) -> Sample:
+        uri = f"{bench.directory}/t"
+        table = mw.enable(_indexed_base(uri), maintained_indexes=[index])
+        batches = _batches(bench.scale(1000, 100))
+        return _timed_writes(lambda: table.shard_writer(_SHARD, durable_write=False, fsync=False), batches)
+
+    def peer(bench: Bench) -> Sample:
+        uri = f"{bench.directory}/t"
+        _indexed_base(uri).initialize_mem_wal(maintained_indexes=[index])
+        dataset = lance.dataset(uri)
+        batches = _batches(bench.scale(1000, 100))
+        return _timed_writes(lambda: dataset.mem_wal_writer(_SHARD, durable_write=False), batches)
+
+    return Case(name, ours, peer, 1.0, "rows/s", rounds=rounds)
+
+
+# ---------------------------------------------------------------------------------------------------------- searches
+
+
+@cache
+def _workplace() -> str:
+    directory = tempfile.mkdtemp(prefix="memwal-bench-search-", dir=base_directory())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@cache
+def _memtable(quick: bool) -> tuple[mw.ShardWriter, np.ndarray]:
+    """A writer with everything in its memtable and a graph over it, and the same vectors as a matrix."""
+    rows = 5_000 if quick else 50_000
+    table = mw.create_table(f"{_workplace()}/memtable", _schema(128), primary_key="id")
+    writer = mw.ShardWriter.open(
+        table.dataset.uri, indexes=[mw.HnswIndex("vector")], fsync=False, shard_id=_SHARD, max_memtable_rows=1_000_000
+    )
+    batches = [_rows(first, 1000, 128, first) for first in range(0, rows, 1000)]
+    for batch in batches:
+        writer.put(batch)
+    for index in writer.active_memtable_ref().indexes:
+        index.catch_up()
+    values = [batch.column("vector").flatten().to_numpy() for batch in batches]
+    return writer, np.concatenate(values).reshape(-1, 128)
+
+
+def _queries(count: int, dim: int) -> np.ndarray:
+    batch = _rows(0, count, dim, 4711)
+    return np.asarray(batch.column("vector").flatten().to_numpy()).reshape(count, dim)
+
+
+def _sample(call: Callable[[np.ndarray], object], queries: np.ndarray) -> Sample:
+    seconds = []
+    for query in queries:
+        start = time.perf_counter()
+        call(query)
+        seconds.append(time.perf_counter() - start)
+    return Sample(float(np.median(seconds)) * 1e3, seconds)
+
+
+def _search_memtable(bench: Bench) -> Sample:
+    writer, _ = _memtable(bench.quick)
+    return _sample(lambda q: writer.scan().project(["id"]).nearest("vector", q, 10).to_table(), _queries(50, 128))
+
+
+def _brute_force(bench: Bench) -> Sample:
+    _, matrix = _memtable(bench.quick)
+    return _sample(lambda q: exact_search(matrix, q, 10), _queries(20, 128))
+
+
+@cache
+def _large(quick: bool) -> tuple[mw.Table, LsmVectorSearchPlanner]:
+    """A base table of a million vectors with IVF_PQ, and 20,000 flushed rows, of which half replace base rows."""
+    base_rows, fresh_rows, dim = (100_000, 5_000, 64) if quick else (1_000_000, 20_000, 64)
+    uri = f"{_workplace()}/large"
+    parts = (_rows(first, 50_000, dim, first) for first in range(0, base_rows, 50_000))
+    dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(_schema(dim), parts), uri)
+    dataset.create_index("vector", "IVF_PQ", name="vector_idx", num_partitions=256, num_sub_vectors=16)
+    table = mw.enable(uri)
+    with table.shard_writer(_SHARD, fsync=False) as writer:
+        writer.put(_rows(base_rows - fresh_rows // 2, fresh_rows, dim, 5))
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+        manifest = writer.manifest()
+    snapshot = ShardSnapshot(_SHARD).with_current_generation(manifest.current_generation)
+    for sstable in manifest.sstables:
+        snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
+    return table, LsmVectorSearchPlanner(lance.dataset(uri), [snapshot], "vector")
+
+
+def _search_large(bench: Bench) -> Sample:
+    table, _ = _large(bench.quick)
+    return _sample(lambda q: table.search(vector=q, k=10, columns=["id"], nprobes=20), _queries(30, 64))
+
+
+def _peer_search_large(bench: Bench) -> Sample:
+    _, planner = _large(bench.quick)
+    return _sample(
+        lambda q: planner.plan_search(pa.array(q), k=10, nprobes=20, columns=["id"]).to_table(), _queries(30, 64)
+    )
+
+
+def cases() -> Iterator[Case]:
+    """Writes with one index each, then searches."""
+    yield _write_case("puts and close, BTree maintained", "id_btree", 5)
+    yield _write_case("puts and close, text maintained", "text_fts", 5)
+    yield _write_case("puts and close, vector maintained", "vector_idx", 3)
+    yield Case(
+        "vector search, 50k-row memtable, beside brute force", _search_memtable, _brute_force, 1.0, "ms", rounds=5
+    )
+    yield Case("LSM vector search, 1M base", _search_large, _peer_search_large, 1.0, "ms", rounds=5)
