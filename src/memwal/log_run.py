@@ -5,6 +5,7 @@ Owns `unflushed` and `LogRun`. Invariants:
 1. Entries of a generation below the manifest's `current_generation` are flushed already, wherever the cursor stands.
 2. A generation number never falls and never skips; it steps before the run would pass the memtable limits, since the
    peer refuses a generation that passes its limits in several entries.
+3. A tail that cannot be read is damage only as long as nobody has fenced us.
 
 Called by: replay, writers without a memtable, the appender.
 """
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memwal.config import WriterConfig
-from memwal.errors import FencedError
+from memwal.errors import CorruptDataError, FencedError
+from memwal.manifest import ShardManifestStore
 from memwal.types import WalEntry
 from memwal.wal import OpenedLog, read_run
 
@@ -25,11 +27,22 @@ __all__ = ["LogRun", "unflushed"]
 def unflushed(opened: OpenedLog) -> Iterator[WalEntry]:
     """The entries with rows between the cursor and our sentinel that no SSTable holds yet, in order."""
     log, current = opened.log, opened.manifest.current_generation
-    for entry in read_run(log.location, log.shard_id, opened.replay_start, opened.replay_end):
-        if entry.writer_epoch > log.epoch:
-            raise FencedError(log.epoch, entry.writer_epoch, "WAL replay aborted: fenced while opening")
-        if entry.batches and (entry.generation is None or entry.generation >= current):
-            yield entry
+    try:
+        for entry in read_run(log.location, log.shard_id, opened.replay_start, opened.replay_end):
+            if entry.writer_epoch > log.epoch:
+                raise _fenced(log.epoch, entry.writer_epoch)
+            if entry.batches and (entry.generation is None or entry.generation >= current):
+                yield entry
+    except CorruptDataError:
+        # What we miss may have been flushed and collected by whoever fenced us meanwhile.
+        latest = ShardManifestStore(log.location, log.shard_id).read_latest()
+        if latest is not None and latest.writer_epoch > log.epoch:
+            raise _fenced(log.epoch, latest.writer_epoch) from None
+        raise
+
+
+def _fenced(our_epoch: int, current_epoch: int) -> FencedError:
+    return FencedError(our_epoch, current_epoch, "WAL replay aborted: fenced while opening")
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the rea
    to be there already is made durable before it counts: the attempt that wrote it may have failed at just that.
 3. "Already exists" is answered by reading: our epoch and our bytes are success; our epoch with other bytes poisons; a higher
    epoch fences; a lower-epoch sentinel moves us on; a lower-epoch entry with rows moves on a sentinel only.
-4. A missing position is the tip only if a listing shows nothing above it and the cursor, read again, has not moved.
+4. A missing position is the tip only if a listing shows nothing above it, it is missing still, and the cursor, read after
+   that, is below it. With something above it, it is a hole.
 5. Tailers and readers never write.
 6. A forked child appends nothing: two processes must not share an epoch.
 
@@ -58,7 +59,6 @@ __all__ = [
 ]
 
 _MAX_SENTINEL_MOVES = 10_000
-_TIP_RETRIES = 8
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
 _WAITS_PER_LOOK = 20
@@ -358,30 +358,26 @@ class WalTailer:
         """
         if position < 1:
             raise InvalidInputError(f"WAL positions start at 1, not {position}")
-        for _ in range(_TIP_RETRIES):
-            entry = self._try_read(position)
-            if entry is not None:
-                return entry
-            cursor = self._cursor()
-            if position <= cursor:
-                raise CollectedError(
-                    f"WAL position {position} of shard {self.shard_id} was collected (cursor {cursor}); "
-                    "start from first_position()"
-                )
-            above = list_positions(self.location, self.shard_id)[-1:] > [position]
-            if self._cursor() != cursor:
-                continue
-            entry = self._try_read(position)
-            if entry is not None:
-                return entry
-            if not above:
-                return None
-            raise CorruptDataError(
-                "WAL entry is missing although the log goes on above it",
-                path=paths.wal_entry_path(self.shard_id, position),
-                position=position,
+        entry = self._try_read(position)
+        if entry is not None:
+            return entry
+        above = list_positions(self.location, self.shard_id)[-1:] > [position]
+        entry = self._try_read(position)  # it may have come since the first look; if others lie above it, it must have
+        if entry is not None:
+            return entry
+        cursor = self._cursor()  # read last: what was collected before the second look is covered by this one
+        if position <= cursor:
+            raise CollectedError(
+                f"WAL position {position} of shard {self.shard_id} was collected (cursor {cursor}); "
+                "start from first_position()"
             )
-        raise UnavailableError(f"the log of shard {self.shard_id} moves faster than it can be read; retry")
+        if not above:
+            return None
+        raise CorruptDataError(
+            "WAL entry is missing although the log goes on above it",
+            path=paths.wal_entry_path(self.shard_id, position),
+            position=position,
+        )
 
     def follow(
         self,

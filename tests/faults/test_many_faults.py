@@ -43,7 +43,7 @@ def storms(count: int, seed: int, kinds: Sequence[FaultKind]) -> Iterator[tuple[
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_two_faults_lose_double_or_invent_an_entry(seed: int) -> None:
-    count = scaled(ci=100, prove=10_000)
+    count = scaled(ci=100, prove=5_000)
     met, broken = sweep(pairs(count, seed), intact=no_damage)
     assert not broken, "\n".join(broken[:5])
     assert met == count
@@ -52,7 +52,7 @@ def test_no_two_faults_lose_double_or_invent_an_entry(seed: int) -> None:
 @pytest.mark.scaled
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_storm_of_faults_that_keep_the_contract_loses_doubles_or_invents_an_entry(seed: int) -> None:
-    count = scaled(ci=100, prove=10_000)
+    count = scaled(ci=100, prove=5_000)
     met, broken = sweep(storms(count, seed, GENTLE), intact=lambda script: False)
     assert not broken, "\n".join(broken[:5])
     assert met > count // 2
@@ -60,7 +60,7 @@ def test_no_storm_of_faults_that_keep_the_contract_loses_doubles_or_invents_an_e
 
 @pytest.mark.scaled
 def test_no_storm_with_damage_loses_an_entry_without_saying_so() -> None:
-    count = scaled(ci=100, prove=10_000)
+    count = scaled(ci=100, prove=5_000)
     met, broken = sweep(storms(count, 3, KINDS), intact=lambda script: False)
     assert not broken, "\n".join(broken[:5])
     assert met > count // 2

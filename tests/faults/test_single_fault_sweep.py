@@ -26,7 +26,7 @@ def single_faults(
     kind: FaultKind, *, draws: int | None = None, lateness: Sequence[int] = LATE_AFTER_CALLS
 ) -> Iterator[tuple[str, FaultPlan]]:
     """The fault at every call that it applies to; where the outcome is drawn, with so many draws."""
-    drawn = scaled(ci=8, prove=400) if draws is None else draws
+    drawn = scaled(ci=8, prove=200) if draws is None else draws
     for call in record().calls:
         if not kind.applies_to(call.kind):
             continue

@@ -303,6 +303,27 @@ def test_a_damaged_entry_in_the_tail_is_an_error_that_names_its_position(damage:
     assert error.value.position == 1
 
 
+def test_an_open_whose_tail_was_flushed_and_collected_by_its_successor_is_fenced_and_not_corrupt(
+    tmp_path: Path,
+) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    for number in range(3):
+        first.append(rows(number))
+
+    def take_over_flush_and_collect() -> None:
+        cursor = open_shard(location).replay_end
+        flushed(location, cursor)
+        for position in (1, 2, 3):
+            delete_entry(location, position)
+
+    path = paths.wal_entry_path(SHARD, 1)
+    late = place(tmp_path, wrap=interrupted("get", path, take_over_flush_and_collect, before=True))
+    with pytest.raises(FencedError, match="WAL replay aborted") as error:
+        WalAppender.open(late, SHARD)
+    assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
+
+
 def test_an_entry_of_a_higher_epoch_in_the_tail_aborts_the_open_as_fenced(tmp_path: Path) -> None:
     location = place(tmp_path)
     manifests_at(location).claim_epoch()

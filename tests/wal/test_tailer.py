@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from memwal import CollectedError, CorruptDataError, InvalidInputError, Unavaila
 from memwal.format.wal_entry import encode_sentinel
 from memwal.store import paths
 from memwal.store.location import Location
+from memwal.store.port import ObjectStore
 from memwal.testing import FaultKind, FaultPlan, FaultScript
 from memwal.testing.clocks import SkippingClock
 from memwal.wal import read_run
@@ -238,6 +240,52 @@ def test_an_entry_that_is_collected_while_the_tip_is_made_sure_is_collected_and_
     race = interrupted("list_names", paths.wal_dir(SHARD), collect)
     with pytest.raises(CollectedError):
         WalTailer(place(tmp_path, wrap=race), SHARD).read_entry(2)
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_reader_that_sleeps_at_any_call_while_its_position_is_written_flushed_and_collected_is_told_so(
+    call: int, tmp_path: Path
+) -> None:
+    """It is never told of a hole, and never that the log ends before what it then finds."""
+    location = place(tmp_path)
+    appender = grown(location, 2)
+
+    def move_on() -> None:
+        for number in (3, 4, 5):
+            appender.append(rows(number))
+        flushed(location, 4)
+        collected(location, 4)
+
+    sleeper = _Sleeping(call, move_on)
+    tailer = WalTailer(place(tmp_path, wrap=sleeper.wrap), SHARD)
+    with pytest.raises(CollectedError):
+        tailer.read_entry(3)
+    assert sleeper.awake
+
+
+class _Sleeping:
+    """Runs `meanwhile` right before store call number `call`."""
+
+    def __init__(self, call: int, meanwhile: Callable[[], None]) -> None:
+        self._left = call
+        self._meanwhile = meanwhile
+        self.awake = False
+
+    def wrap(self, store: ObjectStore) -> Any:
+        self._store = store
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            if self._left == 0:
+                self.awake = True
+                self._meanwhile()
+            self._left -= 1
+            return method(*arguments, **options)
+
+        return run
 
 
 # ------------------------------------------------------------------------------------------------- following
