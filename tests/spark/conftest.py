@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
-            item.add_marker(pytest.mark.timeout(900))
+            item.add_marker(pytest.mark.timeout(1800))
             item.add_marker(pytest.mark.filterwarnings("ignore:lance is not fork-safe"))
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"))

@@ -35,7 +35,7 @@ class Driver:
             command = [sys.executable, str(HERE / script), *arguments]
             self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 
-    def wait_until(self, reached: Callable[[], bool], seconds: float = 400) -> bool:
+    def wait_until(self, reached: Callable[[], bool], seconds: float = 900) -> bool:
         """Whether `reached` came true before the process ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -40,6 +40,14 @@ def run_until_done(spark: Any, source: Path, uri: str, checkpoint: Path, **optio
     raise AssertionError("the query never ended")
 
 
+def forget_last_commit(checkpoint: Path) -> None:
+    """Let the checkpoint forget that its last micro-batch was committed, so that Spark replays it."""
+    commits = [path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()]
+    last = max(commits, key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
 def judge(table: mw.Table, expected: list[int]) -> tuple[int, int]:
     """(lost, duplicated) ids."""
     counts = Counter(table.scan(columns=["id"]).to_table().column("id").to_pylist())

@@ -57,7 +57,7 @@ def master(tmp_path: Path) -> Iterator[str]:
 def test_sinks_source_compaction_and_speculation_on_two_workers(master: str, tmp_path: Path) -> None:
     driver = Driver([master, str(tmp_path)], tmp_path / "log", script="cluster_child.py")
     try:
-        assert driver.process.wait(800) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert driver.process.wait(1500) == 0, (tmp_path / "log").read_text()[-3000:]
     finally:
         driver.kill_all()
     result = json.loads((tmp_path / "result.json").read_text())

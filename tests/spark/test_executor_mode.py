@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from once_kit import forget_last_commit
+from pyspark.sql import types as st
 from spark_tables import append_only, ids_of, keyed, rows_of
 
 import memwal as mw
@@ -36,8 +38,8 @@ def test_spark_routes_every_supported_type_like_the_table_nulls_included(spark: 
     for kind, values in PARITY:
         assert has_parity(kind)
         array = pa.array(values, kind)
-        frame = spark.createDataFrame(pa.table({"value": array}))
-        assert frame.schema["value"].dataType == spark_type(kind)
+        schema = st.StructType([st.StructField("value", spark_type(kind))])
+        frame = spark.createDataFrame(pa.table({"value": array}), schema)
         for buckets in (1, 7, 1024):
             routed = frame.select("value", bucket_expression("value", buckets).alias("bucket")).toArrow()
             back = to_arrow_columns(
@@ -94,8 +96,7 @@ def test_foreach_batch_is_exactly_once_over_a_replayed_batch(spark: Any, uri: st
         assert query.awaitTermination(300)
 
     run()
-    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
+    forget_last_commit(checkpoint)
     run()
     assert ids_of(table) == list(range(200))
 

@@ -14,7 +14,7 @@ from spark_tables import append_only, ids_of
 import memwal as mw
 from memwal.testing.profile import scaled
 
-BATCHES = scaled(ci=8, prove=30)
+BATCHES = scaled(ci=6, prove=30)
 KILLS = scaled(ci=2, prove=6)
 
 
@@ -36,7 +36,7 @@ def run_and_kill(arguments: list[str], checkpoint: Path, log: Path, batches: int
                 if alive:
                     driver.wait_until(lambda: rng.random() < 0.05)  # somewhere in the micro-batch
             else:
-                assert driver.process.wait(800) == 0, log.read_text()[-3000:]
+                assert driver.process.wait(1500) == 0, log.read_text()[-3000:]
         finally:
             driver.kill_all()
     return made
