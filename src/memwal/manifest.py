@@ -197,11 +197,8 @@ class ShardManifestStore:
         try:
             ours, following = self.read_version(updated.version), self.read_version(updated.version + 1)
             check_manifest_transition(updated, following)
-        except (
-            ObjectNotFoundError,
-            InvalidInputError,
-        ):  # a slot that was emptied: what follows it was built on another
-            return False
+        except (ObjectNotFoundError, InvalidInputError):
+            return False  # a slot that collection had emptied: what follows it was built on another version
         return ours == updated
 
     def _latest_of_epoch(self, epoch: int | None) -> ShardManifest:

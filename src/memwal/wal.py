@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import TypeVar
 
@@ -243,11 +244,10 @@ def open_log(
 
 def newest_seen(location: Location, shard_id: str, positions: list[int]) -> SeenMap | None:
     """The transaction map of the newest entry that has one; entries of other implementations have none."""
+    read = partial(_extension_at, location, shard_id)
     newest_first, step = positions[::-1], 1  # ours answers at the first look; a long log of others is read in parallel
     while newest_first:
-        for found in _read_each(
-            location, newest_first[:step], lambda position: _extension_at(location, shard_id, position)
-        ):
+        for found in _read_each(location, newest_first[:step], read):
             if found is not None:
                 return found[1]
         newest_first, step = newest_first[step:], min(step * _READ_AHEAD, _READ_AHEAD**2)
