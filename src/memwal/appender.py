@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,7 +151,7 @@ class WalAppender:
             raise InvalidInputError(
                 f"{size} bytes are too many for one WAL entry; use ShardWriter.put or several appends"
             )
-        run = replace(self._run)
+        run = self._run.copy()
         generation = run.add(sum(batch.num_rows for batch in fitted), len(fitted), size, self._config)
         encoder = self._encoder
         if encoder is None or encoder.generation != generation:

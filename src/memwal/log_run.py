@@ -66,6 +66,10 @@ class LogRun:
             run.size_bytes += entry.size_bytes
         return run
 
+    def copy(self) -> LogRun:
+        """The same run, to be counted on without changing this one."""
+        return LogRun(self.generation, self.rows, self.batches, self.size_bytes)
+
     def add(self, rows: int, batches: int, size_bytes: int, limits: WriterConfig) -> int:
         """Count one more entry; returns the generation that it belongs to."""
         if self.batches and (
