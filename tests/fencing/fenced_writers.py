@@ -90,6 +90,7 @@ def writes_until_fenced(shard: Shard, first: int, opens: int, pipe: Connection) 
         try:
             writer = shard.open()
         except FencedError:
+            pipe.send(("fenced",))
             continue
         try:
             for _ in range(80):
@@ -98,6 +99,7 @@ def writes_until_fenced(shard: Shard, first: int, opens: int, pipe: Connection) 
                 pipe.send(("returned", number))
                 number += 1
         except FencedError:
+            pipe.send(("fenced",))
             number += 1
         finally:
             writer.abort()
