@@ -233,7 +233,7 @@ class Outside:
         theirs.close()
 
     def ask(self, call: str, uri: str, *arguments: Any, **options: Any) -> Any:
-        """The answer of `Table.<call>`; a scan answers with its rows."""
+        """The answer of `Table.<call>`; a scan answers with its rows, a shard writer with its epoch."""
         self._pipe.send((call, uri, arguments, options))
         if not self._pipe.poll(60):
             raise TimeoutError(f"the second process did not answer {call}")
@@ -253,6 +253,7 @@ class Outside:
 
 def _serve(pipe: Any) -> None:
     tables: dict[str, mw.Table] = {}
+    held: list[mw.ShardWriter] = []
     while True:
         try:
             call, uri, arguments, options = pipe.recv()
@@ -264,6 +265,9 @@ def _serve(pipe: Any) -> None:
             answer = getattr(tables[uri], call)(*arguments, **options)
             if isinstance(answer, mw.Scan):
                 answer = answer.to_table()
+            if isinstance(answer, mw.ShardWriter):  # stays open here; the epoch is all that can be told
+                held.append(answer)
+                answer = answer.epoch
             pipe.send((False, answer))
         except BaseException:
             pipe.send((True, traceback.format_exc()))
