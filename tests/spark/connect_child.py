@@ -19,8 +19,7 @@ from memwal.spark.java import provide_java
 
 def main(root: str) -> None:
     provide_java()
-    builder = SparkSession.builder.remote("local[2]").config("spark.log.level", "OFF")
-    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    spark = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     ms.register(spark)
     uri = f"{root}/keyed"
     table = keyed(uri, 2)

@@ -6,8 +6,8 @@ Owns executor mode and the routing expression. Invariants:
    both sides hash alike (the constant makes Spark's chained Murmur3 start at seed 0). A table that is sharded otherwise
    is written through the sink, which routes in Python.
 2. One task per shard, which appends itself, and refuses rows that belong elsewhere.
-3. The driver claims the shards once per run and hands out the epochs; after a failure it claims again, since a task of
-   the failed attempt may still be alive.
+3. The driver claims the shards once per query run (outside a query: once per call) and hands out the epochs; after a
+   failure it claims again, since a task of the failed attempt may still be alive.
 4. Flushing happens on the driver, after every task of the version has ended.
 
 Called by: users (inside foreachBatch), the merge builder.
@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from memwal.append_once import ShardClaim
+from memwal.clock import SYSTEM_CLOCK
 from memwal.errors import InvalidInputError
 from memwal.sharding import Bucket, Identity, Unsharded, shard_ids
 from memwal.spark.options import STORAGE_PREFIX, Options
@@ -102,7 +103,7 @@ def write_batch(
     spread = _spread(df, plan)
     if spread is None:
         return _through_sink(df, given, uri, operation, txn)
-    return _write(spread, plan, run or app, txn)
+    return _write(spread, plan, run or SYSTEM_CLOCK.uuid4(), txn)
 
 
 def _query_of(df: Any) -> tuple[str | None, str | None]:
