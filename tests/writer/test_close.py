@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from writer_kit import (
 
 import memwal as mw
 from memwal import ClosedError
+from memwal.clock import SystemClock
 
 
 def test_close_flushes_everything(tmp_path: Path) -> None:
@@ -156,6 +158,28 @@ def test_many_writers_leave_no_thread_behind(tmp_path: Path) -> None:
         with open_writer(tmp_path, durable_write=k % 2 == 0) as writer:
             writer.put(rows([k]))
     assert set(threading.enumerate()) <= before
+
+
+class OneThreadClock(SystemClock):
+    """A system that has one thread left."""
+
+    def __init__(self) -> None:
+        self.started: list[threading.Thread] = []
+
+    def spawn(self, target: Callable[[], None], name: str) -> threading.Thread:
+        if self.started:
+            raise RuntimeError("can't start new thread")
+        self.started.append(super().spawn(target, name))
+        return self.started[0]
+
+
+def test_an_open_that_gets_no_threads_leaves_none_behind(tmp_path: Path) -> None:
+    clock = OneThreadClock()
+    with pytest.raises(RuntimeError, match="new thread"):
+        open_writer(tmp_path, clock=clock)
+    _await_end(set(clock.started))
+    with open_writer(tmp_path) as writer:
+        writer.put(rows([1]))
 
 
 def _await_end(threads: set[threading.Thread]) -> None:

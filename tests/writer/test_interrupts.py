@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from writer_kit import BLOOM, SECONDS, UNKEYED, in_thread, open_writer, row_entries, rows, watched
+from writer_kit import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer, row_entries, rows, watched
 
 from memwal import ShardWriter
 from memwal.testing.profile import scaled
@@ -112,6 +112,22 @@ def test_an_interrupt_at_any_line_of_a_put_leaves_a_writer_that_goes_on(tmp_path
         lines = one_scenario(tmp_path / str(at), at, MODES[mode])
         at += step
     assert lines > 40, "the trace did not see the put"
+
+
+def test_a_memtable_that_is_sealed_after_an_interrupt_can_be_flushed(tmp_path: Path) -> None:
+    at, interrupted = 1, True
+    while interrupted:
+        root = tmp_path / str(at)
+        writer = open_writer(root, UNKEYED)
+        writer.put(rows([1], schema=UNKEYED))
+        interrupted = Interrupter(at).run(partial(writer.put, [rows([2], schema=UNKEYED), rows([3], schema=UNKEYED)]))
+        writer.force_seal_active()
+        writer.wait_for_flush_drain(SECONDS)
+        writer.abort()
+        found = [row["id"] for row in flushed(root)[1]]
+        assert found in ([1], [1, 2, 3])
+        assert found == [k for e in row_entries(root) for b in e.batches for k in b.column("id").to_pylist()]
+        at += 7
 
 
 def test_an_interrupted_wal_only_put_never_skips_a_generation(tmp_path: Path) -> None:

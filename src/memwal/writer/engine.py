@@ -138,12 +138,17 @@ class ShardEngine:
         )
         self._core = core = self._open()
         manifests, write = self._manifests, self._write_sstable
-        self._threads = [
-            clock.spawn(lambda: run_ticker(core), f"memwal-ticker-{shard_id[:8]}"),
-            clock.spawn(
-                lambda: run_flusher(core, lambda: flush_once(core, manifests, write)), f"memwal-flush-{shard_id[:8]}"
-            ),
-        ]
+        try:
+            self._threads = [
+                clock.spawn(lambda: run_ticker(core), f"memwal-ticker-{shard_id[:8]}"),
+                clock.spawn(
+                    lambda: run_flusher(core, lambda: flush_once(core, manifests, write)),
+                    f"memwal-flush-{shard_id[:8]}",
+                ),
+            ]
+        except BaseException:  # no second thread to be had: the first one must not live on
+            _abandon(core)
+            raise
         self._finalizer = weakref.finalize(self, _abandon, core)
         live.register(target.location.key, self)
 
