@@ -14,7 +14,7 @@ from once_kit import judge, make_input, run_until_done
 from spark_tables import append_only, ids_of, keyed
 
 import memwal.spark as ms
-from memwal.spark import write_batch as executor_mode
+from memwal.spark import executor_mode
 
 SLOW_HOST = "127.0.0.2"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ def run_until_done(spark: Any, source: Path, uri: str, checkpoint: Path, **optio
             continue
         return failures
     raise AssertionError("the query never ended")
+
+
+def finish(start_query: Callable[[], Any]) -> Any:
+    """The query, ended; begun again where a busy machine was slower than Spark waits for a Python process."""
+    for _ in range(8):
+        query = start_query()
+        try:
+            assert query.awaitTermination(600)
+        except Exception as error:
+            if "failed to connect back" not in str(error):
+                raise
+            continue
+        return query
+    raise AssertionError("Spark could not start its Python process")
 
 
 def forget_last_commit(checkpoint: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from once_kit import finish
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from spark_tables import keyed
 
@@ -39,13 +40,8 @@ def test_a_stream_of_the_table_is_its_changes_in_the_order_of_each_shard(spark: 
         seen.extend(frame.collect())
 
     def run() -> None:
-        query = (
-            stream.writeStream.foreachBatch(keep)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(300)
+        writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        finish(writer.trigger(availableNow=True).start)
 
     run()
     assert len(seen) == 31
@@ -136,16 +132,9 @@ def test_the_progress_of_a_query_shows_rows_and_lag(spark: Any, uri: str, tmp_pa
     listener = ms.ProgressListener()
     spark.streams.addListener(listener)
     try:
-        query = (
-            spark.readStream.format("memwal")
-            .option("maxEntriesPerTrigger", "1")
-            .load(uri)
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path / "c"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(300)
+        stream = spark.readStream.format("memwal").option("maxEntriesPerTrigger", "1").load(uri)
+        writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+        query = finish(writer.trigger(availableNow=True).start)
         lags = [_lag(progress) for progress in query.recentProgress]
         assert lags[0] > lags[-1] == 0
         spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()

@@ -15,8 +15,8 @@ from spark_tables import append_only, ids_of, keyed, rows_of
 import memwal as mw
 import memwal.spark as ms
 from memwal.format.bucket import bucket_of
+from memwal.spark.executor_mode import bucket_expression, has_parity
 from memwal.spark.types import spark_type, to_arrow_columns
-from memwal.spark.write_batch import bucket_expression, has_parity
 
 DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 123456)
 PARITY: list[tuple[pa.DataType, list[Any]]] = [

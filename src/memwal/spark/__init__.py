@@ -1,12 +1,12 @@
 """memwal for Spark: sinks, source, change feed, jobs. `import memwal.spark as ms`."""
 
+from memwal.spark.executor_mode import BatchReport, write_batch
 from memwal.spark.jobs import compact, flush, gc
-from memwal.spark.merge_into import MergeBuilder, merge_into
+from memwal.spark.merging import MergeBuilder, merge_into
 from memwal.spark.progress import ProgressListener, QueryStats
 from memwal.spark.session import register, session
 from memwal.spark.streams import mark_streams
 from memwal.spark.types import arrow_schema_for
-from memwal.spark.write_batch import BatchReport, write_batch
 
 __all__ = [
     "BatchReport",

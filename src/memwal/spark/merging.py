@@ -20,8 +20,8 @@ from pyspark.sql import functions as f
 
 from memwal.clock import SYSTEM_CLOCK
 from memwal.errors import InvalidInputError
+from memwal.spark.executor_mode import BatchReport, write_batch
 from memwal.spark.rows import OP
-from memwal.spark.write_batch import BatchReport, write_batch
 from memwal.table import open_table
 
 __all__ = ["MergeBuilder", "merge_into"]
