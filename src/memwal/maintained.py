@@ -39,6 +39,7 @@ _LOG = logging.getLogger(__name__)
 _BUILD_AT_ONCE = 2
 _ATTEMPTS_WITH_ALL = 2
 _KNOWN_FACTS = 1024
+_MIRROR_EF = 64  # what a mirror proposes is ranked anew by its vectors; more would only make closing slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def spec_of(base: BaseTable, entry: IndexEntry, schema: TableSchema) -> IndexSpe
     elif facts.kind == "Inverted":
         spec = FtsIndex.from_lance(column, facts.params or {}, entry.name)
     elif facts.kind == "Vector":
-        spec = HnswIndex(column, entry.name, metric=_metric(facts, entry))
+        spec = HnswIndex(column, entry.name, metric=_metric(facts, entry), ef_construction=_MIRROR_EF)
     else:
         raise InvalidInputError(
             f"index {entry.name!r} is of type {facts.kind or 'unknown'}, which has no mirror in memory"
