@@ -9,11 +9,26 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from memwal.index import BTreeIndex, Equals, FtsIndex, HnswIndex, In, IndexSpec, Match, MemIndex, Phrase, Range
+from memwal.index import (
+    BTreeIndex,
+    BTreeMemIndex,
+    Equals,
+    FtsIndex,
+    HnswIndex,
+    In,
+    IndexSpec,
+    Match,
+    MemIndex,
+    Phrase,
+    Predicate,
+    Range,
+)
 
 BATCH_ROWS = 20
 
@@ -29,7 +44,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _p50_us(query: Callable[[int], object], times: int = 50) -> float:
-    return 1e6 * float(np.median([_seconds(lambda i=i: query(i)) for i in range(times)]))
+    return 1e6 * float(np.median([_seconds(partial(query, i)) for i in range(times)]))
 
 
 def _insert(spec: IndexSpec, column: pa.Array) -> MemIndex:
@@ -62,14 +77,14 @@ def bench_btree(rows: int) -> None:
             index.insert(pa.record_batch([column.slice(start, BATCH_ROWS)], names=["x"]), start)
         _build(index, rows)
         some = [column[i].as_py() for i in range(100)]
-        _report(
-            f"BTree {name}: equality", _p50_us(lambda i, x=index, s=some: x.positions(Equals(s[i]), rows)), "us p50"
-        )
-        _report(f"BTree {name}: IN of 100", _p50_us(lambda _, x=index, s=some: x.positions(In(s), rows)), "us p50")
         low, high = sorted(some[:2])
-        _report(
-            f"BTree {name}: range", _p50_us(lambda _, x=index, a=low, b=high: x.positions(Range(a, b), rows)), "us p50"
-        )
+        equality = [Equals(value) for value in some]
+        for what, asked in (("equality", equality), ("IN of 100", [In(some)]), ("range", [Range(low, high)])):
+            _report(f"BTree {name}: {what}", _p50_us(partial(_positions, index, asked, rows)), "us p50")
+
+
+def _positions(index: BTreeMemIndex, asked: Sequence[Predicate], rows: int, number: int) -> object:
+    return index.positions(asked[number % len(asked)], rows)
 
 
 def bench_text(rows: int) -> None:
@@ -90,7 +105,11 @@ def bench_text(rows: int) -> None:
         "fuzzy": Match("w100", fuzziness=1),
     }
     for name, query in queries.items():
-        _report(f"Text: {name}", _p50_us(lambda _, q=query: index.search(q, rows, 10)), "us p50")
+        _report(f"Text: {name}", _p50_us(partial(_search_text, index, query, rows)), "us p50")
+
+
+def _search_text(index: Any, query: object, rows: int, _: int) -> object:
+    return index.search(query, rows, 10)
 
 
 def _lines(rng: random.Random, words: list[str], weights: list[float], rows: int) -> Sequence[list[str]]:
@@ -120,7 +139,11 @@ def bench_vectors(rows: int, dimension: int) -> None:
     for share in (0.5, 0.01):
         mask = rng.random(rows) < share
         what = f"Vectors {dimension}d: {share:.0%} of the rows allowed"
-        _report(what, _p50_us(lambda i, m=mask: index.search(queries[i], 10, rows, allowed=m)), "us p50")
+        _report(what, _p50_us(partial(_search_masked, index, queries, rows, mask)), "us p50")
+
+
+def _search_masked(index: Any, queries: np.ndarray, rows: int, mask: np.ndarray, number: int) -> object:
+    return index.search(queries[number], 10, rows, allowed=mask)
 
 
 def main() -> None:
