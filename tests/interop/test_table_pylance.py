@@ -1,0 +1,254 @@
+"""Whole tables between memwal and pylance, both ways: four buckets, rows in every tier, takeovers in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
+
+import memwal as mw
+from memwal.testing.shard_rows import peer_snapshot
+from tests.table.table_kit import FAST, compact_shard, create, ids_of, keyed, outside, rows_of, upsert_base
+
+FOUR = mw.Bucket("id", 4)
+KEY = {"lance-schema:unenforced-primary-key": "true"}
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa.field("v", pa.int64()), pa.field("s", pa.string())]
+)
+
+
+def _rows(numbers: Any, v: int) -> list[dict[str, Any]]:
+    return [{"id": i, "v": v, "s": f"{v}-{i}"} for i in numbers]
+
+
+def _peer_snapshots(table: mw.Table) -> list[Any]:
+    return [peer_snapshot(table.uri, shard.shard_id) for shard in table.shards()]
+
+
+def _peer_rows(table: mw.Table) -> list[dict[str, Any]]:
+    """All rows as pylance's scanner reads them over all shards."""
+    scanner: Any = LsmScanner.from_snapshots(lance.dataset(table.uri), _peer_snapshots(table))
+    return rows_of(scanner.to_table().select(["id", "v", "s"]))
+
+
+def _peer_get(table: mw.Table, key: int) -> list[dict[str, Any]]:
+    planner = LsmPointLookupPlanner(lance.dataset(table.uri), _peer_snapshots(table))
+    found: list[dict[str, Any]] = planner.plan_lookup(pa.array([key], pa.int64())).to_table().to_pylist()
+    return found
+
+
+def _by_shard(rows: list[dict[str, Any]]) -> dict[str, pa.Table]:
+    batch = pa.Table.from_pylist(rows, schema=SCHEMA).to_batches()[0]
+    return {shard_id: pa.Table.from_batches([part]) for shard_id, part in mw.route(batch, FOUR, SCHEMA)}
+
+
+# ------------------------------------------------------------------------------------------------------- ours, theirs
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pylance_reads_all_shards_of_a_table_that_we_wrote(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    upsert_base(table.uri, pa.Table.from_pylist(_rows(range(20), 0), schema=SCHEMA))
+    with table.writer(compaction=None) as writer:
+        writer.put(_rows(range(10, 40), 1) + _rows(range(12, 16), 2))
+        writer.flush()
+        writer.delete([0, 11, 30, 999])
+        writer.put(_rows(range(35, 50), 3))
+        writer.flush()
+        writer.put(_rows([30, 1], 4))
+    expected = rows_of(table.scan())
+    assert len(expected) == 48
+    assert _peer_rows(table) == expected
+    for key, wanted in ((0, []), (11, []), (30, _rows([30], 4)), (5, _rows([5], 0)), (13, _rows([13], 2)), (77, [])):
+        assert [{name: row[name] for name in ("id", "v", "s")} for row in _peer_get(table, key)] == wanted
+    for shard in table.shards():
+        compact_shard(table.uri, shard.shard_id)
+    assert _peer_rows(table) == expected
+    assert rows_of(table.scan()) == expected
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pylance_takes_over_every_shard_of_ours_and_we_take_them_back(tmp_path: Path) -> None:
+    """With rows that are only in our log: pylance replays them, and ours replays its."""
+    table = create(str(tmp_path / "t"), sharding=FOUR)
+    writer = table.writer(compaction=None)
+    writer.put(_rows(range(20), 1))
+    writer.flush()
+    writer.put(_rows(range(10, 30), 2))
+    writer.delete([0, 1, 2, 3])
+    expected = {row["id"]: row for row in _rows(range(4, 10), 1) + _rows(range(10, 30), 2)}
+    assert rows_of(table.scan()) == [expected[i] for i in sorted(expected)]
+    theirs = {shard.shard_id: table.dataset.mem_wal_writer(shard.shard_id) for shard in table.shards()}
+    with pytest.raises(mw.FencedError):
+        writer.put(_rows([4], 9))
+    for shard_id, part in _by_shard(_rows(range(25, 45), 3)).items():
+        theirs[shard_id].put(part)
+    expected |= {row["id"]: row for row in _rows(range(25, 45), 3)}
+    everything = [expected[i] for i in sorted(expected)]
+    assert rows_of(table.scan()) == everything  # ours is superseded: the log is read
+    theirs[next(iter(theirs))].close()
+    assert rows_of(table.scan()) == everything
+    with mw.open_table(table.uri).writer(compaction=None) as successor:
+        successor.put(_rows(range(45, 60), 4))
+        successor.delete([25])
+        expected |= {row["id"]: row for row in _rows(range(45, 60), 4)}
+        del expected[25]
+        everything = [expected[i] for i in sorted(expected)]
+        assert rows_of(table.scan()) == everything
+    writer.abort()
+    assert _peer_rows(table) == everything
+    assert rows_of(table.scan(consistency="flushed")) == everything
+
+
+# ------------------------------------------------------------------------------------------------------- theirs, ours
+
+
+def _their_table(uri: str, **options: Any) -> lance.LanceDataset:
+    dataset = lance.write_dataset(pa.Table.from_pylist(_rows(range(10), 0), schema=SCHEMA), uri)
+    dataset.initialize_mem_wal(**options)
+    return lance.dataset(uri)
+
+
+def test_we_read_all_shards_of_a_table_that_pylance_wrote(tmp_path: Path) -> None:
+    """While its writers live, with flushed generations and with rows that are only in its log."""
+    uri = str(tmp_path / "t")
+    dataset = _their_table(uri, bucket_column="id", num_buckets=4, max_wal_buffer_size=1)
+    table = mw.open_table(uri)
+    assert table.sharding == FOUR
+    writers: dict[str, Any] = {}
+    expected = {row["id"]: row for row in _rows(range(10), 0)}
+    for version, numbers in ((1, range(5, 25)), (2, range(20, 40)), (3, range(38, 44))):
+        for shard_id, part in _by_shard(_rows(numbers, version)).items():
+            if shard_id not in writers:
+                writers[shard_id] = dataset.mem_wal_writer(shard_id, max_memtable_batches=2)
+            writers[shard_id].put(part)
+        expected |= {row["id"]: row for row in _rows(numbers, version)}
+        for reader in (table, mw.open_table(uri)):
+            assert rows_of(reader.scan()) == [expected[i] for i in sorted(expected)]
+    for shard_id, part in _by_shard(_rows([0, 6, 22, 41], 0)).items():
+        writers[shard_id].delete(part.select(["id"]))
+    expected = {i: row for i, row in expected.items() if i not in (0, 6, 22, 41)}
+    everything = [expected[i] for i in sorted(expected)]
+    assert rows_of(table.scan()) == everything
+    assert [table.get(i) for i in range(45)] == [expected.get(i) for i in range(45)]
+    assert rows_of(table.lookup(list(range(50)))) == everything
+    assert ids_of(table.scan(filter="v = 2")) == [i for i, row in expected.items() if row["v"] == 2]
+    with outside() as other:
+        assert rows_of(other.ask("scan", uri)) == everything
+    for writer in writers.values():
+        writer.close()
+    assert rows_of(table.scan(consistency="flushed")) == everything
+    assert all(shard.epoch == 1 for shard in table.shards())
+
+
+@pytest.mark.parametrize(
+    ("options", "sharding"),
+    [
+        ({}, None),
+        ({"unsharded": True}, mw.Unsharded()),
+        ({"bucket_column": "id", "num_buckets": 7}, mw.Bucket("id", 7)),
+        ({"identity_column": "id"}, mw.Identity("id")),
+    ],
+)
+def test_every_sharding_of_pylance_is_opened_and_written_by_us(
+    tmp_path: Path, options: dict[str, Any], sharding: Any
+) -> None:
+    uri = str(tmp_path / "t")
+    _their_table(uri, max_memtable_rows=77, **options)
+    table = mw.open_table(uri)
+    assert table.sharding == sharding
+    assert table.primary_key == ["id"]
+    with table.writer(fsync=False) as writer:
+        writer.put(_rows(range(8, 14), 1))
+        assert all(shard.config.max_memtable_rows == 77 for shard in writer.shard_writers.values())
+        writer.delete([0])
+        assert ids_of(table.scan()) == list(range(1, 14))
+    assert ids_of(table.scan(consistency="flushed")) == list(range(1, 14))
+
+
+def test_what_we_create_pylance_knows_as_its_own(tmp_path: Path) -> None:
+    for name, sharding, column in (
+        ("b", FOUR, "bucket"),
+        ("i", mw.Identity("id"), "identity"),
+        ("u", mw.Unsharded(), "unsharded"),
+    ):
+        table = create(str(tmp_path / name), sharding=sharding, writer_defaults={"max_memtable_rows": 9})
+        details = lance.dataset(table.uri).mem_wal_index_details()
+        assert details["sharding_specs"][0]["fields"][0]["transform"] == column
+        assert details["writer_config_defaults"]["max_memtable_rows"] == "9"
+        assert table.dataset.count_rows() == 0
+    with pytest.raises(OSError, match="already"):
+        lance.dataset(table.uri).initialize_mem_wal()
+
+
+# -------------------------------------------------------------------------------------------------------------- types
+
+NESTED = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False, metadata=KEY),
+        pa.field("kind", pa.dictionary(pa.int8(), pa.string())),
+        pa.field("point", pa.struct([pa.field("x", pa.int32()), pa.field("tags", pa.list_(pa.string()))])),
+        pa.field("vector", pa.list_(pa.float32(), 2)),
+        pa.field("need", pa.int32(), nullable=False),
+    ]
+)
+
+
+def _nested(key: str, n: int) -> dict[str, Any]:
+    return {
+        "id": key,
+        "kind": ["red", "blue"][n % 2],
+        "point": {"x": n, "tags": [key, None]},
+        "vector": [float(n), 0.5],
+        "need": n,
+    }
+
+
+def _ours(table: mw.Table, rows: list[dict[str, Any]]) -> Callable[[], None]:
+    writer = mw.open_table(table.uri).writer(compaction=None)
+    writer.put(pa.Table.from_pylist(rows, schema=NESTED))
+    return writer.close
+
+
+def _theirs(table: mw.Table, rows: list[dict[str, Any]]) -> Callable[[], None]:
+    writer = lance.dataset(table.uri).mem_wal_writer(mw.shard_id_for(mw.Unsharded()), max_wal_buffer_size=1)
+    writer.put(pa.Table.from_pylist(rows, schema=NESTED))
+    return writer.close  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("order", [(_ours, _theirs), (_theirs, _ours)], ids=["ours first", "theirs first"])
+def test_nested_dictionary_and_not_null_columns_pass_both_ways(tmp_path: Path, order: tuple[Any, Any]) -> None:
+    table = mw.create_table(str(tmp_path / "t"), NESTED, sharding=mw.Unsharded(), writer_defaults=FAST)
+    order[0](table, [_nested("a", 1), _nested("b", 2)])()
+    close = order[1](table, [_nested("b", 3), _nested("c", 4)])
+    expected = [_nested("a", 1), _nested("b", 3), _nested("c", 4)]
+    assert rows_of(table.scan()) == expected
+    assert [table.get(key) for key in "abcd"] == [*expected, None]
+    close()
+    assert rows_of(table.scan(consistency="flushed")) == expected
+    snapshots = [peer_snapshot(table.uri, shard.shard_id) for shard in table.shards()]
+    peer: Any = LsmScanner.from_snapshots(lance.dataset(table.uri), snapshots)
+    assert rows_of(peer.to_table().select(NESTED.names)) == expected
+
+
+def test_an_append_only_table_of_pylance_is_read_by_us_while_its_own_readers_refuse(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    schema = keyed()
+    lance.write_dataset(pa.Table.from_pylist(_rows([1], 0), schema=schema), uri).initialize_mem_wal(unsharded=True)
+    shard_id = mw.shard_id_for(mw.Unsharded())
+    theirs = lance.dataset(uri).mem_wal_writer(shard_id, max_wal_buffer_size=1)
+    theirs.put(pa.Table.from_pylist(_rows([1, 1, 2], 1), schema=schema))
+    table = mw.open_table(uri)
+    assert sorted((row["id"], row["v"]) for row in rows_of(table.scan())) == [(1, 0), (1, 1), (1, 1), (2, 1)]
+    theirs.close()
+    assert table.count_rows() == 4
+    with table.writer(fsync=False) as writer:
+        writer.put(_rows([1], 2))
+        assert table.count_rows() == 5
+    with pytest.raises(ValueError, match="primary key"):
+        LsmScanner.from_snapshots(lance.dataset(uri), [peer_snapshot(uri, shard_id)]).to_table()
