@@ -21,7 +21,7 @@ from writer_kit import (
     watched,
 )
 
-from memwal import FencedError, ShardWriter
+from memwal import FencedError, MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
 from memwal.format.wal_entry import encode_sentinel
 from memwal.store import paths
 
@@ -213,3 +213,21 @@ def test_a_lower_epoch_sentinel_at_our_position_moves_us_on(tmp_path: Path) -> N
     writer.abort()
     with open_writer(tmp_path, KEYED) as writer:
         assert everything(writer, tmp_path) == {1: "a", 2: "a"}
+
+
+def test_a_fence_and_a_log_that_cannot_be_written_are_told_apart_by_type(tmp_path: Path) -> None:
+    """Lesson 10: what happened was matched in the text of a message."""
+    store, location = watched(tmp_path)
+    first = open_writer(location, max_wal_persist_retries=0)
+    open_writer(tmp_path).abort()
+    with pytest.raises(MemWalError) as fence:
+        first.put(rows([1]))
+    assert type(fence.value) is FencedError
+    first.abort()
+    second = open_writer(location, max_wal_persist_retries=0)
+    store.fail("put_new", WAL)
+    with pytest.raises(MemWalError) as failure:
+        second.put(rows([1]))
+    assert type(failure.value) is WriterPoisonedError
+    assert type(failure.value.__cause__) is UnavailableError
+    second.abort()
