@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import lance
 import numpy as np
@@ -95,7 +95,7 @@ def _tables(state: str, quick: bool) -> Tables:
 
 def _peer_scanner(tables: Tables, state: str) -> LsmScanner:
     if state == "memtable":
-        return tables.peer_writer.lsm_scanner()
+        return cast(LsmScanner, tables.peer_writer.lsm_scanner())
     return LsmScanner.from_snapshots(tables.peer, [tables.peer_snapshot])
 
 

@@ -28,7 +28,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("store",)),
     ("open", ("format",)),
     ("open", ("invariants", "schema", "ingest", "adapt", "row_filter")),
-    ("open", ("sharding", "base_table", "manifest", "wal", "log_run", "transactions", "appender", "survey", "progress")),
+    (
+        "open",
+        ("sharding", "base_table", "manifest", "wal", "log_run", "transactions", "appender", "survey", "progress"),
+    ),
     ("open", ("memtable", "key_index", "memscan", "index", "live")),
     ("open", ("flush", "sidecar", "generation_rows", "base_commit", "maintained")),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),

@@ -64,10 +64,10 @@ def forget(table_key: str, shard: LiveShard) -> None:
 
 
 def find(table_key: str, shard_id: str) -> LiveShard | None:
-    """The registered writer of the highest epoch, if any."""
+    """The registered writer of the highest epoch, the newest of equal ones (a table made anew at its place), if any."""
     with _lock:
         shards = [shard for ref in _shards.get((table_key, shard_id), []) if (shard := ref()) is not None]
-    return max(shards, key=lambda shard: shard.epoch, default=None)
+    return max(reversed(shards), key=lambda shard: shard.epoch, default=None)
 
 
 def all_of(table_key: str) -> list[LiveShard]:

@@ -69,6 +69,7 @@ class SsTableReader:
         self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
         self._rows: _Rows | None = None
         self._reader: LanceFileReader | None = None
+        self._file_lock = threading.Lock()
         self.size_bytes = 0
 
     @property
@@ -160,7 +161,8 @@ class SsTableReader:
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
         order = np.argsort(offsets)  # the file takes ascending offsets only
         with self._reading():
-            table = self._file().take_rows(offsets[order].tolist()).to_table()
+            with self._file_lock:  # Lance's file reader serves one caller at a time
+                table = self._file().take_rows(offsets[order].tolist()).to_table()
         if table.num_rows != len(offsets):
             raise CorruptDataError(
                 "an SSTable lacks a row that its sidecar names",
@@ -212,8 +214,8 @@ class SsTableCache:
             found = self._readers.get(key)
             if found is None:
                 found = self._readers[key] = SsTableReader(location, shard_id, sstable)
+                self._shrink()
             self._readers.move_to_end(key)
-            self._shrink()
         return found
 
     def keeps_rows(self, sstable: SsTable) -> bool:
