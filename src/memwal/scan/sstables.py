@@ -160,9 +160,8 @@ class SsTableReader:
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
         order = np.argsort(offsets)  # the file takes ascending offsets only
-        with self._reading():
-            with self._file_lock:  # Lance's file reader serves one caller at a time
-                table = self._file().take_rows(offsets[order].tolist()).to_table()
+        with self._reading(), self._file_lock:  # Lance's file reader serves one caller at a time
+            table = self._file().take_rows(offsets[order].tolist()).to_table()
         if table.num_rows != len(offsets):
             raise CorruptDataError(
                 "an SSTable lacks a row that its sidecar names",
