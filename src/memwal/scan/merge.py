@@ -47,6 +47,7 @@ ROW_ADDRESS = "_rowaddr"
 GENERATION = "_memtable_gen"
 SHARED_INDEXES = FreshIndexCache(SHARED_CACHE)
 _TARGET_BATCH_BYTES = 4 << 20
+_READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
 _OPEN_AT_ONCE = 4
 
 
@@ -212,6 +213,7 @@ class Merge:
                 with_row_address=projection.with_row_address or not columns,
                 batch_size=self._batch_rows(),
                 scan_in_order=False,
+                io_buffer_size=_READ_AHEAD_BYTES,
             )
             for batch in scanner.to_batches():
                 if batch.num_rows == 0:
