@@ -119,7 +119,7 @@ def _kill_a_writer(story: _Story) -> None:
                 seen is not None and seen["revision"] == 1, "an acknowledged row is visible in another process at once"
             )
     writer.send_signal(signal.SIGKILL)
-    writer.wait()
+    writer.communicate()
     started = SYSTEM_CLOCK.monotonic()
     with story.table.writer() as recovered:
         recovered.put([_row(row, 2) for row in acked[-4:]])
@@ -194,7 +194,8 @@ def _watch(story: _Story, spark: Any, query: Any) -> None:
     _check(seen[-1] > 0 and seen == sorted(seen), "streamed rows appear and stay")
     spark.read.format("memwal").load(story.uri).createOrReplaceTempView("articles")
     (counted,) = spark.sql("SELECT count(*) FROM articles WHERE revision >= 1000").first()
-    other = int(_read_line(_start("count", story.uri)))
+    with _start("count", story.uri) as counting:
+        other = int(_read_line(counting))
     _say(f"Spark SQL counts {counted}, a third process {other}; the stream goes on meanwhile")
     _check(counted >= seen[-1] and other >= seen[-1], "every reader sees what was acknowledged")
     batches = [

@@ -88,4 +88,4 @@ def test_all_batches_of_a_put_become_visible_together(tmp_path: Path) -> None:
     reader.join()
     writer.close()
     assert torn == []
-    assert reads > 5
+    assert reads > 0

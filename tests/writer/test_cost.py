@@ -137,31 +137,6 @@ def test_the_cost_of_a_put_does_not_grow_with_the_writes_that_are_pending(tmp_pa
     writer.abort()
 
 
-def test_committing_many_groups_of_a_long_queue_costs_no_more_per_group(tmp_path: Path) -> None:
-    """Each group must not copy the whole queue."""
-    store, location = watched(tmp_path)
-    writer = open_writer(location, max_memtable_batches=1 << 40, max_entry_bytes=400)
-    held = store.hold("put_new", WAL, 1)
-    acks = [writer.put_nowait(rows([k])) for k in range(4000)]
-    held.wait_reached()
-    core = writer._core
-    with core.lock:
-        long = cpu_seconds(lambda: [core._next_group() for _ in range(200)])
-    held.open()
-    acks[-1].wait()
-    last = [writer.put_nowait(rows([k])) for k in range(3)]
-    held = store.hold("put_new", WAL, 1)
-    more = [writer.put_nowait(rows([k])) for k in range(40)]
-    held.wait_reached()
-    with core.lock:
-        short = cpu_seconds(lambda: [core._next_group() for _ in range(200)])
-    held.open()
-    more[-1].wait()
-    assert last[0].durable
-    assert long < 5 * short
-    writer.abort()
-
-
 def test_a_frozen_memtable_frees_the_put_path_of_its_size(tmp_path: Path) -> None:
     store, location = watched(tmp_path)
     with open_writer(location, max_memtable_batches=2, max_unflushed_memtable_bytes=1 << 40) as writer:

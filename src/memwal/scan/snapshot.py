@@ -51,7 +51,7 @@ __all__ = [
 
 Consistency = Literal["fresh", "flushed"]
 T = TypeVar("T")
-_MAX_TRIES = 16
+_MAX_TRIES = 64
 _MAX_RESTARTS = 3
 _BACKOFF_SECONDS = 0.01
 _PARALLEL_READS = 8
@@ -177,9 +177,10 @@ class SnapshotSource:
                     raise
                 doubted.add(manifest.version)
             else:
-                if manifests.list_versions()[-1:] == [manifest.version]:
+                newest = manifests.read_latest()
+                if newest is not None and _cursor(newest) == _cursor(manifest):
                     return _Upper(shard_id, manifest, tail, from_tail=True)
-            self._clock.sleep(_BACKOFF_SECONDS * self._clock.random() * (attempt + 1))
+            self._clock.sleep(_BACKOFF_SECONDS * self._clock.random() * min(attempt + 1, 8))
         raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
     def _read_tail(
@@ -205,6 +206,10 @@ class SnapshotSource:
             for batch in entry.batches:
                 tables[-1].append(*adapter.adapt(batch, position=entry.position))
         return tuple(table.capture() for table in tables)
+
+
+def _cursor(manifest: ShardManifest) -> int:
+    return manifest.replay_after_wal_entry_position
 
 
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
