@@ -106,7 +106,7 @@ class ShardCore:
         self.changed = threading.Condition(self.lock)
         self.tick = threading.Condition(self.lock)
         self.work = threading.Condition(self.lock)
-        self._leader: int | None = None
+        self._turn = threading.Lock()
 
     @property
     def buffered(self) -> int:
@@ -297,27 +297,16 @@ class ShardCore:
     # ------------------------------------------------------------------------------------------------ group commit
 
     def make_durable(self, end: int) -> None:
-        """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does."""
-        while self.durable < end:
-            try:
-                if self._lead(end):
-                    self._commit_group()
-            finally:
-                if self._leader == threading.get_ident():  # failed or interrupted: the next one takes over
-                    self._leader = None
-                    with self.lock:
-                        self.changed.notify_all()
+        """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does.
 
-    def _lead(self, end: int) -> bool:
-        """Become the leader, or wait until the batches below `end` are durable: True for the leader."""
-        with self.lock:
-            while self.durable < end:
-                self.refuse_commits()
-                if self._leader is None:
-                    self._leader = threading.get_ident()
-                    return True
-                self.changed.wait(_LOOK_AGAIN_SECONDS)
-        return False
+        Whoever gets the turn writes one entry for all; the others find themselves durable when they get it.
+        """
+        while self.durable < end:
+            with self._turn:
+                if self.durable < end:
+                    with self.lock:
+                        self.refuse_commits()
+                    self._commit_group()
 
     def _commit_group(self) -> None:
         with self.lock:
@@ -343,7 +332,6 @@ class ShardCore:
         reach("wal.after_put")
         with self.lock:
             self._settle(entry)
-            self._leader = None
             self.changed.notify_all()
             stats = self.stats
             stats.wal_flush_count += 1

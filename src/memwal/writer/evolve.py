@@ -38,15 +38,21 @@ class WriteGate:
         self._closed_by: int | None = None
 
     def __enter__(self) -> None:
+        me = threading.get_ident()
+        self._inside.add(me)  # before the look at the door: whoever closes it either sees us or is seen
+        if self._closed_by is None:
+            return
         with self._changed:
+            self._inside.discard(me)
+            self._changed.notify_all()
             while self._closed_by is not None:
                 self._changed.wait()
-            self._inside.add(threading.get_ident())
+            self._inside.add(me)
 
     def __exit__(self, *exc: object) -> None:
-        with self._changed:
-            self._inside.discard(threading.get_ident())
-            if self._closed_by is not None:
+        self._inside.discard(threading.get_ident())
+        if self._closed_by is not None:
+            with self._changed:
                 self._changed.notify_all()
 
     @contextmanager
