@@ -53,10 +53,15 @@ class RowFilter:
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
 
+    def check(self, schema: pa.Schema) -> None:
+        """Raise `InvalidInputError` if the filter cannot be applied to rows with these columns."""
+        self._evaluate(schema.empty_table())
+
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows of `table` for which the filter is true, in order."""
-        if table.num_rows == 0:
-            return table
+        return self._evaluate(table) if table.num_rows else table
+
+    def _evaluate(self, table: pa.Table) -> pa.Table:
         try:
             if self._sql is None:
                 return table.filter(self.source)

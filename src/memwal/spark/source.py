@@ -81,7 +81,8 @@ class TableReader(DataSourceReader):
         self._schema = schema
         struct_type(pin.schema.columns, schema.names)  # names the column that the table has not
         if options.filter is not None:
-            RowFilter(options.filter, pin.schema.columns)  # says what is wrong with it, before a task does
+            # says what is wrong with it, before a task does, and also where there are no rows
+            RowFilter(options.filter, pin.schema.columns).check(pin.schema.columns)
 
     def partitions(self) -> list[InputPartition]:
         """Groups of base fragments of about `rowsPerPartition` rows, and the shards that have something newer."""
