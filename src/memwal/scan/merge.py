@@ -106,10 +106,10 @@ class ShardMerge:
         return self._indexes.index(self.readers)
 
     def _load_entries(self) -> None:
-        if len(self.readers) < 2:
-            return
-        with thread_pool(_OPEN_AT_ONCE, "memwal-open") as pool:
-            list(pool.map(lambda reader: reader.entries(), self.readers))
+        cold = [reader for reader in self.readers if not reader.has_entries]
+        if len(cold) > 1:
+            with thread_pool(_OPEN_AT_ONCE, "memwal-open") as pool:
+                list(pool.map(lambda reader: reader.entries(), cold))
 
     def hidden_offsets(self) -> list[npt.NDArray[np.int64]]:
         """Per reader (ascending) the offsets of rows that a newer SSTable or memory replaced."""

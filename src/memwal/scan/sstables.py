@@ -98,6 +98,11 @@ class SsTableReader:
                 raise ObjectNotFoundError(directory) from None
             raise
 
+    @property
+    def has_entries(self) -> bool:
+        """Whether the keys are in memory."""
+        return self._entries is not None
+
     def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         """Every key once, ascending, and the offset of its newest row."""
         if self._entries is None:
