@@ -29,6 +29,8 @@ from memwal.scan.snapshot import Snapshot
 
 __all__ = ["lookup_rows"]
 
+_KEPT_BYTES = 16 << 20
+
 
 def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
@@ -104,7 +106,10 @@ def _from_sstables(
     known = entries[entries >= 0]
     for owner in np.unique(index.owners[known]).tolist():
         offsets = index.offsets[known[index.owners[known] == owner]]
-        parts.append(_living(index.readers[owner].take(snapshot.schema, offsets, columns)))
+        reader = index.readers[owner]
+        if (reader.sstable.in_memory_bytes or _KEPT_BYTES + 1) <= _KEPT_BYTES:
+            reader.all_rows(snapshot.schema)  # small: read once, then every key of it is a look into memory
+        parts.append(_living(reader.take(snapshot.schema, offsets, columns)))
     return left[entries < 0]
 
 
