@@ -35,7 +35,7 @@ from memwal.errors import ConflictError, CorruptDataError, FencedError, InvalidI
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
 from memwal.hooks import reach
 from memwal.log_run import LogRun
-from memwal.manifest import ShardManifestStore
+from memwal.manifest import ShardManifestStore, with_generation
 from memwal.schema import Reconciler, TableSchema
 from memwal.shard_target import target_of, writer_config
 from memwal.sharding import check_rows_in_shard, from_details
@@ -373,15 +373,7 @@ class OnceAppender:
         def update(latest: ShardManifest) -> ShardManifest:
             if listed(latest) or latest.current_generation != sstable.generation:
                 return latest
-            cursor = max(latest.replay_after_wal_entry_position, covered)
-            return replace(
-                latest,
-                version=latest.version + 1,
-                sstables=(*latest.sstables, sstable),
-                current_generation=sstable.generation + 1,
-                replay_after_wal_entry_position=cursor,
-                wal_entry_position_last_seen=max(latest.wal_entry_position_last_seen, cursor),
-            )
+            return with_generation(latest, sstable, covered)
 
         won = listed(self._store(claim.shard_id).commit_update(claim.epoch, update, landed=listed))
         if won:

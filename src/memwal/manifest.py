@@ -37,9 +37,9 @@ from memwal.invariants import check_manifest_transition
 from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.store.port import PutResult
-from memwal.types import ShardManifest, ShardStatus, check_shard_id
+from memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
 
-__all__ = ["ManifestUpdate", "ShardManifestStore"]
+__all__ = ["ManifestUpdate", "ShardManifestStore", "with_generation"]
 
 _LOG = logging.getLogger(__name__)
 _MAX_TRIES = 64
@@ -47,6 +47,19 @@ _BACKOFF_SECONDS = 0.005
 _MAX_BACKOFF_SECONDS = 0.25
 
 ManifestUpdate = Callable[[ShardManifest], ShardManifest]
+
+
+def with_generation(latest: ShardManifest, sstable: SsTable, covered_position: int) -> ShardManifest:
+    """The next version of `latest`, which lists `sstable` as its next generation and moves the cursor with it."""
+    cursor = max(latest.replay_after_wal_entry_position, covered_position)
+    return replace(
+        latest,
+        version=latest.version + 1,
+        sstables=(*latest.sstables, sstable),
+        current_generation=sstable.generation + 1,
+        replay_after_wal_entry_position=cursor,
+        wal_entry_position_last_seen=max(latest.wal_entry_position_last_seen, cursor),
+    )
 
 
 class ShardManifestStore:

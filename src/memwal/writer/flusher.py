@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import pyarrow as pa
 
 from memwal.errors import FencedError, MemWalError, UnavailableError
 from memwal.hooks import reach
-from memwal.manifest import ShardManifestStore
+from memwal.manifest import ShardManifestStore, with_generation
 from memwal.types import FlushResult, ShardManifest, SsTable
 from memwal.writer.core import CLOSED, ShardCore
 from memwal.writer.indexing import index_deferred, start_growing, use_newest_indexes
@@ -50,15 +49,7 @@ def publish(manifests: ShardManifestStore, epoch: int, sstable: SsTable, covered
     def update(latest: ShardManifest) -> ShardManifest:
         if landed(latest):
             return latest
-        cursor = max(latest.replay_after_wal_entry_position, covered_position)
-        return replace(
-            latest,
-            version=latest.version + 1,
-            sstables=(*latest.sstables, sstable),
-            current_generation=sstable.generation + 1,
-            replay_after_wal_entry_position=cursor,
-            wal_entry_position_last_seen=max(latest.wal_entry_position_last_seen, cursor),
-        )
+        return with_generation(latest, sstable, covered_position)
 
     return manifests.commit_update(epoch, update, landed=landed)
 
