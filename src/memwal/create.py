@@ -39,7 +39,16 @@ from memwal.sharding import Sharding, check_sharding, num_shards, to_spec
 from memwal.store.location import Location
 from memwal.wal import list_positions
 
-__all__ = ["Choices", "check_existing", "install", "keyed_schema", "make_details", "refuse_leftovers", "write_base"]
+__all__ = [
+    "Choices",
+    "check_existing",
+    "commit_entry",
+    "install",
+    "keyed_schema",
+    "make_details",
+    "refuse_leftovers",
+    "write_base",
+]
 
 _MAX_TRIES = 8
 _KEY = "lance-schema:unenforced-primary-key"
@@ -196,7 +205,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()
         try:
-            _commit(base, details, entry_id)
+            commit_entry(base, details, entry_id)
         except (InvalidInputError, UnavailableError):
             newest = base.refresh()
             if newest.version == base.version:
@@ -211,7 +220,8 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
     raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be enabled; retry")
 
 
-def _commit(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
+def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
+    """Put an index entry with these details on the table; Lance refuses it if the version clashes."""
     index = Index(
         uuid=entry_id,
         name=INDEX_NAME,

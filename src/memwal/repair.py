@@ -19,14 +19,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import lance
-from lance.dataset import Index, LanceOperation
-from lance.lance import Bitmap
-
-from memwal.base_table import BaseTable, lance_errors, lance_options
+from memwal.base_table import BaseTable, lance_errors
 from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.create import commit_entry
 from memwal.errors import ConflictError, MemWalError, UnavailableError
-from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
 from memwal.format.wal_entry import decode_entry, encode_mark
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
@@ -118,7 +114,7 @@ def _bring_index_back(base: BaseTable, clock: Clock, *, dry_run: bool) -> Repair
     what = f"bring back the MemWAL index of base version {old.version}, and with it the rows of the shards"
     if dry_run:
         return RepairAction(where, what)
-    _commit(base, old.details, clock)
+    commit_entry(base, old.details, clock.uuid4())
     _LOG.warning("brought the MemWAL index back [table=%s, from_version=%d]", where, old.version)
     return RepairAction(where, what, done=True)
 
@@ -156,23 +152,3 @@ def _misfit(old: BaseTable, new: BaseTable) -> str | None:
         if number in reused:
             return f"column {reused[number]!r} has the field id that {name!r} had"
     return None
-
-
-def _commit(base: BaseTable, details: MemWalDetails, clock: Clock) -> None:
-    index = Index(
-        uuid=clock.uuid4(),
-        name=INDEX_NAME,
-        fields=[],
-        dataset_version=base.version,
-        fragment_ids=Bitmap(),
-        index_version=0,
-        index_details=(DETAILS_TYPE_URL, encode_details(details)),
-    )
-    with lance_errors("bringing the MemWAL index back"):
-        lance.LanceDataset.commit(
-            base.location.dataset_uri,
-            LanceOperation.CreateIndex([index], []),
-            read_version=base.version,
-            max_retries=0,
-            storage_options=lance_options(base.location),
-        )
