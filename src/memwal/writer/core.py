@@ -3,8 +3,9 @@
 Owns pending writes, memtables, watermarks and the group commit. Invariants:
 
 1. A write is inserted whole: its batches get consecutive numbers and go into one memtable and one WAL entry.
-2. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation);
-   the others wait until their own writes are durable, or lead next. A single caller hands over to nobody.
+2. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation)
+   and for the small puts that wait in the queue; the others sleep until theirs are durable, or lead next. A single
+   caller hands over to nobody.
 3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
    inserted; either way active and frozen memtables are captured together.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
@@ -43,6 +44,7 @@ from memwal.transactions import is_repeat, with_transaction
 from memwal.types import SeenTransaction, Transaction
 from memwal.wal import ShardLog
 from memwal.writer.pending import Entry, EntryBuilder, Pending, WriteRows
+from memwal.writer.put_queue import PutQueue, QueuedPut
 from memwal.writer.stats import StatsHandle
 
 __all__ = ["CLOSED", "CLOSING", "OPEN", "ShardCore"]
@@ -89,6 +91,7 @@ class ShardCore:
         self._durable_bytes = 0
         self._durable_run = run
         self.seen = seen
+        self._puts = PutQueue()
         self._in_flight: Entry | None = None
         self._meter = ByteMeter()
         self.active = self.new_memtable(run.generation, 0, log.next_position - 1) if config.enable_memtable else None
@@ -143,15 +146,18 @@ class ShardCore:
             if not config.durable_write and not self.pending:
                 self.pending_since = self.clock.monotonic()
                 self.tick.notify()
-            self.pending.append(pending)
-            if self.active is not None:
-                if self.active.indexes:
-                    self._index(self.active)
-                self._freeze_if_full(self.active)
+            self._append(pending)
             if drain or (not config.durable_write and 0 < config.max_wal_buffer_size <= self.pending_bytes):
                 self.drain_wanted = True
                 self.tick.notify()
             return pending, pending.end
+
+    def _append(self, pending: Pending) -> None:
+        self.pending.append(pending)
+        if self.active is not None:
+            if self.active.indexes:
+                self._index(self.active)
+            self._freeze_if_full(self.active)
 
     def _index(self, active: MemTable) -> None:
         """Take the new rows into the indexes, or see to it that the ticker does."""
@@ -208,8 +214,12 @@ class ShardCore:
     def _admit(self, size_bytes: int) -> None:
         """Wait for room (backpressure) and for a bulk write to end; raise if the writer cannot accept."""
         self.refuse_writes()
-        if self.exclusive or self.held_bytes >= self.config.max_unflushed_memtable_bytes:
+        if not self._has_room:
             self._wait_for_room(size_bytes)
+
+    @property
+    def _has_room(self) -> bool:
+        return not self.exclusive and self.held_bytes < self.config.max_unflushed_memtable_bytes
 
     def _wait_for_room(self, size_bytes: int) -> None:
         limit = self.config.max_unflushed_memtable_bytes
@@ -296,19 +306,74 @@ class ShardCore:
 
     # ------------------------------------------------------------------------------------------------ group commit
 
+    def write(self, put: QueuedPut) -> Pending:
+        """Insert one put and return once it is on storage; the caller leads the commit where nobody else does."""
+        self.refuse_writes()
+        try:
+            self._puts.append(put)
+            while not self._is_done(put):
+                self._sleep_or_lead(put)
+        except BaseException:
+            self._puts.withdraw(put)
+            self._puts.wake_next()
+            raise
+        if put.error is not None:
+            raise put.error
+        if put.pending is None:
+            raise AssertionError("a put is done that was never inserted")
+        return put.pending
+
+    def _sleep_or_lead(self, put: QueuedPut) -> None:
+        if self._turn.locked() or not self._puts.is_oldest(put):
+            put.sleep(_LOOK_AGAIN_SECONDS)
+            if self._is_done(put):
+                return
+        room = True
+        with self._turn:
+            if not self._is_done(put):
+                room = self._lead(put)
+        self._puts.wake_next()
+        if not room and put in self._puts:
+            with self.lock:
+                self._wait_for_room(put.size_bytes)
+
+    def _is_done(self, put: QueuedPut) -> bool:
+        return put.error is not None or (put.pending is not None and put.pending.end <= self.durable)
+
     def make_durable(self, end: int) -> None:
         """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does.
 
-        Whoever gets the turn writes one entry for all; the others find themselves durable when they get it.
+        Whoever gets the turn commits for all; the others find themselves durable when they get it.
         """
         while self.durable < end:
             with self._turn:
                 if self.durable < end:
-                    with self.lock:
-                        self.refuse_commits()
-                    self._commit_group()
+                    self._lead(None)
+            self._puts.wake_next()
 
-    def _commit_group(self) -> None:
+    def _lead(self, own: QueuedPut | None) -> bool:
+        """Commit everything that was written until now; False if a queued put found no room. The caller has the turn."""
+        with self.lock:
+            self.refuse_commits()
+        self._puts.gather(self.clock)
+        room = self._puts.take(self.pending, self._insert_queued, own)
+        with self.lock:
+            end = self.buffered
+        while self.durable < end:
+            self._commit_group(own)
+        return room
+
+    def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
+        with self.lock:
+            self.refuse_writes()
+            if not self._has_room:
+                return False
+            pending = self._place(rows, None)
+            pending.put, put.pending = put, pending
+            self._append(pending)
+            return True
+
+    def _commit_group(self, own: QueuedPut | None) -> None:
         with self.lock:
             entry = self._next_entry()
         started = io_started = self.clock.monotonic()
@@ -339,6 +404,13 @@ class ShardCore:
             stats.wal_flush_time += ended - started
             stats.wal_io_count += 1
             stats.wal_io_time += ended - io_started
+            for item in entry.group:
+                put = item.put
+                if put is not None:
+                    stats.put_count += 1
+                    stats.put_time += ended - put.started
+                    if put is not own:
+                        put.wake()
 
     def _next_entry(self) -> Entry:
         """The entry that must be written next: one that an interrupted leader left, or a new one."""
@@ -401,6 +473,10 @@ class ShardCore:
         """Wake every thread of this writer; `lock` is held."""
         for condition in (self.changed, self.tick, self.work):
             condition.notify_all()
+        self._puts.wake_all()
+        for item in self.pending:
+            if item.put is not None:
+                item.put.wake()
 
     # ---------------------------------------------------------------------------------------------- freeze and capture
 

@@ -43,12 +43,22 @@ from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore
 from memwal.writer.evolve import WriteGate, move_core
 from memwal.writer.flusher import flush_once, run_flusher, run_ticker
 from memwal.writer.pending import WriteRows
+from memwal.writer.put_queue import QueuedPut
 from memwal.writer.replay import replay
 from memwal.writer.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 
 __all__ = ["Ack", "ShardEngine", "ShardTarget", "WriteResult"]
 
 _JOIN_SECONDS = 60.0
+_QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
+
+
+class _TooLargeError(Exception):
+    """A put that was taken for a small one, and whose rows do not fit one entry."""
+
+    def __init__(self, rows: WriteRows) -> None:
+        super().__init__("too large for one entry")
+        self.rows = rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +196,33 @@ class ShardEngine:
     def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
         """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
         with self._gate:
-            return self._write(self._fit(data), as_transaction(txn))
+            batches = self._batches(data)
+            if txn is None and self._config.durable_write:
+                size = sum(batch.get_total_buffer_size() for batch in batches)
+                if size <= _QUEUED_BYTES:
+                    return self._queue(batches, size)
+            return self._write(self._fit(batches), as_transaction(txn))
+
+    def _queue(self, batches: list[pa.RecordBatch], size_bytes: int) -> WriteResult:
+        """Write a small put, together with those of other threads."""
+        put = QueuedPut(batches, size_bytes, self._fit_for_entry, self._clock.monotonic())
+        try:
+            done = self._core.write(put)
+        except _TooLargeError as found:
+            return self._write(found.rows, None)
+        reach("put.before_ack")
+        return WriteResult(range(done.start, done.end))
+
+    def _fit_for_entry(self, batches: list[pa.RecordBatch]) -> WriteRows:
+        rows = self._fit(batches)
+        if self._is_bulk(rows):
+            raise _TooLargeError(rows)
+        return rows
 
     def put_nowait(self, data: Any) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
         with self._gate:
-            return self._put_nowait(self._fit(data))
+            return self._put_nowait(self._fit(self._batches(data)))
 
     def _put_nowait(self, rows: WriteRows) -> Ack:
         if self._is_bulk(rows):
@@ -260,14 +291,18 @@ class ShardEngine:
             stats.put_count += 1
             stats.put_time += seconds
 
-    def _fit(self, data: Any) -> WriteRows:
-        """`data` as batches of the table, each checked; the errors name batch and column."""
+    def _batches(self, data: Any) -> list[pa.RecordBatch]:
+        """`data` as batches with rows."""
         batches = [data] if type(data) is pa.RecordBatch else to_batches(data, self._target.schema.columns)
         if not batches:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         for i, batch in enumerate(batches):
             if batch.num_rows == 0:
                 raise InvalidInputError(f"Batch {i} is empty: give batches with rows")
+        return batches
+
+    def _fit(self, batches: list[pa.RecordBatch]) -> WriteRows:
+        """`batches` as those of the table, each checked; the errors name the column."""
         with self._fit_lock:
             fitted = [self._reconciler.fit(batch) for batch in batches]
         if len(fitted) > self._config.max_memtable_batches:
@@ -364,7 +399,6 @@ class ShardEngine:
         core.make_locks()
         core.stats.use_lock(core.lock)
         self._gate, self._fit_lock = WriteGate(), threading.Lock()
-        self._gate = WriteGate()
         core.state = CLOSED
 
     def __enter__(self) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from memwal.log_run import LogRun
 from memwal.memtable import unpinned
 from memwal.schema import TableSchema
 from memwal.types import SeenTransaction, Transaction
+
+if TYPE_CHECKING:
+    from memwal.writer.put_queue import QueuedPut
 
 __all__ = ["Entry", "EntryBuilder", "Pending", "WriteRows"]
 
@@ -59,7 +63,7 @@ class WriteRows:
 class Pending:
     """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals behind it."""
 
-    __slots__ = ("end", "end_bytes", "generation", "rows", "run", "start", "txn", "written_ms")
+    __slots__ = ("end", "end_bytes", "generation", "put", "rows", "run", "start", "txn", "written_ms")
 
     def __init__(
         self, rows: WriteRows, after: tuple[int, int, LogRun], generation: int, txn: Transaction | None, written_ms: int
@@ -72,6 +76,7 @@ class Pending:
         self.generation = generation
         self.txn = txn
         self.written_ms = written_ms
+        self.put: QueuedPut | None = None
 
     @property
     def totals(self) -> tuple[int, int, LogRun]:
