@@ -317,6 +317,8 @@ class ShardCore:
             self._puts.withdraw(put)
             self._puts.wake_next()
             raise
+        finally:
+            put.wake_follower()
         if put.error is not None:
             raise put.error
         if put.pending is None:
@@ -361,6 +363,7 @@ class ShardCore:
             end = self.buffered
         while self.durable < end:
             self._commit_group(own)
+        self._puts.wake_served()
         return room
 
     def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
@@ -410,7 +413,7 @@ class ShardCore:
                     stats.put_count += 1
                     stats.put_time += ended - put.started
                     if put is not own:
-                        put.wake()
+                        self._puts.serve(put)
 
     def _next_entry(self) -> Entry:
         """The entry that must be written next: one that an interrupted leader left, or a new one."""

@@ -6,7 +6,8 @@ one thread at a time runs, instead of all of them wanting the interpreter betwee
 1. A put is inserted once: it leaves the queue after it is in `pending`, and whoever takes from the queue next finds out
    whether the leader before was interrupted between the two. Nothing is committed before that is known.
 2. What is wrong with one put is raised in its own caller; the others go on.
-3. Who waits sleeps until its put is done or until it should lead; a wake-up that an interrupt lost costs a second.
+3. Who waits sleeps until its put is done or until it should lead; those who were served together wake each other, one
+   after the other. A wake-up that an interrupt lost costs a second.
 4. The leader never waits for room: a put that finds none stays queued, and its caller waits.
 
 Called by: the core of the writer.
@@ -30,7 +31,7 @@ __all__ = ["PutQueue", "QueuedPut"]
 class QueuedPut:
     """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
 
-    __slots__ = ("_awake", "batches", "error", "fit", "pending", "size_bytes", "started")
+    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "size_bytes", "started")
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class QueuedPut:
         self.started = started
         self.pending: Pending | None = None
         self.error: Exception | None = None
+        self.follower: QueuedPut | None = None
         self._awake = threading.Lock()
         self._awake.acquire()
 
@@ -60,15 +62,21 @@ class QueuedPut:
         except RuntimeError:
             pass  # awake already
 
+    def wake_follower(self) -> None:
+        """Pass the news on: those who were served together wake each other."""
+        if self.follower is not None:
+            self.follower.wake()
+
 
 class PutQueue:
     """The puts that no leader has taken yet."""
 
-    __slots__ = ("_companions", "_waiting")
+    __slots__ = ("_companions", "_served", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: deque[QueuedPut] = deque()
         self._companions = 0
+        self._served: QueuedPut | None = None
 
     def append(self, put: QueuedPut) -> None:
         """Queue a put; its caller then leads, or sleeps."""
@@ -124,6 +132,16 @@ class PutQueue:
                 self.withdraw(put)
             else:
                 put.pending = None
+
+    def serve(self, put: QueuedPut) -> None:
+        """Note that a put is on storage; the caller has the turn."""
+        put.follower, self._served = self._served, put
+
+    def wake_served(self) -> None:
+        """Wake the callers of all puts that were served, one by one: all at once they would fight for the interpreter."""
+        if self._served is not None:
+            self._served.wake()
+            self._served = None
 
     def wake_next(self) -> None:
         """Let the oldest put that nobody took lead."""
