@@ -77,7 +77,7 @@ def assert_same_side_files(ours: Path, theirs: Path) -> None:
 
 def deleted(generation: Path) -> list[int]:
     (file,) = (generation / "_deletions").iterdir()
-    rows: list[int] = decode_deletions(file.read_bytes()).tolist()
+    rows: list[int] = decode_deletions(file.read_bytes(), physical_rows=1 << 20).tolist()
     return rows
 
 

@@ -5,8 +5,9 @@ Arrow deletion files, which Lance itself writes for small vectors, are Lance's o
 
 1. Offsets are unsigned 32-bit and survive a round trip, sorted and unique.
 2. Bytes that are no complete bitmap are `CorruptDataError`, never a shorter vector.
+3. A vector is expanded only if it fits the rows that it belongs to: a few hostile bytes can name four billion.
 
-Called by: flush, verify.
+Called by: flush (writing), compaction (reading).
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ def encode_deletions(offsets: npt.NDArray[np.integer]) -> bytes:
     return bytes(BitMap(offsets.astype(np.uint32)).serialize())
 
 
-def decode_deletions(data: bytes) -> npt.NDArray[np.uint32]:
-    """The deleted row offsets, ascending."""
+def decode_deletions(data: bytes, *, physical_rows: int) -> npt.NDArray[np.uint32]:
+    """The deleted row offsets, ascending, all below `physical_rows`."""
     try:
-        bitmap = BitMap.deserialize(data)  # checks bounds and order of everything it reads
+        bitmap = BitMap.deserialize(data)  # checks bounds and order of everything it reads; runs stay runs
     except (ValueError, IndexError) as error:
         raise CorruptDataError("deletion vector is not a portable RoaringBitmap") from error
-    return np.frombuffer(bitmap.to_array(), np.uint32) if bitmap else np.empty(0, np.uint32)
+    if not bitmap:
+        return np.empty(0, np.uint32)
+    if bitmap.max() >= physical_rows:
+        raise CorruptDataError(f"deletion vector names row {bitmap.max()}, there are {physical_rows}")
+    return np.frombuffer(bitmap.to_array(), np.uint32)
