@@ -17,7 +17,7 @@ from lance.mem_wal import CompactedSsTable
 from memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
 from memwal.format import wire
 from memwal.format.index_details import decode_details
-from memwal.format.lance_commit import AppendCommit, append_commit, fragment_of, hand_commit_is_safe
+from memwal.format.lance_commit import AppendCommit, append_commit, deletion_of, fragment_of, hand_commit_is_safe
 from memwal.format.lance_manifest import LanceManifest, join_manifest_file, parse_lance_manifest, version_path
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("s", pa.struct([pa.field("x", pa.int32())]))])
@@ -39,7 +39,15 @@ def newest(uri: str) -> bytes:
     return Path(uri, version_path(lance.dataset(uri).version)).read_bytes()
 
 
-def build(uri: str, table: pa.Table, compacted: dict[str, int], *, data: bytes | None = None) -> AppendCommit:
+def build(
+    uri: str,
+    table: pa.Table,
+    compacted: dict[str, int],
+    *,
+    data: bytes | None = None,
+    delete: dict[int, list[int]] | None = None,
+) -> AppendCommit:
+    """`delete` names rows by fragment and place."""
     dataset = lance.dataset(uri)
     fragment = LanceFragment.create(uri, table, mode="append", data_storage_version=dataset.data_storage_version)
     return append_commit(
@@ -49,7 +57,13 @@ def build(uri: str, table: pa.Table, compacted: dict[str, int], *, data: bytes |
         transaction_uuid=str(uuid.uuid4()),
         index_uuid=str(uuid.uuid4()),
         now_ms=1_700_000_000_123,
+        deletions={number: deletions(uri, number, places) for number, places in (delete or {}).items()},
     )
+
+
+def deletions(uri: str, number: int, places: list[int]) -> Any:
+    made = lance.dataset(uri).get_fragment(number).delete_rows(places)
+    return None if made is None else deletion_of(made)
 
 
 def publish(uri: str, commit: AppendCommit) -> None:
@@ -132,6 +146,49 @@ def test_deletions_and_configuration_are_kept(tmp_path: Path) -> None:
     publish(uri, build(uri, rows(3), {SHARD: 1}))
     assert ids_in(uri) == [2, 3]
     assert lance.dataset(uri).config()["note"] == "kept"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_rows_go_and_come_in_one_version(tmp_path: Path, many: bool) -> None:
+    uri = str(tmp_path / "table")
+    size = 20_000 if many else 4  # many deletions are kept as a bitmap, few as a list
+    lance.write_dataset(rows(*range(3 * size)), uri, max_rows_per_file=size).initialize_mem_wal()
+    lance.dataset(uri).create_scalar_index("id", "BTREE", name="by_id")
+    lance.dataset(uri).delete("id = 0")
+    gone = list(range(1, size - 1))
+    commit = build(uri, rows(*gone), {SHARD: 1}, delete={0: gone, 1: list(range(size))})
+    publish(uri, commit)
+    dataset = lance.dataset(uri)
+    dataset.validate()
+    assert ids_in(uri) == sorted([*gone, size - 1, *range(2 * size, 3 * size)])
+    assert [fragment.fragment_id for fragment in dataset.get_fragments()] == [0, 2, 3]
+    assert dataset.to_table(filter="id = 2")["id"].to_pylist() == [2]
+    assert dataset.to_table(filter=f"id = {size}").num_rows == 0
+    assert compacted_in(uri) == {SHARD: 1}
+    dataset.optimize.optimize_indices()
+    dataset.optimize.compact_files()
+    assert lance.dataset(uri).to_table(filter="id < 3")["id"].to_pylist() == [1, 2]
+
+
+def test_lance_sees_which_fragments_such_a_version_changed(tmp_path: Path) -> None:
+    uri = str(tmp_path / "table")
+    lance.write_dataset(rows(1, 2, 3, 4), uri, max_rows_per_file=2).initialize_mem_wal()
+    stale = lance.dataset(uri)
+    late = lance.dataset(uri)
+    publish(uri, build(uri, rows(1), {SHARD: 1}, delete={0: [0]}))
+    stale.delete("id = 4")
+    assert ids_in(uri) == [1, 2, 3]
+    late.update({"s": "NULL"}, where="id = 1")  # the row has moved: Lance looks at the newest version again
+    assert [row["s"] for row in lance.dataset(uri).to_table(filter="id = 1").to_pylist()] == [None]
+    assert ids_in(uri) == [1, 2, 3]
+
+
+def test_a_deletion_in_a_fragment_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    uri = create(tmp_path)
+    with pytest.raises(CorruptDataError, match="fragment 7"):
+        append_commit(
+            newest(uri), [], {SHARD: 1}, transaction_uuid=SHARD, index_uuid=OTHER, now_ms=1, deletions={7: None}
+        )
 
 
 def test_an_empty_base_table_takes_its_first_fragment(tmp_path: Path) -> None:

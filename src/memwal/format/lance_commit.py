@@ -1,9 +1,10 @@
-"""A version of the base table that Lance's API cannot commit: rows appended and generations marked, at once.
+"""A version of the base table that Lance's API cannot commit: rows added and deleted, and generations marked, at once.
 
-Owns building the transaction and manifest bytes of that version from the bytes of the one before. Needed for tables
-without a primary key only; where there is a key, Lance's own merge carries the mark. Invariants:
+Owns building the transaction and manifest bytes of that version from the bytes of the one before. Needed where Lance's
+own merge cannot carry the mark: tables without a primary key, and rows that several processes wrote. Invariants:
 
-1. The new version holds every fragment, index and setting of the old one, unchanged, plus the new fragments.
+1. The new version holds every fragment, index and setting of the old one, plus the new fragments. An old fragment
+   changes in its deletion vector only, or goes because no row of it is left.
 2. A generation is marked only above the recorded one, the rule that Lance itself applies.
 3. Pure: the caller draws names and times, and creates both objects; whoever loses the race for the manifest's path has
    committed nothing.
@@ -11,14 +12,15 @@ without a primary key only; where there is a key, Lance's own merge carries the 
 `hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know, stable row
 ids above all (their fragments carry row ids), would become unreadable.
 
-Called by: compaction of append-only tables.
+Called by: compaction of append-only tables, distributed compaction.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
@@ -26,16 +28,29 @@ from memwal.format import lance_manifest as lm
 from memwal.format import wire
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, decode_details, encode_details
 
-__all__ = ["AppendCommit", "append_commit", "fragment_of", "hand_commit_is_safe"]
+__all__ = ["AppendCommit", "append_commit", "deletion_of", "fragment_of", "hand_commit_is_safe"]
 
+_DELETION_FILES = 1
 # Deletion files, the flag of old files of format 2, and table configuration: none of them concerns an append.
-_SAFE_FLAGS = 1 | 4 | 8
+_SAFE_FLAGS = _DELETION_FILES | 4 | 8
 # Everything else in a manifest is a feature that an append might have to keep up (row ids, base paths, branches ...).
 _SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 15, 16, 19, 23})
 _REPLACED_FIELDS = frozenset(
-    {lm.VERSION, lm.INDEX_SECTION, lm.TIMESTAMP, lm.MAX_FRAGMENT_ID, lm.TRANSACTION_FILE, lm.TRANSACTION_SECTION}
+    {
+        lm.FRAGMENTS,
+        lm.VERSION,
+        lm.INDEX_SECTION,
+        lm.TIMESTAMP,
+        lm.READER_FLAGS,
+        lm.WRITER_FLAGS,
+        lm.MAX_FRAGMENT_ID,
+        lm.TRANSACTION_FILE,
+        lm.TRANSACTION_SECTION,
+    }
 )
-_UPDATE = 108  # the operation of a transaction that adds fragments and marks generations
+_UPDATE = 108  # the operation of a transaction that adds and changes fragments and marks generations
+
+Deletions = Mapping[int, lm.DeletionFile | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,15 @@ def fragment_of(metadata: Any) -> lm.Fragment:
     return lm.Fragment(id=0, files=files, deletion=None, physical_rows=int(metadata.physical_rows))
 
 
+def deletion_of(metadata: Any) -> lm.DeletionFile | None:
+    """The deletion vector that Lance has written for a fragment; None if the fragment has none."""
+    file = metadata.deletion_file
+    if file is None:
+        return None
+    kind = lm.BITMAP if file.file_type == "bitmap" else lm.ARRAY
+    return lm.DeletionFile(kind, int(file.read_version), int(file.id), int(file.num_deleted_rows))
+
+
 def append_commit(
     data: bytes,
     fragments: Sequence[lm.Fragment],
@@ -80,9 +104,11 @@ def append_commit(
     transaction_uuid: str,
     index_uuid: str,
     now_ms: int,
+    deletions: Deletions = MappingProxyType({}),
 ) -> AppendCommit:
     """The version after the manifest file `data`, with `fragments` appended and `compacted` generations marked.
 
+    `deletions` gives fragments another deletion vector; with None the fragment goes, since no row of it is left.
     `ConflictError` if a generation is not above the recorded one: somebody else was faster.
     """
     old = lm.parse_lance_manifest(data)
@@ -91,11 +117,16 @@ def append_commit(
     version = old.version + 1
     first_id = 0 if old.max_fragment_id is None else old.max_fragment_id + 1
     numbered = [replace(fragment, id=first_id + i) for i, fragment in enumerate(fragments)]
-    transaction = _transaction(old.version, transaction_uuid, fragments, compacted)
+    changed, removed = _changed_fragments(old, deletions)
+    transaction = _transaction(old.version, transaction_uuid, fragments, compacted, changed, removed)
     transaction_name = f"{old.version}-{transaction_uuid}.txn"
     indexes = lm.join_section(_index_section(old, compacted, version, index_uuid, now_ms))
-    changed = [
+    flags = _DELETION_FILES if changed else 0
+    renewed = [
+        *_old_fragments(old, changed, removed),
         *(wire.bytes_field(lm.FRAGMENTS, lm.encode_fragment(fragment)) for fragment in numbered),
+        *_flags(lm.READER_FLAGS, old.reader_flags | flags),
+        *_flags(lm.WRITER_FLAGS, old.writer_flags | flags),
         wire.varint_field(lm.VERSION, version),
         wire.varint_field(lm.INDEX_SECTION, 0),
         wire.bytes_field(lm.TIMESTAMP, lm.encode_timestamp(now_ms)),
@@ -104,21 +135,65 @@ def append_commit(
     ]
     last_id = first_id + len(numbered) - 1
     if last_id >= 0:
-        changed.append(wire.varint_field(lm.MAX_FRAGMENT_ID, last_id))
+        renewed.append(wire.varint_field(lm.MAX_FRAGMENT_ID, last_id))
     kept = [field for field in old.message if field.number not in _REPLACED_FIELDS]
     return AppendCommit(
         version=version,
         transaction_path=f"_transactions/{transaction_name}",
         transaction=transaction,
         manifest_path=lm.version_path(version),
-        manifest=lm.join_manifest_file(_in_order([*kept, *changed]), indexes + lm.join_section(transaction)),
+        manifest=lm.join_manifest_file(_in_order([*kept, *renewed]), indexes + lm.join_section(transaction)),
     )
 
 
+def _changed_fragments(old: lm.LanceManifest, deletions: Deletions) -> tuple[dict[int, bytes], frozenset[int]]:
+    """The messages of fragments with another deletion vector, and the ids of those that go."""
+    if not deletions:
+        return {}, frozenset()
+    present = {wire.Message(field.as_bytes()).number(1): field.as_bytes() for field in _fragment_fields(old)}
+    gone = sorted(set(deletions) - set(present))
+    if gone:
+        raise CorruptDataError(f"fragment {gone[0]} is not in version {old.version}")
+    changed = {
+        number: lm.with_deletion(present[number], deletion)
+        for number, deletion in deletions.items()
+        if deletion is not None
+    }
+    return changed, frozenset(set(deletions) - set(changed))
+
+
+def _old_fragments(
+    old: lm.LanceManifest, changed: Mapping[int, bytes], removed: Collection[int]
+) -> Iterator[wire.Field]:
+    """The fragments of the old version, as they stand in the new one."""
+    if not changed and not removed:
+        yield from _fragment_fields(old)
+        return
+    for field in _fragment_fields(old):
+        number = wire.Message(field.as_bytes()).number(1)
+        if number not in removed:
+            yield wire.bytes_field(lm.FRAGMENTS, changed[number]) if number in changed else field
+
+
+def _fragment_fields(old: lm.LanceManifest) -> list[wire.Field]:
+    return [field for field in old.message if field.number == lm.FRAGMENTS]
+
+
+def _flags(number: int, value: int) -> list[wire.Field]:
+    return [wire.varint_field(number, value)] if value else []
+
+
 def _transaction(
-    read_version: int, identity: str, fragments: Sequence[lm.Fragment], compacted: Mapping[str, int]
+    read_version: int,
+    identity: str,
+    fragments: Sequence[lm.Fragment],
+    compacted: Mapping[str, int],
+    changed: Mapping[int, bytes],
+    removed: Collection[int],
 ) -> bytes:
     update = [
+        *([wire.bytes_field(1, wire.varints_of(sorted(removed)))] if removed else []),
+        *(wire.bytes_field(2, fragment) for _, fragment in sorted(changed.items())),
         *(wire.bytes_field(3, lm.encode_fragment(replace(fragment, id=0))) for fragment in fragments),
         *(wire.bytes_field(5, _encode_mark(shard, generation)) for shard, generation in sorted(compacted.items())),
     ]

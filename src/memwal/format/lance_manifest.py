@@ -24,6 +24,7 @@ from memwal.errors import CorruptDataError, UnsupportedFormatError
 from memwal.format import wire
 
 __all__ = [
+    "ARRAY",
     "BITMAP",
     "VERSIONS_DIR",
     "DataFile",
@@ -32,6 +33,7 @@ __all__ = [
     "IndexEntry",
     "LanceField",
     "LanceManifest",
+    "data_path",
     "deletion_path",
     "encode_fragment",
     "encode_timestamp",
@@ -41,9 +43,10 @@ __all__ = [
     "old_version_path",
     "parse_lance_manifest",
     "version_path",
+    "with_deletion",
 ]
 
-BITMAP = 1
+ARRAY, BITMAP = 0, 1
 VERSIONS_DIR = "_versions"
 _MAGIC = b"LANC"
 _MAJOR, _MINOR = 0, 2
@@ -86,7 +89,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class DeletionFile:
-    """The deletion vector of a fragment: its kind (`BITMAP` or Arrow, 0), identity and number of deleted rows."""
+    """The deletion vector of a fragment: its kind (`ARRAY` or `BITMAP`), identity and number of deleted rows."""
 
     file_type: int
     read_version: int
@@ -154,6 +157,13 @@ def version_path(version: int) -> str:
 def old_version_path(version: int) -> str:
     """The same in datasets that were created before names sorted newest first."""
     return f"{VERSIONS_DIR}/{version}.manifest"
+
+
+def data_path(name: str) -> str:
+    """Path of a data file inside its dataset; `CorruptDataError` if it would lie elsewhere."""
+    if "/" in name or name.startswith("."):
+        raise CorruptDataError(f"data file name is malformed: {name[:80]!r}")
+    return f"data/{name}"
 
 
 def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:
@@ -226,6 +236,14 @@ def encode_fragment(fragment: Fragment) -> bytes:
         *_scalars((4, fragment.physical_rows)),
     ]
     return wire.join(parts)
+
+
+def with_deletion(fragment: bytes, deletion: DeletionFile) -> bytes:
+    """The DataFragment message with another deletion vector; everything else in it stays."""
+    fields = wire.Message(fragment).fields
+    others = [field for field in fields if field.number != 3]
+    at = next((i for i, field in enumerate(others) if field.number > 3), len(others))
+    return wire.join([*others[:at], wire.bytes_field(3, _encode_deletion_file(deletion)), *others[at:]])
 
 
 def encode_timestamp(now_ms: int) -> bytes:
