@@ -10,10 +10,12 @@ the bloom filter. Invariants:
    match by id) and file version. `_tombstone` is the last column and has the id after the largest one.
 4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
    the filter list all rows.
+5. Of rows that come as a stream, memory holds a few batches, and the keys of all.
 
 Order of effects: the data file is written while keys are sorted and hashed and sidecar, filter and deletion vector are
-written; then the manifest of version 1, made by us because Lance's API cannot commit chosen field ids or a deletion
-vector there, so that an attempt that died is no dataset at all; then `after_data` (indexes) runs on the finished
+written (of a stream, before them: its keys are known at its end); then the manifest of version 1, made by us because
+Lance's API cannot commit chosen field ids or a deletion vector there, so that an attempt that died is no dataset at all;
+then `after_data` (indexes) runs on the finished
 dataset. That order is not free: an index records field ids and adds a version, so it needs the final manifest, and
 built after it, it leaves out the replaced rows by itself. Readers accept the versions that indexes add.
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +53,7 @@ from memwal.format.lance_manifest import (
     version_path,
 )
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
+from memwal.hooks import reach
 from memwal.sidecar import SortedKeys, sort_keys, write_sidecar
 from memwal.store import paths
 from memwal.store.location import Location
@@ -63,6 +66,7 @@ _LOG = logging.getLogger(__name__)
 _BATCH_OVERHEAD_BYTES = 36
 # More than this and Lance writes one fragment per chunk.
 _ONE_FRAGMENT_ROWS = 2**31 - 1
+_ONE_FRAGMENT_BYTES = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def write_sstable(
     location: Location,
     shard_id: str,
     generation: int,
-    table: pa.Table | Sequence[pa.RecordBatch],
+    table: pa.Table | Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch],
     *,
     base: SsTableSchema,
     storage_version: str,
@@ -115,30 +119,69 @@ def write_sstable(
 ) -> SsTable:
     """Write all rows as a complete SSTable and return what the shard manifest should list; nothing is published.
 
-    `table` holds the base columns in base order and `_tombstone`, in insert order. `newest`, the offsets of the newest
+    `table` holds the base columns in base order and `_tombstone`, in insert order; an iterator is never in memory as a
+    whole. `newest`, the offsets of the newest
     row of every key where the caller knows them, is a cross-check: a contradiction with the data is `CorruptDataError`.
     """
-    rows = _conform(table, base)
     name = paths.sstable_name(clock.token_hex(4), generation)
-    attempt = _Attempt(location, shard_id, name, rows, base, clock)
-    version = _file_version(rows, storage_version)
-    work = [lambda: attempt.write_data(version), lambda: attempt.write_keys(newest), attempt.write_filter]
-    data, deletion, _ = _share(work, clock, f"memwal-flush-{generation}")
+    attempt = _Attempt(location, shard_id, name, base, clock)
+    threads = f"memwal-flush-{generation}"
+    if isinstance(table, Iterator):
+        rows: pa.Table | _Stream = _Stream(table, base)
+        data = attempt.write_data(rows.reader, "2.1" if storage_version == "2.0" else storage_version)
+        keys = rows.keys()
+        deletion, _ = _share(
+            [lambda: attempt.write_keys(keys, newest), lambda: attempt.write_filter(keys)], clock, threads
+        )
+    else:
+        rows = whole = _conform(table, base)
+        version = _file_version(whole, storage_version)
+        keys = [whole.column(column).combine_chunks() for column in base.primary_key]
+        work = [
+            lambda: attempt.write_data(whole, version),
+            lambda: attempt.write_keys(keys, newest),
+            lambda: attempt.write_filter(keys),
+        ]
+        data, deletion, _ = _share(work, clock, threads)
+    reach("flush.before_dataset")
     attempt.write_manifest(data, deletion)
     if after_data is not None:
         attempt.run_on_dataset(after_data)
     if fsync:
         location.store.sync_tree(paths.sstable_dir(shard_id, name))
     _LOG.debug("wrote SSTable [shard=%s, generation=%d, rows=%d, path=%s]", shard_id, generation, rows.num_rows, name)
-    batches = 1 if isinstance(table, pa.Table) else len(table)
-    keys_bytes = sum(rows.column(column).nbytes for column in base.primary_key)
+    batches = rows.batches if isinstance(rows, _Stream) else len(table) if isinstance(table, Sequence) else 1
     return SsTable(
         generation=generation,
         path=name,
         in_memory_bytes=rows.nbytes + _BATCH_OVERHEAD_BYTES * batches,
         physical_rows=rows.num_rows,
-        primary_key_bytes=keys_bytes if base.primary_key else None,
+        primary_key_bytes=sum(column.nbytes for column in keys) if base.primary_key else None,
     )
+
+
+class _Stream:
+    """Rows that are read once, for the data file; their keys and their size are known when it is written."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], base: SsTableSchema) -> None:
+        self.num_rows = self.nbytes = self.batches = 0
+        self._base = base
+        self._keys: list[list[pa.Array]] = [[] for _ in base.primary_key]
+        self.reader = pa.RecordBatchReader.from_batches(base.with_tombstone, self._counted(batches))
+
+    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for given in batches:
+            for batch in _conform([given], self._base).to_batches():
+                self.num_rows += batch.num_rows
+                self.nbytes += batch.nbytes
+                self.batches += 1
+                for pieces, name in zip(self._keys, self._base.primary_key, strict=True):
+                    pieces.append(pa.concat_arrays([batch.column(name), batch.column(name).slice(0, 0)]))  # a copy
+                yield batch
+
+    def keys(self) -> list[pa.Array]:
+        """The key columns, once the data file is written."""
+        return [pa.chunked_array(pieces).combine_chunks() for pieces in self._keys]
 
 
 def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) -> pa.Table:
@@ -228,7 +271,6 @@ class _Attempt:
     location: Location
     shard_id: str
     name: str
-    rows: pa.Table
     base: SsTableSchema
     clock: Clock
 
@@ -239,46 +281,46 @@ class _Attempt:
     def _uri(self) -> str:
         return self.location.child_uri(paths.sstable_dir(self.shard_id, self.name))
 
-    def write_data(self, storage_version: str) -> _Data:
+    def write_data(self, rows: pa.Table | pa.RecordBatchReader, storage_version: str) -> _Data:
         """Write the rows as one fragment that no version holds yet."""
         with lance_errors("writing a generation"):
             transaction = write_fragments(
-                self.rows,
+                rows,
                 self._uri,
                 mode="create",
                 data_storage_version=storage_version,
                 max_rows_per_file=_ONE_FRAGMENT_ROWS,
+                max_bytes_per_file=_ONE_FRAGMENT_BYTES,
                 storage_options=lance_options(self.location),
                 return_transaction=True,
             )
         written: Any = transaction.operation
         if len(written.fragments) != 1:
             raise CorruptDataError(f"Lance wrote {len(written.fragments)} fragments instead of one")
+        reach("flush.after_data")
         return _Data(storage_version, _field_messages(written.new_schema), fragment_of(written.fragments[0]))
 
-    def write_filter(self) -> None:
+    def write_filter(self, keys: list[pa.Array]) -> None:
         """Write the bloom filter; without a primary key it holds the hash of no bytes, as the reference's does."""
         with lance_errors("hashing the keys of a generation"):
-            filter_bytes = build_bloom(key_hashes(self._key_columns()))
+            filter_bytes = build_bloom(key_hashes(keys))
         self.location.store.put(paths.bloom_path(self.shard_id, self.name), filter_bytes)
 
-    def write_keys(self, newest: npt.NDArray[np.integer] | None) -> DeletionFile | None:
+    def write_keys(self, columns: list[pa.Array], newest: npt.NDArray[np.integer] | None) -> DeletionFile | None:
         """Write the sidecar, and the deletion vector if a later row of the same key replaces any."""
         if not self.base.primary_key:
             return None
         with lance_errors("sorting the keys of a generation"):
-            keys = sort_keys(self._key_columns())
+            keys = sort_keys(columns)
         if newest is not None:
             _check_newest(keys, newest)
+        reach("flush.before_sidecar")
         write_sidecar(self.location, self.shard_id, self.name, keys)
         if not len(keys.replaced):
             return None
         deletion = DeletionFile(BITMAP, 1, self.clock.randbits(64), len(keys.replaced))
         self.location.store.put(self._path(deletion_path(0, deletion)), encode_deletions(keys.replaced))
         return deletion
-
-    def _key_columns(self) -> list[pa.Array]:
-        return [self.rows.column(column).combine_chunks() for column in self.base.primary_key]
 
     def write_manifest(self, data: _Data, deletion: DeletionFile | None) -> None:
         """Make the directory a dataset."""
@@ -294,7 +336,7 @@ class _Attempt:
         )
         made = parse_lance_manifest(manifest).fields
         columns = [field.name for field in made if field.parent_id == -1]
-        if [field.id for field in made] != ids or columns != self.rows.schema.names:
+        if [field.id for field in made] != ids or columns != self.base.with_tombstone.names:
             raise UnsupportedFormatError("this version of Lance numbers the fields of a new dataset in another way")
         self.location.store.put(self._path(version_path(1)), manifest)
 

@@ -17,11 +17,30 @@ from typing import Final
 
 from memwal import hooks
 
-__all__ = ["COMPACT_POINTS", "FLUSH_POINTS", "OPEN_POINTS", "POINTS", "PUT_POINTS", "act_at", "kill_at", "stop_at"]
+__all__ = [
+    "BULK_POINTS",
+    "COMPACT_POINTS",
+    "FLUSH_POINTS",
+    "KEYED_FLUSH_POINTS",
+    "OPEN_POINTS",
+    "POINTS",
+    "PUT_POINTS",
+    "act_at",
+    "kill_at",
+    "stop_at",
+]
 
 OPEN_POINTS: Final = ("open.after_claim", "open.after_sentinel", "replay.before_insert")
 PUT_POINTS: Final = ("wal.before_put", "wal.after_put", "put.before_ack")
-FLUSH_POINTS: Final = ("flush.before_write", "flush.before_commit", "flush.after_commit")
+FLUSH_POINTS: Final = (
+    "flush.before_write",
+    "flush.after_data",
+    "flush.before_dataset",
+    "flush.before_commit",
+    "flush.after_commit",
+)
+KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
+BULK_POINTS: Final = ("bulk.before_map", "bulk.before_commit", "bulk.after_commit")
 COMPACT_POINTS: Final = (
     "compact.chosen",
     "compact.before_delete",
@@ -34,7 +53,14 @@ COMPACT_POINTS: Final = (
     "compact.before_trim",
     "compact.after_trim",
 )
-POINTS: Final = (*OPEN_POINTS, *PUT_POINTS, *FLUSH_POINTS, *COMPACT_POINTS)
+POINTS: Final = (
+    *OPEN_POINTS,
+    *PUT_POINTS,
+    *FLUSH_POINTS,
+    *KEYED_FLUSH_POINTS,
+    *BULK_POINTS,
+    *COMPACT_POINTS,
+)
 
 
 def act_at(point: str, count: int, action: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.errors import FencedError
+from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import MemTable, aligned
 from memwal.store import paths
@@ -61,7 +62,9 @@ def _publish(
     seen = core.seen
     if txn is not None:
         seen = with_transaction(seen, txn, core.clock.now_ms())
+        reach("bulk.before_map")
         _put_map(core, sstable, seen)
+    reach("bulk.before_commit")
     with core.lock:
         core.refuse_commits()
     try:
@@ -96,6 +99,7 @@ def _commit(
 ) -> None:
     covered = core.log.next_position - 1
     publish(manifests, core.log.epoch, sstable, covered)
+    reach("bulk.after_commit")
     with core.lock:
         fresh = core.new_memtable(active.generation + 1, end_batch, covered)
         core.seen, core.active, core.durable = seen, fresh, end_batch
