@@ -19,7 +19,7 @@ from memwal.errors import CorruptDataError
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.schema import TableSchema, nulls, without_inner_nulls
 
-__all__ = ["RowAdapter"]
+__all__ = ["RowAdapter", "with_flags"]
 
 _FIELD_ID = b"lance:field_id"
 
@@ -94,3 +94,9 @@ class RowAdapter:
             for i, field in enumerate(stored)
             if field.metadata and _FIELD_ID in field.metadata
         }
+
+
+def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:
+    """The adapted `batch` with its tombstone flags as the last column; `memory` is the schema of the result."""
+    dead = pa.repeat(False, batch.num_rows) if flags is None else flags
+    return pa.RecordBatch.from_arrays([*batch.columns, dead], schema=memory)

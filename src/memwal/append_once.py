@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.adapt import RowAdapter
+from memwal.adapt import RowAdapter, with_flags
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, ObjectExistsError
@@ -326,7 +326,7 @@ class OnceAppender:
                 break
             covered = entry.position
             if entry.batches and generation == current:
-                batches += (_with_flags(*adapter.adapt(b, position=entry.position), memory) for b in entry.batches)
+                batches += (with_flags(*adapter.adapt(b, position=entry.position), memory) for b in entry.batches)
         if not batches:
             raise CorruptDataError(
                 f"generation {current} is missing in the log of shard {claim.shard_id}, although later ones are there",
@@ -387,11 +387,6 @@ class OnceAppender:
 
     def __repr__(self) -> str:
         return f"OnceAppender({self.location.describe()!r})"
-
-
-def _with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:
-    dead = pa.repeat(False, batch.num_rows) if flags is None else flags
-    return pa.RecordBatch.from_arrays([*batch.columns, dead], schema=memory)
 
 
 class RowFitter:

@@ -22,7 +22,7 @@ from memwal.maintained import IndexSet
 from memwal.schema import TableSchema
 from memwal.sharding import Sharding, check_rows_in_shard, from_details
 from memwal.store.location import Location
-from memwal.writer.engine import ShardTarget
+from memwal.writer.target import ShardTarget
 
 __all__ = ["table_schema", "target_of", "writer_config"]
 

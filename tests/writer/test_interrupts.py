@@ -23,8 +23,8 @@ from writer_kit import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer,
 from memwal import ShardWriter
 from memwal.testing.profile import scaled
 
-TRACED = tuple(f"memwal/{name}" for name in ("writer/core.py", "writer/engine.py", "writer/pending.py", "memtable.py",
-                                             "wal.py", "log_run.py", "store/local.py"))  # fmt: skip
+_MODULES = "writer/core writer/state writer/put_queue writer/engine writer/pending memtable wal log_run store/local"
+TRACED = tuple(f"memwal/{name}.py" for name in _MODULES.split())
 
 
 class Interrupter:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -37,6 +40,7 @@ from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder
 from memwal.manifest import ShardManifestStore
 from memwal.schema import TableSchema
 from memwal.store import paths
+from memwal.store.location import resolve
 
 
 def wal_file(root: Path, position: int) -> Path:
@@ -373,3 +377,86 @@ def test_many_entries_replay_into_the_same_rows(tmp_path: Path) -> None:
     writer.abort()
     with open_writer(tmp_path) as writer:
         assert contents(writer.scan().to_table()) == model
+
+
+# ------------------------------------------------------------------------------- generations larger than memory
+
+SMALL = {"max_unflushed_memtable_bytes": 4000}
+
+
+@pytest.mark.parametrize("schema", [KEYED, UNKEYED], ids=["keyed", "unkeyed"])
+def test_a_generation_too_big_for_memory_is_streamed_into_one_sstable(tmp_path: Path, schema: pa.Schema) -> None:
+    unflushed_shard(tmp_path, 60, schema)
+    writer = open_writer(tmp_path, schema, **SMALL)
+    assert list(flushed(tmp_path)) == [1]
+    assert sorted(row["id"] for row in flushed(tmp_path)[1]) == list(range(60))
+    assert (writer.memtable_stats().generation, writer.memtable_stats().row_count) == (2, 0)
+    assert writer.manifest().replay_after_wal_entry_position == row_entries(tmp_path)[-1].position
+    writer.put(rows([100], "new", schema))
+    assert writer.scan().count_rows() == 1
+    writer.close()
+    assert set(flushed(tmp_path)) == {1, 2}
+
+
+def test_a_streamed_generation_holds_the_newest_row_of_every_key_and_its_tombstones(tmp_path: Path) -> None:
+    base_table(tmp_path)
+    writer = open_writer(tmp_path, None)
+    for k in range(90):
+        writer.put(rows([k % 30], f"v{k}"))
+    writer.delete([3, 4])
+    writer.abort()
+    open_writer(tmp_path, None, **SMALL).abort()
+    found = mw.open_table(str(tmp_path)).scan().to_table()
+    assert contents(found) == {k: f"v{60 + k}" for k in range(30) if k not in (3, 4)}
+    manifest = ShardManifestStore(resolve(str(tmp_path)), SHARD).read_latest()
+    assert manifest is not None
+    [sstable] = manifest.sstables
+    assert (sstable.generation, sstable.physical_rows) == (1, 92)
+    dataset = lance.dataset(f"{tmp_path}/{paths.sstable_dir(SHARD, sstable.path)}")
+    assert len(dataset.get_fragments()) == 1
+    assert dataset.count_rows() == 30
+
+
+def test_generations_before_and_after_a_streamed_one_stay_apart(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    store.fail("put", BLOOM)
+    writer = open_writer(location)
+    for count in (2, 60, 3):
+        for k in range(count):
+            writer.put(rows([100 * count + k]))
+        writer.force_seal_active()
+    writer.put(rows([7]))
+    writer.abort()
+    writer = open_writer(tmp_path, **SMALL)
+    assert {g: len(found) for g, found in flushed(tmp_path).items()} == {1: 2, 2: 60, 3: 3}
+    assert set(scanned(writer)) == {7}
+    writer.close()
+
+
+def test_the_memory_of_replay_is_bounded(tmp_path: Path) -> None:
+    schema = pa.schema([KEYED.field("id"), ("data", pa.binary())])
+    writer = open_writer(tmp_path, schema, fsync=False, max_memtable_size=1 << 40)
+    data = np.random.default_rng(1).bytes(1 << 20)
+    for k in range(240):
+        writer.put(pa.record_batch([[k], [data]], schema=schema))
+    writer.abort()
+    child = (
+        "import resource, sys, memwal\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "import lance, pyarrow as pa\n"
+        "before = peak()\n"
+        "schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(sys.argv[3])))\n"
+        "memwal.ShardWriter.open(sys.argv[1], schema, shard_id=sys.argv[2], fsync=False,\n"
+        "    max_unflushed_memtable_bytes=20_000_000).close()\n"
+        "print(peak() - before)\n"
+    )
+    encoded = schema.serialize().to_pybytes().hex()
+    done = subprocess.run(
+        [sys.executable, "-c", child, str(tmp_path), SHARD, encoded],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert int(done.stdout) < 160, "240 MB of log were in memory at once"
+    assert len(flushed(tmp_path)[1]) == 240

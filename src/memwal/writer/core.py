@@ -1,310 +1,63 @@
-"""The state of one shard writer and the order of effects in it.
+"""The order of effects in one shard writer: the group commit.
 
-Owns pending writes, memtables, watermarks and the group commit. Invariants:
+Owns the way of writes into the log. Invariants (those of the state hold too):
 
-1. A write is inserted whole: its batches get consecutive numbers and go into one memtable and one WAL entry.
-2. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation)
+1. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation)
    and for the small puts that wait in the queue; the others sleep until theirs are durable, or lead next. A single
    caller hands over to nobody.
-3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
-   inserted; either way active and frozen memtables are captured together.
-4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
-5. A poisoned writer accepts, shows and commits nothing; a fenced one accepts and commits nothing but still answers reads.
-6. A thread that is interrupted anywhere (KeyboardInterrupt) leaves a state that the next caller makes good: a write
-   exists from the moment in which it is in `pending`, what follows from it is derived, and an entry whose bytes may be
-   on storage is sent again as it is.
+2. The durable watermark is writer-wide and only grows.
+3. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
+4. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
 
-Conditions: `changed` for callers that wait (room, drain, acknowledgement), `tick` for the ticker, `work` for the
-flusher; a put that nobody waits for wakes nobody.
-
-Locks: `lock` guards all state and is never held during I/O; the leader is a thread's number, so that an interrupted
-thread can always give it up. `lock` is reentrant, since a writer may be collected, and then ends its threads, anywhere.
+Locks: the turn to lead is taken before `lock`, never inside it, and is given up before anybody waits for room.
 
 Called by: the shard engine, the flush worker, the ticker.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import islice
+from typing import Any
 
-from memwal.clock import Clock
-from memwal.config import WriterConfig
-from memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError, WriterPoisonedError
+from memwal.errors import FencedError, WriterPoisonedError
 from memwal.hooks import reach
-from memwal.log_run import LogRun
-from memwal.maintained import IndexSet
-from memwal.memtable import ByteMeter, InMemoryMemTables, MemTable
 from memwal.schema import TableSchema
-from memwal.transactions import is_repeat, with_transaction
-from memwal.types import SeenTransaction, Transaction
-from memwal.wal import ShardLog
+from memwal.transactions import with_transaction
 from memwal.writer.pending import Entry, EntryBuilder, Pending, WriteRows
 from memwal.writer.put_queue import PutQueue, QueuedPut
-from memwal.writer.stats import StatsHandle
+from memwal.writer.state import CLOSED, CLOSING, LOOK_AGAIN_SECONDS, OPEN, ShardState
 
 __all__ = ["CLOSED", "CLOSING", "OPEN", "ShardCore"]
 
-_LOG = logging.getLogger(__name__)
-OPEN, CLOSING, CLOSED = "open", "closing", "closed"
-_FLUSH_FAILURES_TO_REPORT = 5
-_LOOK_AGAIN_SECONDS = 1.0  # a wake-up that was lost to an interrupt delays a waiter, it does not hang it
 
+class ShardCore(ShardState):
+    """The state of a writer, and its commits."""
 
-class ShardCore:
-    """Everything that the threads of one writer share."""
-
-    def __init__(
-        self,
-        *,
-        config: WriterConfig,
-        schema: TableSchema,
-        log: ShardLog,
-        seen: dict[str, SeenTransaction],
-        run: LogRun,
-        clock: Clock,
-        indexes: IndexSet | None = None,
-    ) -> None:
-        self.config = config
-        self.schema = schema
-        self.indexes = indexes if indexes is not None else IndexSet(schema)
-        self.unindexed_since: float | None = None
-        self.index_wanted = False
-        self.graph_wanted = False
-        self.growing = False
-        self.log = log
-        self.clock = clock
-        self.make_locks()
-        self.stats = StatsHandle(self.lock)
-        self.state = OPEN
-        self.poison: WriterPoisonedError | None = None
-        self.fenced: FencedError | None = None
-        self.exclusive = False
-        self.pending: deque[Pending] = deque()
-        self.pending_since = 0.0
-        self.drain_wanted = False
-        self.durable = 0
-        self._durable_bytes = 0
-        self._durable_run = run
-        self.seen = seen
+    def __init__(self, **state: Any) -> None:
+        """Takes what the state takes."""
+        super().__init__(**state)
         self._puts = PutQueue()
         self._in_flight: Entry | None = None
-        self._meter = ByteMeter()
-        self.active = self.new_memtable(run.generation, 0, log.next_position - 1) if config.enable_memtable else None
-        self.frozen: tuple[MemTable, ...] = ()
-        self._frozen_bytes = 0
-        self.flush_error: MemWalError | None = None
-        self.flush_failures = 0
-        self.waits = 0
-        self.wait_seconds = 0.0
-        self._entries = EntryBuilder(schema, log.epoch)
+        self._entries = EntryBuilder(self.schema, self.log.epoch)
 
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.tick = threading.Condition(self.lock)
-        self.work = threading.Condition(self.lock)
+        super().make_locks()
         self._turn = threading.Lock()
 
-    @property
-    def buffered(self) -> int:
-        """The number behind the newest batch that was inserted."""
-        return self.pending[-1].end if self.pending else self.durable
+    def use_columns(self, schema: TableSchema) -> None:
+        """Go on with other columns; nothing is pending."""
+        self.schema = schema
+        self._entries = EntryBuilder(schema, self.log.epoch)
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the writes that are not yet on storage."""
-        return self.pending[-1].end_bytes - self._durable_bytes if self.pending else 0
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes that backpressure bounds: memtables with their indexes, or the queue where there is no memtable."""
-        if self.active is None:
-            return self.pending_bytes
-        return self._frozen_bytes + self.active.size_bytes + self._meter.total
-
-    # ---------------------------------------------------------------------------------------------- accepting writes
-
-    def insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool = False) -> tuple[Pending | None, int]:
-        """Insert one write; returns it, or None and the batch number to wait for if its transaction is there already.
-
-        `drain` asks the ticker to put it into the log.
-        """
-        config = self.config
-        with self.lock:
-            self._admit(rows.size_bytes)
-            if txn is not None:
-                repeat_of = self._repeat_of(txn)
-                if repeat_of is not None:
-                    return None, repeat_of
-            pending = self._place(rows, txn)
-            if not config.durable_write and not self.pending:
-                self.pending_since = self.clock.monotonic()
-                self.tick.notify()
-            self._append(pending)
-            if drain or (not config.durable_write and 0 < config.max_wal_buffer_size <= self.pending_bytes):
-                self.drain_wanted = True
-                self.tick.notify()
-            return pending, pending.end
-
-    def _append(self, pending: Pending) -> None:
-        self.pending.append(pending)
-        if self.active is not None:
-            if self.active.indexes:
-                self._index(self.active)
-            self._freeze_if_full(self.active)
-
-    def _index(self, active: MemTable) -> None:
-        """Take the new rows into the indexes, or see to it that the ticker does."""
-        now = self.clock.monotonic()
-        if self.config.sync_indexed_write:
-            active.index_rows()
-            self.count_indexed([active], self.clock.monotonic() - now)
-            return
-        if self.unindexed_since is None:
-            self.unindexed_since = now
-            self.tick.notify()
-        if active.unindexed_rows >= self.config.async_index_buffer_rows and not self.index_wanted:
-            self.index_wanted = True
-            self.tick.notify()
-
-    def count_indexed(self, memtables: Sequence[MemTable], seconds: float) -> None:
-        """Count one update of the indexes."""
-        rows = sum(memtable.take_indexed() for memtable in memtables)
-        if rows:
-            with self.lock:
-                self.stats.index_update_count += 1
-                self.stats.index_update_rows += rows
-                self.stats.index_update_time += seconds
-
-    def want_graph(self) -> None:
-        """Ask the ticker to have a graph built; a search calls this."""
-        with self.lock:
-            if not self.growing and not self.graph_wanted:
-                self.graph_wanted = True
-                self.tick.notify()
-
-    def refuse(self) -> None:
-        """Raise if this writer must not accept or show rows any more."""
-        if self.poison is not None:
-            raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
-        if self.state != OPEN:
-            raise ClosedError(f"the writer of shard {self.log.shard_id} is closed; open a new one")
-
-    def refuse_writes(self) -> None:
-        """Raise if this writer must not accept rows any more."""
-        self.refuse()
-        if self.fenced is not None:
-            raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
-
-    def refuse_commits(self) -> None:
-        """Raise if this writer must not write to storage any more."""
-        if self.state == CLOSED and self.poison is None and self.fenced is None:
-            raise ClosedError(f"the writer of shard {self.log.shard_id} is closed; the write was not acknowledged")
-        if self.poison is not None:
-            raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
-        if self.fenced is not None:
-            raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
-
-    def _admit(self, size_bytes: int) -> None:
-        """Wait for room (backpressure) and for a bulk write to end; raise if the writer cannot accept."""
-        self.refuse_writes()
-        if not self._has_room:
-            self._wait_for_room(size_bytes)
-
-    @property
-    def _has_room(self) -> bool:
-        return not self.exclusive and self.held_bytes < self.config.max_unflushed_memtable_bytes
-
-    def _wait_for_room(self, size_bytes: int) -> None:
-        limit = self.config.max_unflushed_memtable_bytes
-        interval = self.config.backpressure_log_interval_ms / 1000
-        started = self.clock.monotonic()
-        next_warning = started + interval
-        counted = False
-        try:
-            while (full := self.held_bytes >= limit) or self.exclusive:
-                if full and not counted:
-                    counted = True
-                    self.waits += 1
-                if self.active is not None and not self.frozen and not self.exclusive:
-                    self.freeze(self.active)
-                self.drain_wanted = True
-                self.tick.notify()
-                self.changed.wait(max(0.001, next_warning - self.clock.monotonic()))
-                now = self.clock.monotonic()
-                if now >= next_warning:
-                    self._warn_of_wait(size_bytes, now - started)
-                    next_warning = now + interval
-                self.refuse_writes()
-                self.raise_flush_error()
-        finally:
-            if counted:
-                self.wait_seconds += self.clock.monotonic() - started
-
-    def _warn_of_wait(self, size_bytes: int, waited_seconds: float) -> None:
-        _LOG.warning(
-            "put waits for room [shard=%s, held_bytes=%d, limit_bytes=%d, put_bytes=%d, waited_seconds=%.1f]",
-            self.log.shard_id,
-            self.held_bytes,
-            self.config.max_unflushed_memtable_bytes,
-            size_bytes,
-            waited_seconds,
-        )
-
-    def raise_flush_error(self) -> None:
-        """Raise the error of a flush that failed again and again (retries go on)."""
-        if self.flush_error is not None and self.flush_failures >= _FLUSH_FAILURES_TO_REPORT:
-            raise self.flush_error.with_traceback(None)  # raised many times: its traceback must not grow
-
-    def _repeat_of(self, txn: Transaction) -> int | None:
-        """The batch number to wait for if `txn` is there or pending; raises where its version went backwards."""
-        for item in reversed(self.pending):
-            if item.txn is not None and item.txn.app == txn.app:
-                seen = SeenTransaction(item.txn.version, item.written_ms, item.txn.query)
-                if is_repeat(txn, {txn.app: seen}):
-                    return item.end
-                break
-        return 0 if is_repeat(txn, self.seen) else None
-
-    def _place(self, rows: WriteRows, txn: Transaction | None) -> Pending:
-        """Put the rows into the active memtable, or count them in the run; returns the write, not yet pending."""
-        start, start_bytes, run = self._totals
-        active = self.active
-        if active is None:
-            run = replace(run)
-            generation = run.add(rows.num_rows, len(rows.batches), rows.size_bytes, self.config)
-        else:
-            active = self._room_in(active, start, rows)
-            generation = active.generation
-            for batch, flags, size in zip(rows.batches, rows.flags, rows.sizes, strict=True):
-                active.append(batch, flags, size)
-        written_ms = self.clock.now_ms() if txn is not None else 0
-        return Pending(rows, (start, start_bytes, run), generation, txn, written_ms)
-
-    @property
-    def _totals(self) -> tuple[int, int, LogRun]:
-        """Batches, bytes and run behind everything that was inserted."""
-        return self.pending[-1].totals if self.pending else (self.durable, self._durable_bytes, self._durable_run)
-
-    def _room_in(self, active: MemTable, start: int, rows: WriteRows) -> MemTable:
-        """The memtable for `rows`: `active`, or the next one if they would take it past its row or batch limit."""
-        if active.end_batch != start:  # a write that was interrupted before it was pending
-            active.truncate(start - active.first_batch)
-        limits, batches = self.config, active.num_batches
-        if batches and (
-            active.num_rows + rows.num_rows > limits.max_memtable_rows
-            or batches + len(rows.batches) > limits.max_memtable_batches
-        ):
-            return self.freeze(active)
-        return active
-
-    # ------------------------------------------------------------------------------------------------ group commit
+    def wake_all(self) -> None:
+        """Wake every thread of this writer; `lock` is held."""
+        super().wake_all()
+        self._puts.wake_all()
+        for item in self.pending:
+            if item.put is not None:
+                item.put.wake()
 
     def write(self, put: QueuedPut) -> Pending:
         """Insert one put and return once it is on storage; the caller leads the commit where nobody else does."""
@@ -327,15 +80,18 @@ class ShardCore:
 
     def _sleep_or_lead(self, put: QueuedPut) -> None:
         if self._turn.locked() or not self._puts.is_oldest(put):
-            put.sleep(_LOOK_AGAIN_SECONDS)
+            put.sleep(LOOK_AGAIN_SECONDS)
             if self._is_done(put):
                 return
         room = True
         with self._turn:
             if not self._is_done(put):
                 room = self._lead(put)
-        self._puts.wake_next()
-        if not room and put in self._puts:
+        if room:
+            self._puts.wake_next()
+            return
+        self._puts.wake_all()  # each waits for room by itself
+        if put in self._puts:
             with self.lock:
                 self._wait_for_room(put.size_bytes)
 
@@ -456,98 +212,3 @@ class ShardCore:
     def _drop_settled(self) -> None:
         while self.pending and self.pending[0].end <= self.durable:
             self.pending.popleft()
-
-    def poisoned(self, what: str, cause: BaseException) -> WriterPoisonedError:
-        """Poison this writer because of `cause`; the caller raises what is returned."""
-        poison = WriterPoisonedError(f"{what}; reopen the shard: {cause}")
-        poison.__cause__ = cause
-        self.fail(poison=poison)
-        return poison
-
-    def fail(self, *, poison: WriterPoisonedError | None = None, fenced: FencedError | None = None) -> None:
-        """Remember for good why this writer writes nothing any more, and tell everybody who waits."""
-        with self.lock:
-            self.poison = self.poison or poison
-            self.fenced = self.fenced or fenced
-            self.wake_all()
-        _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, poison or fenced)
-
-    def wake_all(self) -> None:
-        """Wake every thread of this writer; `lock` is held."""
-        for condition in (self.changed, self.tick, self.work):
-            condition.notify_all()
-        self._puts.wake_all()
-        for item in self.pending:
-            if item.put is not None:
-                item.put.wake()
-
-    # ---------------------------------------------------------------------------------------------- freeze and capture
-
-    def new_memtable(self, generation: int, first_batch: int, covered_position: int) -> MemTable:
-        """An empty memtable of this writer."""
-        indexes = self.indexes.build()
-        return MemTable(
-            self.schema, generation, first_batch, covered_position, self._meter, indexes, on_search=self.want_graph
-        )
-
-    def _freeze_if_full(self, active: MemTable) -> None:
-        limits = self.config
-        if (
-            active.num_rows >= limits.max_memtable_rows
-            or active.num_batches >= limits.max_memtable_batches
-            or active.size_bytes + active.index_bytes >= limits.max_memtable_size
-        ):
-            self.freeze(active)
-
-    def freeze(self, active: MemTable) -> MemTable:
-        """Swap in a new memtable (`lock` is held); the frozen one stays readable until its SSTable is published."""
-        active.truncate(self.buffered - active.first_batch)
-        if active.num_batches == 0:
-            return active
-        fresh = self.new_memtable(active.generation + 1, active.end_batch, active.covered_position)
-        frozen, size = (*self.frozen, active), self._frozen_bytes + active.size_bytes
-        self.frozen, self._frozen_bytes, self.active = frozen, size, fresh  # one step, as far as interrupts go
-        self.work.notify_all()
-        return fresh
-
-    def seal(self) -> None:
-        """Freeze the active memtable if it holds rows."""
-        with self.lock:
-            if self.active is not None:
-                self.freeze(self.active)
-
-    def capture(self) -> InMemoryMemTables:
-        """What readers may see now: active and frozen memtables together, one watermark for all."""
-        with self.lock:
-            self.refuse()
-            if self.active is None:
-                raise InvalidInputError("this writer is in WAL-only mode and has no memtable")
-            visible = self.durable if self.config.durable_write else self.buffered
-
-            def shown(memtable: MemTable) -> int:
-                return max(0, min(visible - memtable.first_batch, memtable.num_batches))
-
-            frozen = tuple(memtable.capture(shown(memtable)) for memtable in self.frozen)
-            active = self.active.capture(shown(self.active))
-            return InMemoryMemTables(active, frozen, self.log.shard_id, self.log.epoch)
-
-    def release(self, memtable: MemTable) -> None:
-        """Drop a frozen memtable whose SSTable is published."""
-        memtable.detach()  # before, since it may wait for a reader, and a waiting put must find the room at once
-        with self.lock:
-            self.frozen = tuple(item for item in self.frozen if item is not memtable)
-            self._frozen_bytes -= memtable.size_bytes
-            self.flush_error, self.flush_failures = None, 0
-            self.changed.notify_all()
-
-    def wait_until(self, done: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait, holding `lock`, until `done`; False on time-out. Poison, fences, aborts and failing flushes raise."""
-        deadline = None if timeout_seconds is None else self.clock.monotonic() + timeout_seconds
-        while not done():
-            self.refuse_commits()
-            self.raise_flush_error()
-            left = None if deadline is None else deadline - self.clock.monotonic()
-            if left is not None and left <= 0:
-                return False
-            self.changed.wait(_LOOK_AGAIN_SECONDS if left is None else min(left, _LOOK_AGAIN_SECONDS))
-        return True

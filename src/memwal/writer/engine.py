@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,28 +24,27 @@ from memwal import live
 from memwal.clock import Clock
 from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
-from memwal.flush import SsTableSchema, write_sstable
 from memwal.hooks import reach
 from memwal.ingest import key_batch, to_batches
 from memwal.log_run import LogRun
 from memwal.maintained import IndexSet
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
-from memwal.schema import Reconciler, TableSchema, nulls
-from memwal.store.location import Location
+from memwal.schema import Reconciler, nulls
 from memwal.transactions import as_transaction
-from memwal.types import SeenTransaction, ShardManifest, SsTable, Transaction
+from memwal.types import SeenTransaction, ShardManifest, Transaction
 from memwal.wal import PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
 from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore
 from memwal.writer.evolve import WriteGate, move_core
-from memwal.writer.flusher import flush_once, run_flusher, run_ticker
+from memwal.writer.flusher import SsTableWriter, flush_once, run_flusher, run_ticker
 from memwal.writer.pending import WriteRows
 from memwal.writer.put_queue import QueuedPut
 from memwal.writer.replay import replay
 from memwal.writer.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
+from memwal.writer.target import ShardTarget
 
-__all__ = ["Ack", "ShardEngine", "ShardTarget", "WriteResult"]
+__all__ = ["Ack", "ShardEngine", "WriteResult"]
 
 _JOIN_SECONDS = 60.0
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
@@ -95,35 +92,6 @@ class Ack:
 
     def __repr__(self) -> str:
         return f"Ack(durable={self.durable})"
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTarget:
-    """What a shard writes to: place, columns, file version of the base table, and which rows belong to the shard."""
-
-    location: Location
-    schema: TableSchema
-    storage_version: str
-    spec_id: int = 0
-    check_rows: Callable[[str, pa.RecordBatch], None] | None = None
-    indexes: IndexSet | None = None
-
-    def write_sstable(
-        self, shard_id: str, config: WriterConfig, clock: Clock, generation: int, rows: pa.Table
-    ) -> SsTable:
-        """Write one generation, complete and unpublished."""
-        ids = None if self.schema.field_ids is None else [i for f in self.schema.field_ids for i in f.in_order()]
-        return write_sstable(
-            self.location,
-            shard_id,
-            generation,
-            rows,
-            base=SsTableSchema.from_arrow(self.schema.columns, ids, self.schema.primary_key),
-            storage_version=self.storage_version,
-            fsync=config.fsync and self.location.is_local,
-            clock=clock,
-            after_data=partial(self.indexes.mirror, generation) if self.indexes is not None else None,
-        )
 
 
 class ShardEngine:
@@ -183,10 +151,10 @@ class ShardEngine:
         )
         self._write_sstable = self._sstable_writer()
         if memtables:
-            replay(core, opened, lambda: flush_once(core, self._manifests, self._write_sstable))
+            replay(core, opened, self._manifests, self._write_sstable)
         return core
 
-    def _sstable_writer(self) -> Callable[[int, pa.Table], SsTable]:
+    def _sstable_writer(self) -> SsTableWriter:
         targets, config, clock = self._targets, self._config, self._clock
         shard_id = str(config.shard_id)
         return lambda generation, table: targets[0].write_sstable(shard_id, config, clock, generation, table)

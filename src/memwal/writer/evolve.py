@@ -19,7 +19,6 @@ from contextlib import contextmanager
 
 from memwal.schema import TableSchema
 from memwal.writer.core import ShardCore
-from memwal.writer.pending import EntryBuilder
 
 __all__ = ["WriteGate", "move_core"]
 
@@ -88,8 +87,7 @@ def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) ->
     with core.lock:
         core.wait_until(lambda: not core.frozen, None)
         core.refuse_writes()
-        core.schema = schema
-        core._entries = EntryBuilder(schema, core.log.epoch)
+        core.use_columns(schema)
         swap()
         active = core.active
         if active is not None:

@@ -17,7 +17,7 @@ Called by: the shard engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ _FIRST_DELAY_SECONDS = 0.05
 _LONGEST_DELAY_SECONDS = 5.0
 
 
-SsTableWriter = Callable[[int, pa.Table], SsTable]
+SsTableWriter = Callable[[int, pa.Table | Iterator[pa.RecordBatch]], SsTable]
 """Writes all rows of a generation (`_tombstone` last) as a complete, unpublished SSTable, in a new directory per call."""
 
 
