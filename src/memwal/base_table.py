@@ -5,6 +5,8 @@ Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
 1. All answers of one `BaseTable` are about one version; `refresh` returns another value, it never changes this one.
 2. Index entries and feature flags come from that version's manifest file, which is read at most once, on demand.
 3. "There is no base table" is an answer (None) that the store confirmed; a storage failure is an error.
+4. A table that was dropped and created anew at the same place is noticed, also at the same version number: the manifest
+   that this value was opened from is no longer the same object. `origin` tells such tables apart.
 
 Called by: the table facade, the writer, the reader, flush, compaction.
 """
@@ -34,6 +36,7 @@ from memwal.format.lance_manifest import (
     version_path,
 )
 from memwal.store.location import Location
+from memwal.store.port import ObjectMeta
 
 __all__ = ["BaseTable", "lance_errors", "lance_options", "lance_read"]
 
@@ -106,10 +109,16 @@ class _ManifestFile:
 
 @dataclass(frozen=True)
 class BaseTable:
-    """One version of the base table."""
+    """One version of the base table: `version`, whose manifest is `stamp`.
+
+    `dataset` may move on by itself when something is committed through it.
+    """
 
     location: Location
     dataset: lance.LanceDataset
+    version: int
+    stamp: ObjectMeta
+    origin: object = field(default_factory=object, repr=False)
     _read: list[_ManifestFile] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
@@ -122,20 +131,33 @@ class BaseTable:
             if version is None and not location.store.list_names(VERSIONS_DIR):
                 return None
             raise
-        return cls(location, dataset)
+        opened = int(dataset.version)
+        return cls(location, dataset, opened, _stamp(location, opened))
 
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
         with lance_errors("looking for the newest version of the base table"):
-            newest = self.dataset.latest_version
-            if newest == self.version:
-                return self
-            return BaseTable(self.location, self.dataset.checkout_version(newest))
+            newest = int(self.dataset.latest_version)
+        if not self._is_still_there():
+            return self._reopened()
+        if newest == self.version:
+            return self
+        with lance_errors("opening the newest version of the base table"):
+            dataset = self.dataset.checkout_version(newest)
+        return BaseTable(self.location, dataset, newest, _stamp(self.location, newest), self.origin)
 
-    @cached_property
-    def version(self) -> int:
-        """The dataset version that all answers are about."""
-        return int(self.dataset.version)
+    def _is_still_there(self) -> bool:
+        """Whether the manifest that this value was opened from is the one that lies there now."""
+        try:
+            return self.location.store.head(self.stamp.path) == self.stamp
+        except ObjectNotFoundError:  # cleaned up, or gone with its table: open anew, which is right for both
+            return False
+
+    def _reopened(self) -> BaseTable:
+        newest = BaseTable.open(self.location)
+        if newest is None:
+            raise InvalidInputError(f"the table at {self.location.describe()} was dropped")
+        return newest
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -181,12 +203,8 @@ class BaseTable:
 
     def _load_manifest(self) -> _ManifestFile:
         if not self._read:  # two threads may read the same immutable file; a lock would be held over the request
-            path = version_path(self.version)
-            try:
-                data = self.location.store.get(path)
-            except ObjectNotFoundError:
-                path = old_version_path(self.version)
-                data = self.location.store.get(path)
+            path = self.stamp.path
+            data = self.location.store.get(path)
             self._read.append(_ManifestFile(path, data, parse_lance_manifest(data, path=path)))
         return self._read[0]
 
@@ -200,6 +218,14 @@ class BaseTable:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)
         return None if entry is None else decode_details(entry.details, path=self._load_manifest().path)
+
+
+def _stamp(location: Location, version: int) -> ObjectMeta:
+    """The manifest of a version as the store shows it."""
+    try:
+        return location.store.head(version_path(version))
+    except ObjectNotFoundError:
+        return location.store.head(old_version_path(version))
 
 
 def _ids(item: Any) -> Iterator[int]:

@@ -34,7 +34,7 @@ PROPERTY = "memwal.compacted"
 _KEPT_TABLES = 256
 
 _lock = threading.Lock()
-_known: OrderedDict[str, tuple[int, int, dict[str, int]]] = OrderedDict()
+_known: OrderedDict[str, tuple[str, int, dict[str, int]]] = OrderedDict()
 
 
 def recorded(base: BaseTable) -> dict[str, int]:
@@ -73,15 +73,15 @@ def _named_since_mark(base: BaseTable) -> dict[str, int]:
     entry = next(item for item in base.index_entries if item.name == INDEX_NAME)
     first, key = entry.dataset_version + 1, base.location.key
     with _lock:
-        seen_first, seen_last, named = _known.get(key, (0, 0, {}))
-    if seen_first != first or seen_last > base.version:
+        seen_entry, seen_last, named = _known.get(key, ("", 0, {}))
+    if seen_entry != entry.uuid or seen_last > base.version:
         seen_last, named = first - 1, {}
     named = dict(named)
     for version in range(seen_last + 1, base.version + 1):
         for shard_id, generation in _properties(base, version).items():
             named[shard_id] = max(generation, named.get(shard_id, 0))
     with _lock:
-        _known[key] = (first, base.version, named)
+        _known[key] = (entry.uuid, base.version, named)
         _known.move_to_end(key)
         if len(_known) > _KEPT_TABLES:
             _known.popitem(last=False)

@@ -2,7 +2,8 @@
 
 Owns `create_table`, `enable`, `open_table` and `Table`; no engine logic. Invariants:
 
-1. A table follows new base versions by itself: every read and every new writer looks at the newest one.
+1. A table follows new base versions by itself: every read and every new writer looks at the newest one. It also follows
+   a table that was dropped and created anew at the same place.
 2. A table whose MemWAL entry was lost (overwritten or dropped base) says so and gives no writer.
 
 Called by: users, the command line, Spark.
@@ -374,8 +375,17 @@ class Table(Maintenance):
         return self._snapshots.manifests(shard_id).read_latest()
 
     def _newest_base(self) -> BaseTable:
-        self._base = base = self._base.refresh()
+        known, base = self._base, self._base.refresh()
+        if base.origin is not known.origin:
+            self._forget(base)
+        self._base = base
         return base
+
+    def _forget(self, base: BaseTable) -> None:
+        """Drop what was learned of another table that was at this place before."""
+        self._schemas = None
+        self._snapshots.forget()
+        self._lookup = BaseLookup(base.primary_key)
 
     def _readable_base(self) -> BaseTable:
         """The newest base version, which has a MemWAL entry."""

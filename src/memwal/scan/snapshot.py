@@ -114,6 +114,10 @@ class SnapshotSource:
             found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
         return found
 
+    def forget(self) -> None:
+        """Drop the manifests that were read: they belong to a table that was at this place before."""
+        self._manifests.clear()
+
     def capture(
         self,
         *,
