@@ -17,6 +17,7 @@ import memwal.spark as ms
 from memwal.spark import executor_mode
 
 SLOW_HOST = "127.0.0.2"
+EXPECTED = [(number, "new" if number >= 190 else None) for number in range(50, 210)]
 
 
 def on_slow_host() -> bool:
@@ -69,12 +70,18 @@ def everything(spark: Any, root: Path) -> dict[str, Any]:
     ms.flush(spark, uri, force=True)
     report = ms.compact(spark, uri)
     spark.range(50).write.format("memwal").mode("append").option("operation", "delete").save(uri)
+    spark.range(190, 210).selectExpr("id", "'new' value").write.format("memwal").mode("append").save(uri)
+    ms.flush(spark, uri, force=True)
+    by_tasks = ms.compact(spark, uri, mode="distributed")
+    base = sorted(table.dataset.to_table().to_pylist(), key=lambda row: row["id"])
     expected = make_input(root / "in", 3)
     stream_uri = str(root / "stream")
     streamed = append_only(stream_uri, 2)
     run_until_done(spark, root / "in", stream_uri, root / "checkpoint")
     return {
         "compacted": report.rows_written,
+        "by_tasks": [by_tasks.rows_written, by_tasks.rows_deleted, by_tasks.commits],
+        "base": [(row["id"], row["value"]) for row in base] == EXPECTED,
         "read": spark.read.format("memwal").load(uri).count(),
         "ids": len(ids_of(table)),
         "stream": judge(streamed, expected),

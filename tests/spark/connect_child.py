@@ -27,6 +27,8 @@ def main(root: str) -> None:
     ms.flush(spark, uri, force=True)
     report = ms.compact(spark, uri)
     spark.range(50).write.format("memwal").mode("append").option("operation", "delete").save(uri)
+    ms.flush(spark, uri, force=True)
+    by_tasks = ms.compact(spark, uri, mode="distributed")
     again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job").rows for _ in range(2)]
     expected = make_input(Path(root, "in"), 3)
     streamed = append_only(f"{root}/stream", 2)
@@ -34,6 +36,8 @@ def main(root: str) -> None:
     result = {
         "kind": type(spark).__module__,
         "compacted": report.rows_written,
+        "by_tasks": [by_tasks.rows_written, by_tasks.rows_deleted, by_tasks.commits],
+        "base": table.dataset.count_rows(),
         "read": spark.read.format("memwal").load(uri).count(),
         "ids": len(ids_of(table)),
         "stream": judge(streamed, expected),

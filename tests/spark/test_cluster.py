@@ -64,4 +64,11 @@ def test_sinks_source_compaction_and_speculation_on_two_workers(master: str, tmp
     speculation = result.pop("speculation")
     assert speculation.pop("second_attempts") > 0
     assert speculation == {"lost": 0, "duplicated": 0}
-    assert result == {"compacted": 200, "read": 150, "ids": 150, "stream": [0, 0]}
+    assert result == {
+        "compacted": 200,
+        "by_tasks": [20, 50, 1],
+        "base": True,
+        "read": 160,
+        "ids": 160,
+        "stream": [0, 0],
+    }

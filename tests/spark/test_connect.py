@@ -16,4 +16,12 @@ def test_sinks_source_and_compaction_work_over_connect(tmp_path: Path) -> None:
         driver.kill_all()
     result = json.loads((tmp_path / "result.json").read_text())
     assert ".connect." in result.pop("kind")
-    assert result == {"compacted": 200, "read": 160, "ids": 160, "stream": [0, 0], "written": [10, 0]}
+    assert result == {
+        "compacted": 200,
+        "by_tasks": [0, 50, 1],
+        "base": 150,
+        "read": 160,
+        "ids": 160,
+        "stream": [0, 0],
+        "written": [10, 0],
+    }

@@ -3,7 +3,8 @@
 Owns `flush`, `compact` and `gc`. Invariants:
 
 1. The work is the engine's own (`Table.flush`, `Table.compact`, `Table.gc`): a job adds where it runs, nothing else.
-2. Flushing is one task per shard. Compaction commits once for all shards, so it is one task; so is collection.
+2. Flushing is one task per shard. Collection is one task, and so is the compaction of a small table: one merge is
+   faster there than many tasks. That of a big one is a task per shard and per base fragment, and one commit.
 3. Tasks answer with plain values; the report is put together by the caller, also over Connect.
 
 Called by: users, and by schedulers.
@@ -14,10 +15,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
+from memwal.clock import SYSTEM_CLOCK
+from memwal.compact import DEFAULT_MEMORY_BYTES
+from memwal.errors import InvalidInputError
 from memwal.reports import (
     CollectedObject,
     CompactionReport,
@@ -27,9 +32,15 @@ from memwal.reports import (
     Problem,
     ShardCompaction,
 )
+from memwal.shard_target import writer_config
+from memwal.spark.distributed import DistributedCompactor, is_big, newest_base
+from memwal.spark.stages import Job
 from memwal.table import open_table
 
-__all__ = ["compact", "flush", "gc", "run_tasks"]
+__all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "run_tasks"]
+
+DEFAULT_DISTRIBUTED_BYTES = 4 << 30
+CompactionMode = Literal["auto", "single", "distributed"]
 
 
 def run_tasks(spark: Any, arguments: Sequence[str], work: Callable[[str], str]) -> list[str]:
@@ -78,15 +89,39 @@ def compact(
     spark: Any,
     uri: str,
     *,
+    mode: CompactionMode = "auto",
+    distributed_bytes: int = DEFAULT_DISTRIBUTED_BYTES,
     max_generations: int | None = None,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
     storage_options: Mapping[str, str] | None = None,
 ) -> CompactionReport:
-    """Fold published generations into the base table, on an executor; see `Table.compact`."""
+    """Fold published generations into the base table, data and progress together, on the executors.
+
+    `mode` is "single" (one task, one merge; see `Table.compact`), "distributed" (a task per shard and per base
+    fragment) or "auto": distributed from `distributed_bytes` of base table and waiting generations on. `memory_bytes`
+    bounds the rows that one task keeps.
+    """
+    if mode not in get_args(CompactionMode):
+        raise InvalidInputError(f"mode must be one of {', '.join(get_args(CompactionMode))}, not {mode!r}")
     options = dict(storage_options or {})
+    location = open_table(uri, storage_options=options).location
+    base = newest_base(location)
+    if mode == "distributed" and not base.takes_hand_commit:
+        raise InvalidInputError(
+            "the base table has a feature that a distributed commit does not keep (stable row ids, a branch, an old "
+            "file format): use mode='single'"
+        )
+    if mode == "distributed" or (
+        mode == "auto" and base.takes_hand_commit and is_big(location, base, distributed_bytes)
+    ):
+        fsync = location.is_local and writer_config(base, None, {}, ()).fsync
+        job = Job(uri, SYSTEM_CLOCK.uuid4(), memory_bytes, fsync, options)
+        compactor = DistributedCompactor(job, partial(run_tasks, spark), location, partial(newest_base, location))
+        return compactor.run(max_generations=max_generations)
 
     def work(_: str) -> str:
         table = open_table(uri, storage_options=options)
-        return json.dumps(asdict(table.compact(max_generations=max_generations)))
+        return json.dumps(asdict(table.compact(max_generations=max_generations, memory_bytes=memory_bytes)))
 
     (answer,) = run_tasks(spark, ["compact"], work)
     found = json.loads(answer)

@@ -1,0 +1,375 @@
+"""Distributed compaction is single-process compaction, row for row, whatever else happens to the table meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from compaction_kit import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
+
+import memwal as mw
+import memwal.spark as ms
+from memwal import hooks
+from memwal.errors import InvalidInputError
+from memwal.progress import COUNTER_SHARD, recorded
+from memwal.spark.distributed import newest_base
+from memwal.store.location import resolve
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_is_left() -> Iterator[None]:
+    yield
+    hooks.install(None)
+
+
+def at(point: str, action: Callable[[], object]) -> list[str]:
+    """Let `action` happen when `point` is reached for the first time; the list tells whether it was."""
+    happened: list[str] = []
+
+    def handler(reached: str) -> None:
+        if reached == point and not happened:
+            happened.append(point)
+            action()
+
+    hooks.install(handler)
+    return happened
+
+
+def marks(uri: str) -> dict[str, int]:
+    return recorded(newest_base(resolve(uri)))
+
+
+# ---------------------------------------------------------------------------------------------------- the same result
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_and_marks_are_those_of_one_process(tmp_path: Path, kind: str, seed: int) -> None:
+    story = Story(tmp_path / "a", kind, seed)
+    story.base()
+    story.base_deletes([3, 17, 18])
+    story.generations(3)
+    other = story.twin(tmp_path / "b")
+    single, report = other.compact(), compact_by_tasks(story.uri)
+    assert as_rows(lance.dataset(other.uri).to_table()) == story.plain()
+    story.check()
+    assert marks(story.uri) == marks(other.uri)
+    assert (report.rows_written, report.rows_deleted) == (single.rows_written, single.rows_deleted)
+    assert report.shards == single.shards
+    assert report.commits == 1
+    story.generations(2)
+    compact_by_tasks(story.uri, Tasks(attempts=2))
+    story.check()
+
+
+@pytest.mark.parametrize("kind", ["number", "text"])
+def test_an_index_of_the_key_finds_every_row_afterwards(tmp_path: Path, kind: str) -> None:
+    story = Story(tmp_path / "t", kind)
+    story.base()
+    lance.dataset(story.uri).create_scalar_index("id", "BTREE")
+    story.base_deletes([5])
+    story.generations(2, rows=40)
+    compact_by_tasks(story.uri)
+    story.check()
+    dataset = lance.dataset(story.uri)
+    for number in range(KEYS + 20):
+        wanted = story._key(number)
+        found = dataset.to_table(filter=f"id = {wanted['id']!r}").to_pylist()
+        expected = story.rows.get(repr(story._identity(wanted)))
+        assert found == ([] if expected is None else [expected])
+    dataset.optimize.optimize_indices()
+    story.check()
+
+
+def test_fragments_of_which_no_row_is_left_go(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base(range(64), rows_per_file=16)
+    with story.table.writer(compaction=None) as writer:
+        story.delete(writer, range(16))
+        story.put(writer, range(16, 32))
+        story.delete(writer, [40])
+    tasks = Tasks()
+    compact_by_tasks(story.uri, tasks)
+    story.check()
+    assert [len(call) for call in tasks.calls] == [3, 4]
+    fragments = {f.fragment_id: f.num_deletions for f in lance.dataset(story.uri).get_fragments()}
+    assert fragments.keys().isdisjoint({0, 1})
+    assert (fragments[2], fragments[3]) == (1, 0)
+
+
+def test_deletes_alone_and_an_empty_base_table(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    with story.table.writer(compaction=None) as writer:
+        story.put(writer, range(10))
+    compact_by_tasks(story.uri)
+    story.check()
+    with story.table.writer(compaction=None) as writer:
+        story.delete(writer, range(0, 10, 2))
+    assert compact_by_tasks(story.uri).rows_deleted == 5
+    story.check()
+    assert compact_by_tasks(story.uri).commits == 0
+
+
+def test_a_table_that_does_not_fit_the_memory_is_compacted_in_several_commits(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    story.generations(3)
+    report = compact_by_tasks(story.uri, memory_bytes=1)
+    assert report.commits > 3
+    story.check()
+
+
+def test_a_bounded_run_leaves_the_rest_for_the_next_one(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.generations(3)
+    assert compact_by_tasks(story.uri, max_generations=1).generations == 3
+    assert story.shown() == story.expected
+    assert set(marks(story.uri).values()) == {1}
+    compact_by_tasks(story.uri)
+    story.check()
+
+
+def test_files_are_made_durable_where_the_table_wants_it(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number", writer_defaults={"fsync": True})
+    story.base()
+    story.generations(1)
+    compact_by_tasks(story.uri, fsync=True)
+    story.check()
+
+
+def test_a_key_that_two_manual_shards_hold_is_one_row(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    table = mw.create_table(uri, schema_of("number"), primary_key="id")
+    for shard, numbers in (
+        ("00000000-0000-4000-8000-000000000001", [1, 2]),
+        ("00000000-0000-4000-8000-000000000002", [2, 3]),
+    ):
+        with table.shard_writer(shard) as writer:
+            writer.put([{"id": n, "v": int(shard[-1]), "note": ""} for n in numbers])
+    tasks = Tasks()
+    compact_by_tasks(uri, tasks)
+    assert [len(call) for call in tasks.calls] == [1]
+    rows = lance.dataset(uri).to_table().to_pylist()
+    assert sorted((row["id"], row["v"]) for row in rows) == [(1, 1), (2, 2), (3, 2)]
+
+
+# ------------------------------------------------------------------------------------------------------------ crashes
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash() -> None:
+    raise CrashError
+
+
+POINTS = [
+    "compact.chosen",
+    "compact.after_fragments",
+    "compact.before_manifest",
+    "compact.after_commit",
+    "compact.before_trim",
+]
+
+
+@pytest.mark.parametrize("kind", ["number", "append"])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_anywhere_loses_and_repeats_nothing(tmp_path: Path, kind: str, point: str) -> None:
+    story = Story(tmp_path / "t", kind)
+    story.base()
+    story.generations(2)
+    happened = at(point, crash)
+    with pytest.raises(CrashError):
+        compact_by_tasks(story.uri)
+    assert happened
+    assert story.shown() == story.expected
+    hooks.install(None)
+    report = compact_by_tasks(story.uri)
+    story.check()
+    done = POINTS.index(point) >= POINTS.index("compact.after_commit")
+    assert (report.commits, report.rows_written) == (0, 0) if done else report.commits == 1
+
+
+def test_after_a_crash_one_process_may_finish(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    story.generations(2)
+    at("compact.before_manifest", crash)
+    with pytest.raises(CrashError):
+        compact_by_tasks(story.uri)
+    hooks.install(None)
+    story.table.compact()
+    story.check()
+
+
+# ---------------------------------------------------------------------------------------------------------- conflicts
+
+
+@pytest.mark.parametrize("kind", ["number", "append"])
+@pytest.mark.parametrize("by_tasks", [False, True])
+@pytest.mark.parametrize("first_does", [1, 3])
+@pytest.mark.parametrize("point", ["compact.chosen", "compact.after_fragments", "compact.before_manifest"])
+def test_a_compaction_that_was_overtaken_starts_over(
+    tmp_path: Path, kind: str, by_tasks: bool, first_does: int, point: str
+) -> None:
+    story = Story(tmp_path / "t", kind)
+    story.base()
+    story.generations(3)
+
+    def overtake() -> None:
+        if by_tasks:
+            compact_by_tasks(story.uri, max_generations=first_does)
+        else:
+            mw.open_table(story.uri).compact(max_generations=first_does)
+
+    assert at(point, overtake) is not None
+    assert compact_by_tasks(story.uri).conflicts == 1
+    story.check()
+
+
+@pytest.mark.parametrize("point", ["compact.before_upsert", "compact.before_delete", "compact.after_delete"])
+def test_one_process_that_tasks_overtook_starts_over(tmp_path: Path, point: str) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    story.generations(3)
+    happened = at(point, lambda: compact_by_tasks(story.uri, max_generations=2))
+    assert story.table.compact().conflicts == 1
+    assert happened
+    story.check()
+
+
+def test_a_merge_that_only_inserted_is_a_conflict_too(tmp_path: Path) -> None:
+    """Lance would let an `Update` follow it, and every key of it would be there twice."""
+    story = Story(tmp_path / "t", "number")
+    with story.table.writer(compaction=None) as writer:
+        story.put(writer, range(10))
+    at("compact.before_manifest", lambda: mw.open_table(story.uri).compact())
+    compact_by_tasks(story.uri)
+    story.check()
+
+
+def test_after_a_change_of_the_base_only_changed_fragments_are_looked_at_again(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base(range(64), rows_per_file=16)
+    with story.table.writer(compaction=None) as writer:
+        story.put(writer, [1, 20, 40, 100])
+
+    def change() -> None:
+        story.base_deletes([21, 22])
+        story.base([200, 201])
+
+    at("compact.before_manifest", change)
+    tasks = Tasks()
+    report = compact_by_tasks(story.uri, tasks)
+    assert report.conflicts == 1
+    looked_at = [[json.loads(argument).get("fragment") for argument in call] for call in tasks.calls]
+    assert looked_at[1:] == [[0, 1, 2, 3], [1, 4]]
+    assert len([call for call in looked_at if call[0] is None]) == 1
+    story.check()
+
+
+def test_an_index_and_a_column_that_appear_meanwhile_are_kept(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    story.generations(2)
+    at("compact.before_manifest", lambda: lance.dataset(story.uri).create_scalar_index("id", "BTREE"))
+    assert compact_by_tasks(story.uri).conflicts == 1
+    story.check()
+    story.generations(1)
+    at("compact.before_manifest", lambda: lance.dataset(story.uri).add_columns(pa.field("more", pa.int32())))
+    tasks = Tasks()
+    assert compact_by_tasks(story.uri, tasks).conflicts == 1
+    assert len([call for call in tasks.calls if "members" in call[0]]) == 2  # rows get the columns of the base
+    assert [index.name for index in lance.dataset(story.uri).describe_indices()].count("id_idx") == 1
+    shown = lance.dataset(story.uri).to_table()
+    assert shown.column("more").null_count == shown.num_rows
+    assert as_rows(shown.drop_columns(["more"])) == story.expected
+
+
+def test_generations_that_were_collected_meanwhile_are_not_missed(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    story.generations(2)
+
+    def overtake() -> None:
+        other = mw.open_table(story.uri)
+        other.compact()
+        assert other.gc(grace_seconds=0).count("sstable") > 0
+
+    at("compact.chosen", overtake)
+    assert compact_by_tasks(story.uri).conflicts == 1
+    story.check()
+
+
+def test_writers_go_on_meanwhile_and_nothing_of_theirs_is_lost(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    with story.table.writer(compaction=None) as writer:
+        story.put(writer, range(40))
+        writer.flush()
+
+        def go_on(point: str) -> None:
+            if point in ("compact.after_fragments", "compact.before_manifest", "compact.before_trim"):
+                story.put(writer, [1, 2, 90])
+                story.delete(writer, [30])
+                writer.flush()
+
+        hooks.install(go_on)
+        compact_by_tasks(story.uri)
+        hooks.install(None)
+        assert story.shown() == story.expected
+        assert story.plain() != story.expected
+    compact_by_tasks(story.uri)
+    story.check()
+
+
+# -------------------------------------------------------------------------------------------------------------- Spark
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spark_compacts_by_tasks(spark: Any, tmp_path: Path, kind: str) -> None:
+    story = Story(tmp_path / "t", kind)
+    story.base()
+    story.base_deletes([7])
+    story.generations(2)
+    report = ms.compact(spark, story.uri, mode="distributed")
+    assert (report.commits, report.generations) == (1, 6)
+    story.check()
+    assert ms.compact(spark, story.uri, mode="distributed").generations == 0
+
+
+def test_the_size_of_the_table_chooses_the_way(spark: Any, tmp_path: Path) -> None:
+    ways: list[str] = []
+    hooks.install(ways.append)  # only the distributed way reaches points in this process
+    for limit, by_tasks in ((1 << 40, False), (1, True)):
+        story = Story(tmp_path / str(limit), "number")
+        story.generations(1)
+        ms.compact(spark, story.uri, distributed_bytes=limit)
+        assert ("compact.before_manifest" in ways) is by_tasks
+        story.check()
+
+
+def test_a_mode_that_is_none_and_a_base_that_takes_no_such_commit_are_refused(spark: Any, tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    with pytest.raises(InvalidInputError, match="single"):
+        ms.compact(spark, story.uri, mode="all")  # type: ignore[arg-type]
+    uri = str(tmp_path / "stable")
+    data = pa.table(
+        {"id": pa.array([1, 2], pa.int64())}, schema=pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    )
+    lance.write_dataset(data, uri, enable_stable_row_ids=True)
+    table = mw.enable(uri, sharding=mw.Bucket("id", 2))
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [3]})
+    with pytest.raises(InvalidInputError, match="mode='single'"):
+        ms.compact(spark, uri, mode="distributed")
+    ms.compact(spark, uri, distributed_bytes=1)
+    assert sorted(lance.dataset(uri).to_table()["id"].to_pylist()) == [1, 2, 3]
+    assert staged(uri) == []
+    assert COUNTER_SHARD not in marks(uri)
