@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("sharding", "base_table", "manifest", "wal", "log_run", "transactions", "appender", "survey", "progress"),
     ),
     ("open", ("memtable", "key_index", "memscan", "index", "live")),
-    ("open", ("flush", "sidecar", "generation_rows", "base_commit", "maintained")),
+    ("open", ("flush", "sidecar", "generation_rows", "base_commit", "maintained", "vector_metric")),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
     ("open", ("shard_target", "shard_writer", "append_once")),
     ("open", ("table", "table_writer", "create", "maintenance", *MAINTENANCE)),

@@ -32,6 +32,7 @@ from memwal.format.index_details import INDEX_NAME
 from memwal.format.lance_manifest import IndexEntry
 from memwal.index import METRICS, BTreeIndex, FtsIndex, HnswIndex, IndexSpec, MemIndex, Metric
 from memwal.schema import TableSchema
+from memwal.vector_metric import vector_metric
 
 __all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "spec_of"]
 
@@ -63,12 +64,12 @@ def index_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
         return known
     kind = entry.details_type.rpartition(".")[2].removesuffix("Details").removesuffix("Index")
     metric, params = None, None
-    if kind in ("Vector", "Inverted"):
-        with lance_errors(f"reading the index {entry.name!r}"):
+    with lance_errors(f"reading the index {entry.name!r}"):
+        if kind == "Vector":
+            metric = vector_metric(base.dataset, entry.name)
+        elif kind == "Inverted":
             statistics = base.dataset.stats.index_stats(entry.name)
-        first = (statistics.get("indices") or [{}])[0]
-        metric = str(first["metric_type"]).lower() if "metric_type" in first else None
-        params = first.get("params")
+            params = (statistics.get("indices") or [{}])[0].get("params")
     facts = IndexFacts(kind, metric, params)
     with _facts_lock:
         if len(_facts) >= _KNOWN_FACTS:

@@ -30,6 +30,7 @@ from memwal.scan.keys import key_array, one_array
 from memwal.scan.merge import Merge, not_in, tombstone_flags
 from memwal.scan.row_source import FreshSource, LargeSsTableSource, SsTableSource
 from memwal.scan.sstables import SsTableReader
+from memwal.vector_metric import vector_metric
 
 __all__ = ["BaseRows", "nearest_in_base", "nearest_in_source"]
 
@@ -114,8 +115,7 @@ def _read_mirror_metric(reader: SsTableReader, stored: str) -> str | None:
     with lance_errors("reading the indexes of an SSTable"):
         for index in reader.dataset.describe_indices():
             if list(index.field_names) == [stored] and index.type_url.endswith("VectorIndexDetails"):
-                statistics = reader.dataset.stats.index_stats(index.name)
-                return str((statistics.get("indices") or [{}])[0].get("metric_type", "")).lower()
+                return vector_metric(reader.dataset, index.name)
     return None
 
 

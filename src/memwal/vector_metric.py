@@ -1,0 +1,23 @@
+"""The metric of a vector index that Lance built.
+
+Owns `vector_metric`. The description of an index names it; an index of an older Lance does not, then its statistics do,
+for which Lance loads the index and warns about its size.
+
+Called by: maintained indexes, the vector search over SSTables.
+"""
+
+from __future__ import annotations
+
+import lance
+
+__all__ = ["vector_metric"]
+
+
+def vector_metric(dataset: lance.LanceDataset, name: str) -> str | None:
+    """The metric of the vector index `name`, in lower case; None if nothing says it."""
+    for described in dataset.describe_indices():
+        if described.name == name and "metric_type" in described.details:
+            return str(described.details["metric_type"]).lower()
+    segments = dataset.stats.index_stats(name).get("indices") or [{}]
+    metric = segments[0].get("metric_type")
+    return None if metric is None else str(metric).lower()
