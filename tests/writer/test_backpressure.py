@@ -85,7 +85,7 @@ def test_a_waiting_put_warns_at_the_interval(tmp_path: Path, caplog: pytest.LogC
     with open_writer(location, backpressure_log_interval_ms=10, **LIMIT) as writer:
         held = store.hold("put", BLOOM)
         writer.put(rows(range(500)))
-        with caplog.at_level(logging.WARNING, logger="memwal.writer.core"):
+        with caplog.at_level(logging.WARNING, logger="memwal.writer.state"):
             put = in_thread(lambda: writer.put(rows([1000])))
             held.wait_reached()
             with writer._core.lock:
