@@ -22,10 +22,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from memwal.append_once import ShardClaim
+from memwal.append_once import AppendResult, ShardClaim
 from memwal.clock import SYSTEM_CLOCK
 from memwal.errors import InvalidInputError
 from memwal.sharding import Bucket, Identity, Unsharded, shard_ids
+from memwal.spark.batch_reports import BatchStats, report
 from memwal.spark.options import STORAGE_PREFIX, Options
 from memwal.spark.rows import WritePlan, newest_rows
 from memwal.spark.sink import appender_of, claims_of, drop_claims, tidy
@@ -35,7 +36,7 @@ from memwal.types import Transaction
 __all__ = ["BUCKET_SEED", "BatchReport", "bucket_expression", "write_batch"]
 
 BUCKET_SEED = -1693959553
-_ANSWER = "shard string, rows long, skipped boolean"
+_ANSWER = "shard string, rows long, size_bytes long, skipped boolean"
 _PARITY = frozenset(
     {
         pa.bool_(),
@@ -103,7 +104,7 @@ def write_batch(
     spread = _spread(df, plan)
     if spread is None:
         return _through_sink(df, given, uri, operation, txn)
-    return _write(spread, plan, run or SYSTEM_CLOCK.uuid4(), txn)
+    return _write(spread, plan, run, txn)
 
 
 def _query_of(df: Any) -> tuple[str | None, str | None]:
@@ -138,10 +139,10 @@ def _through_sink(df: Any, given: dict[str, str], uri: str, operation: str, txn:
     return BatchReport(txn.app, txn.version)
 
 
-def _write(spread: Any, plan: WritePlan, run: str, txn: Transaction) -> BatchReport:
+def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> BatchReport:
     appender = appender_of(plan.options)
     shards = shard_ids(plan.sharding) or []
-    claims = claims_of(appender, run, shards)
+    claims = claims_of(appender, run or SYSTEM_CLOCK.uuid4(), shards)
     handed_out = {shard_id: claims[shard_id] for shard_id in shards}
     try:
         answers = spread.mapInArrow(_append_task(plan, handed_out, txn), _ANSWER).collect()
@@ -150,9 +151,10 @@ def _write(spread: Any, plan: WritePlan, run: str, txn: Transaction) -> BatchRep
         raise
     touched = [handed_out[answer["shard"]] for answer in answers]
     tidy(plan.options, appender, touched)
-    written = [answer for answer in answers if not answer["skipped"]]
-    rows = sum(answer["rows"] for answer in written)
-    return BatchReport(txn.app, txn.version, rows, len(answers), len(answers) - len(written))
+    results = [AppendResult(answer["shard"], answer["rows"], skipped=answer["skipped"]) for answer in answers]
+    stats = BatchStats.of(results, [answer["size_bytes"] for answer in answers])
+    report(run, txn.version, stats)
+    return BatchReport(txn.app, txn.version, stats.rows, stats.shards, stats.skipped_shards)
 
 
 def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction) -> Any:
@@ -165,7 +167,14 @@ def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transac
         if len(by_shard) > 1:
             raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
         for shard_id, parts in by_shard.items():
-            result = appender_of(plan.options).append(claims[shard_id], newest_rows(plan, parts), txn=txn)
-            yield pa.RecordBatch.from_pydict({"shard": [shard_id], "rows": [result.rows], "skipped": [result.skipped]})
+            newest = newest_rows(plan, parts)
+            result = appender_of(plan.options).append(claims[shard_id], newest, txn=txn)
+            answer = {
+                "shard": [shard_id],
+                "rows": [result.rows],
+                "size_bytes": [sum(batch.nbytes for batch in newest)],
+                "skipped": [result.skipped],
+            }
+            yield pa.RecordBatch.from_pydict(answer)
 
     return run

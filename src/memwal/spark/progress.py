@@ -1,7 +1,7 @@
 """What streaming queries do, in logs and in numbers.
 
-Owns `ProgressListener`. Invariant: it reads what Spark reports and touches no table; a report that it cannot read is
-logged and never disturbs the query.
+Owns `ProgressListener`. Invariant: it reads what Spark and the sinks report and touches no table; a report that it cannot
+read is logged and never disturbs the query. Sinks report to listeners on the driver's host.
 
 Called by: users, with `spark.streams.addListener(ProgressListener())`.
 """
@@ -15,6 +15,8 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from memwal.spark import batch_reports
+
 __all__ = ["ProgressListener", "QueryStats"]
 
 _LOG = logging.getLogger(__name__)
@@ -22,17 +24,26 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class QueryStats:
-    """Totals of one query run; `lag_entries` is how many WAL entries the feed has still to read."""
+    """Totals of one query run. `rows` came in; `rows_written` and `size_bytes` were added to memwal tables.
+
+    `skipped_batches` are micro-batches that the table had already as a whole (a replay after a restart, say), and
+    `skipped_shards` the appends that were left out because their shard had the batch, those of half-written batches
+    included. `lag_entries` is how many WAL entries the feed has still to read.
+    """
 
     batches: int = 0
     rows: int = 0
     seconds: float = 0.0
     lag_entries: int = 0
+    rows_written: int = 0
+    size_bytes: int = 0
+    skipped_batches: int = 0
+    skipped_shards: int = 0
     failed: str | None = None
 
 
 class ProgressListener(StreamingQueryListener):
-    """Counts rows, time and lag per query run, and logs a line per micro-batch."""
+    """Counts rows, bytes, time, lag and skipped batches per query run, and logs a line per micro-batch."""
 
     def __init__(self) -> None:
         self.queries: dict[str, QueryStats] = {}
@@ -40,6 +51,7 @@ class ProgressListener(StreamingQueryListener):
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
         """A run begins."""
         self.queries[str(event.runId)] = QueryStats()
+        batch_reports.announce(str(event.runId))
         _LOG.info("query started [query=%s, run=%s]", event.id, event.runId)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
@@ -50,13 +62,21 @@ class ProgressListener(StreamingQueryListener):
         stats.rows += progress.numInputRows
         stats.seconds += progress.batchDuration / 1000
         stats.lag_entries = sum(_lag(source) for source in progress.sources)
+        written = batch_reports.collect(str(progress.runId), progress.batchId) or batch_reports.BatchStats()
+        stats.rows_written += written.rows
+        stats.size_bytes += written.size_bytes
+        stats.skipped_batches += written.is_skipped
+        stats.skipped_shards += written.skipped_shards
         _LOG.info(
-            "micro-batch [query=%s, batch=%d, rows=%d, seconds=%.3f, lag=%d]",
+            "micro-batch [query=%s, batch=%d, rows=%d, bytes=%d, seconds=%.3f, lag=%d, shards=%d, skipped=%d]",
             progress.id,
             progress.batchId,
             progress.numInputRows,
+            written.size_bytes,
             progress.batchDuration / 1000,
             stats.lag_entries,
+            written.shards,
+            written.skipped_shards,
         )
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802
@@ -66,6 +86,7 @@ class ProgressListener(StreamingQueryListener):
         """A run ended."""
         stats = self.queries.setdefault(str(event.runId), QueryStats())
         stats.failed = event.exception
+        batch_reports.retire(str(event.runId))
         _LOG.info("query ended [query=%s, rows=%d, failed=%s]", event.id, stats.rows, event.exception is not None)
 
 

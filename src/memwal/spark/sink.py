@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ from memwal.append_once import AppendResult, OnceAppender, ShardClaim
 from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.errors import InvalidInputError, MemWalError
 from memwal.hooks import reach
+from memwal.spark.batch_reports import BatchStats, report
 from memwal.spark.options import Options
 from memwal.spark.rows import WritePlan, newest_rows
 from memwal.store import paths
@@ -306,7 +308,11 @@ class StreamSink(DataSourceStreamArrowWriter):
                 )
             return
         app = self._plan.options.txn_app_id or query
-        commit_pieces(self._plan, pieces, run or query, Transaction(app, batchId, query))
+        results = commit_pieces(self._plan, pieces, run or query, Transaction(app, batchId, query))
+        sizes: Counter[str] = Counter()
+        for piece in (piece for message in pieces if message is not None for piece in message.pieces):
+            sizes[piece.shard_id] += piece.size_bytes
+        report(run, batchId, BatchStats.of(results, [sizes[result.shard_id] for result in results]))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove nothing: a commit that failed may have written some shards already."""
