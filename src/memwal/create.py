@@ -34,7 +34,7 @@ from memwal.ingest import to_batches
 from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
 from memwal.scan.snapshot import list_shards
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, as_lance
 from memwal.sharding import Sharding, check_sharding, num_shards, to_spec
 from memwal.store.location import Location
 from memwal.wal import list_positions
@@ -59,7 +59,10 @@ def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> 
     """`schema` with its primary key marked as Lance wants it; None keeps the marks that are there."""
     if primary_key is None:
         TableSchema.from_arrow(schema)
+        as_lance(schema)
         return schema
+    if not isinstance(primary_key, str | Sequence):
+        raise InvalidInputError(f"primary_key is the name of a column or a list of names, not {primary_key!r}")
     names = [primary_key] if isinstance(primary_key, str) else list(primary_key)
     if not names or len(set(names)) != len(names):
         raise InvalidInputError(f"primary_key must name at least one column, each once: {names}")
@@ -75,6 +78,7 @@ def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> 
     keyed = pa.schema(fields, metadata=schema.metadata)
     check_primary_key(keyed, names)
     TableSchema.from_arrow(keyed)
+    as_lance(keyed)
     return keyed
 
 

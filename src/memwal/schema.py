@@ -21,14 +21,38 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.schema import LanceSchema
 
 from memwal.errors import InvalidInputError
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 
-__all__ = ["FieldId", "Reconciler", "TableSchema", "may_cast", "nullable_except", "nulls", "without_inner_nulls"]
+__all__ = [
+    "FieldId",
+    "Reconciler",
+    "TableSchema",
+    "as_lance",
+    "may_cast",
+    "nullable_except",
+    "nulls",
+    "without_inner_nulls",
+]
 
 _FIELD_ID = b"lance:field_id"
+_RESERVED = frozenset(
+    {TOMBSTONE, "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
+)
+
+
+def as_lance(schema: pa.Schema) -> pa.Schema:
+    """`schema` with the types in which Lance stores it; refused with the column's name where it cannot."""
+    fields = []
+    for column in schema:
+        try:
+            fields.append(LanceSchema.from_pyarrow(pa.schema([column])).to_pyarrow().field(0))
+        except (ValueError, OSError, pa.ArrowException):
+            raise InvalidInputError(f"column {column.name!r}: Lance does not store {column.type}") from None
+    return pa.schema(fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +110,11 @@ class TableSchema:
     def _checked(cls, schema: pa.Schema, ids: tuple[FieldId, ...] | None) -> TableSchema:
         if len(set(schema.names)) != len(schema.names):
             raise InvalidInputError("column names must be unique")
-        if TOMBSTONE in schema.names:
-            raise InvalidInputError(f"the column name {TOMBSTONE!r} is reserved; rename that column")
+        for name in schema.names:
+            if name in _RESERVED:
+                raise InvalidInputError(f"the column name {name!r} is reserved; rename that column")
+            if not name or "." in name or "`" in name:
+                raise InvalidInputError(f"Lance cannot read a column that is named {name!r}; rename that column")
         if len(schema) == 0:
             raise InvalidInputError("a table needs at least one column")
         primary_key = primary_key_columns(schema)

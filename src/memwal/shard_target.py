@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from lance.schema import LanceSchema
 
 from memwal.base_table import BaseTable
 from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
 from memwal.index import IndexSpec
 from memwal.maintained import IndexSet
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, as_lance
 from memwal.sharding import Sharding, check_rows_in_shard, from_details
 from memwal.store.location import Location
 from memwal.writer.target import ShardTarget
@@ -50,11 +49,11 @@ def target_of(
     if base is None:
         if schema is None:
             raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
-        stored = TableSchema.from_arrow(_as_lance(schema))
+        stored = TableSchema.from_arrow(as_lance(schema))
         return ShardTarget(location, stored, _storage_version(stored.columns), indexes=IndexSet(stored, given=indexes))
     columns = table_schema(base)
     if schema is not None:
-        _check_same(_as_lance(schema), columns.columns)
+        _check_same(as_lance(schema), columns.columns)
     if base.details is None:
         raise InvalidInputError(
             f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
@@ -66,17 +65,6 @@ def target_of(
     return ShardTarget(
         location, columns, base.data_storage_version, spec_id, check, IndexSet(columns, base, tuple(indexes))
     )
-
-
-def _as_lance(schema: pa.Schema) -> pa.Schema:
-    """`schema` with the types in which Lance stores it; refused with the column's name where it cannot."""
-    fields = []
-    for field in schema:
-        try:
-            fields.append(LanceSchema.from_pyarrow(pa.schema([field])).to_pyarrow().field(0))
-        except (ValueError, OSError, pa.ArrowException):
-            raise InvalidInputError(f"column {field.name!r}: Lance does not store {field.type}") from None
-    return pa.schema(fields)
 
 
 def _storage_version(columns: pa.Schema) -> str:

@@ -105,6 +105,7 @@ def test_a_table_lives_in_memory_for_tests_and_try_outs() -> None:
     [
         ({"primary_key": "nope"}, "nope"),
         ({"primary_key": []}, "at least one"),
+        ({"primary_key": 5}, "name of a column"),
         ({"primary_key": ["id", "id"]}, "each once"),
         ({"primary_key": "x"}, "type double"),
         ({"primary_key": "id", "sharding": mw.Bucket("nope", 4)}, "nope"),
@@ -136,9 +137,34 @@ def test_nothing_is_no_data(tmp_path: Path) -> None:
         mw.create_table(str(tmp_path / "t"), [])
 
 
-def test_the_name_of_the_tombstone_column_is_reserved(tmp_path: Path) -> None:
-    with pytest.raises(mw.InvalidInputError, match="_tombstone"):
-        mw.create_table(str(tmp_path / "t"), pa.table({"_tombstone": [True]}))
+@pytest.mark.parametrize("name", ["_tombstone", "_rowid", "_rowaddr", "_rowoffset", "a.b", "back`tick", ""])
+def test_a_column_name_that_lance_does_not_store_or_read_is_refused(tmp_path: Path, name: str) -> None:
+    schema = KEYED.append(pa.field(name, pa.int64()))
+    with pytest.raises(mw.InvalidInputError, match=f"{name!r}.*rename that column"):
+        mw.create_table(str(tmp_path / "t"), schema, primary_key="id")
+    with pytest.raises(mw.InvalidInputError, match=f"{name!r}"):
+        mw.ShardWriter.open(str(tmp_path / "t"), schema)
+    assert files_below(str(tmp_path)) == {}
+
+
+@pytest.mark.parametrize("primary_key", ["id", None])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.decimal32(5, 1),
+        pa.month_day_nano_interval(),
+        pa.dense_union([pa.field("a", pa.int32())]),
+        pa.list_(pa.int8(), 0),
+    ],
+    ids=str,
+)
+def test_a_type_that_lance_does_not_store_is_refused(
+    tmp_path: Path, kind: pa.DataType, primary_key: str | None
+) -> None:
+    schema = KEYED.append(pa.field("x", kind))
+    with pytest.raises(mw.InvalidInputError, match="column 'x': Lance does not store"):
+        mw.create_table(str(tmp_path / "t"), schema, primary_key=primary_key)
+    assert files_below(str(tmp_path)) == {}
 
 
 def test_a_table_that_is_there_is_not_made_again(tmp_path: Path) -> None:
