@@ -10,6 +10,7 @@ import pytest
 from spark_tables import append_only, keyed
 
 import memwal as mw
+from memwal.spark.data_source import MemWalSource
 
 
 def load(spark: Any, uri: str, **options: Any) -> Any:
@@ -170,3 +171,22 @@ def test_spark_still_mixes_up_pushed_filters_so_that_this_source_must_not_push_a
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     assert "pushFilters" not in vars(TableReader)
+
+
+def test_few_fresh_rows_take_no_task_of_their_own(uri: str) -> None:
+    table = keyed(uri, 4)
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": list(range(100)), "n": [0] * 100})
+    table.compact()
+    late = table.writer(compaction=None)
+    late.put({"id": list(range(90, 120)), "n": [1] * 30})
+    try:
+        for rows_per_partition, parts in ((1000, 1), (100, 2)):
+            source = MemWalSource({"path": uri, "rowsPerPartition": str(rows_per_partition)})
+            reader = source.reader(source.schema())
+            found = reader.partitions()
+            assert len(found) == parts
+            rows = [row for part in found for batch in reader.read(part) for row in batch.to_pylist()]
+            assert sorted((row["id"], row["n"]) for row in rows) == [(i, int(i >= 90)) for i in range(120)]
+    finally:
+        late.close()

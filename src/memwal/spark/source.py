@@ -1,6 +1,7 @@
 """The table source: merged, fresh rows of one pinned snapshot, in tasks.
 
-Owns `TableReader`. Partitions are groups of base fragments and one per shard that has rows above the base table.
+Owns `TableReader`. Partitions are groups of base fragments, and groups of shards that have rows above the base table; a
+task costs Spark as much as reading some hundred thousand rows, so that few fresh rows are read beside base rows.
 Invariants:
 
 1. A base task hides every row whose key any fresh tier of the snapshot has, whether or not the newer row matches the
@@ -12,8 +13,9 @@ Called by: the data source.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -23,20 +25,23 @@ from memwal.base_table import lance_errors
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import key_array
 from memwal.scan.merge import Merge, Projection
-from memwal.scan.snapshot import Snapshot
+from memwal.scan.snapshot import ShardView
 from memwal.spark.options import Options
 from memwal.spark.pin import Pin, rebuild, reported_as_collected
 from memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 
 __all__ = ["TableReader"]
 
+T = TypeVar("T")
+_SLACK = 1.25  # a part may be so much larger if that saves a task
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one task reads: some base fragments, or the fresh tiers of one shard."""
+    """What one task reads: some base fragments, and the fresh tiers of some shards."""
 
     fragments: tuple[int, ...] = ()
-    shard_id: str | None = None
+    shards: tuple[str, ...] = ()
 
 
 class _FreshRows(Merge):
@@ -85,23 +90,17 @@ class TableReader(DataSourceReader):
             RowFilter(options.filter, pin.schema.columns).check(pin.schema.columns)
 
     def partitions(self) -> list[InputPartition]:
-        """Groups of base fragments of about `rowsPerPartition` rows, and the shards that have something newer."""
-        snapshot = rebuild(self._options, self._pin)
-        parts = [_Part(fragments=group) for group in self._fragment_groups(snapshot)]
-        parts += [_Part(shard_id=view.shard_id) for view in snapshot.shards if view.memory or view.sstables]
+        """Parts of about `rowsPerPartition` rows."""
+        snapshot, limit = rebuild(self._options, self._pin), self._options.rows_per_partition
+        fragments = _grouped(
+            ((f.fragment_id, f.metadata.physical_rows or 0) for f in snapshot.base.dataset.get_fragments()), limit
+        )
+        shards = _grouped(((view.shard_id, _fresh_rows(view)) for view in snapshot.shards if _is_fresh(view)), limit)
+        parts = [_Part(fragments=group) for group, _ in fragments]
+        if fragments and shards and fragments[-1][1] + shards[0][1] <= limit * _SLACK:
+            parts[-1] = replace(parts[-1], shards=shards.pop(0)[0])
+        parts += [_Part(shards=group) for group, _ in shards]
         return [InputPartition(part) for part in parts]
-
-    def _fragment_groups(self, snapshot: Snapshot) -> list[tuple[int, ...]]:
-        groups: list[tuple[int, ...]] = []
-        group: list[int] = []
-        rows = 0
-        for fragment in snapshot.base.dataset.get_fragments():
-            group.append(fragment.fragment_id)
-            rows += fragment.metadata.physical_rows or 0
-            if rows >= self._options.rows_per_partition:
-                groups.append(tuple(group))
-                group, rows = [], 0
-        return [*groups, tuple(group)] if group else groups
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
@@ -110,18 +109,43 @@ class TableReader(DataSourceReader):
             return
         wanted = spark_arrow_schema(self._schema)
         with reported_as_collected():
-            for batch in self._merge(part).batches():
-                yield to_spark_batch(batch, wanted)
+            for merge in self._merges(part):
+                for batch in merge.batches():
+                    yield to_spark_batch(batch, wanted)
 
-    def _merge(self, part: _Part) -> Merge:
+    def _merges(self, part: _Part) -> Iterator[Merge]:
         snapshot = rebuild(self._options, self._pin)
         projection = Projection(tuple(self._schema.names))
         row_filter = None
         if self._options.filter is not None:
             row_filter = RowFilter(self._options.filter, snapshot.schema.columns)
-        if part.shard_id is not None:
-            views = tuple(view for view in snapshot.shards if view.shard_id == part.shard_id)
-            return _FreshRows(replace(snapshot, shards=views), projection, row_filter)
-        base = _BaseRows(snapshot, projection, row_filter)
-        base.fragments = part.fragments
-        return base
+        if part.fragments:
+            base = _BaseRows(snapshot, projection, row_filter)
+            base.fragments = part.fragments
+            yield base
+        if part.shards:
+            views = tuple(view for view in snapshot.shards if view.shard_id in part.shards)
+            yield _FreshRows(replace(snapshot, shards=views), projection, row_filter)
+
+
+def _is_fresh(view: ShardView) -> bool:
+    return bool(view.memory or view.sstables)
+
+
+def _fresh_rows(view: ShardView) -> int:
+    listed = sum(sstable.physical_rows or 0 for sstable in view.sstables)
+    return listed + sum(ref.num_rows for ref in view.memory)
+
+
+def _grouped(items: Iterable[tuple[T, int]], limit: int) -> list[tuple[tuple[T, ...], int]]:
+    """The items in groups that reach `limit` rows, in order, and the rows of each group."""
+    groups: list[tuple[tuple[T, ...], int]] = []
+    group: list[T] = []
+    total = 0
+    for item, rows in items:
+        group.append(item)
+        total += rows
+        if total >= limit:
+            groups.append((tuple(group), total))
+            group, total = [], 0
+    return [*groups, (tuple(group), total)] if group else groups
