@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
 from writer_kit import SECONDS, WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
 
 from memwal import hooks
+from memwal.writer.pending import Pending
 
 
 def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> None:
@@ -130,3 +132,25 @@ def test_every_put_is_in_exactly_one_entry(tmp_path: Path, threads: int) -> None
             2 * k + i for t in range(threads) for k in range(1000 * t, 1000 * t + 50) for i in (0, 1)
         )
     assert not memwal_threads()
+
+
+def test_the_end_of_the_queue_can_be_read_while_a_leader_empties_it(tmp_path: Path) -> None:
+    """Close, a large put and a change of columns read it without a lock."""
+
+    class Settled(deque[Pending]):
+        """A queue whose last write is settled right after somebody saw that there is one."""
+
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            self.clear()
+            return found
+
+    with open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None) as writer:
+        core = writer._core
+        writer.put(rows([1]))
+        kept = core.pending
+        core.pending = Settled(kept)
+        assert core.buffered == 1
+        core.pending = Settled()
+        assert core.buffered == core.durable
+        core.pending = kept

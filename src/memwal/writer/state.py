@@ -101,8 +101,11 @@ class ShardState:
 
     @property
     def buffered(self) -> int:
-        """The number behind the newest batch that was inserted."""
-        return self.pending[-1].end if self.pending else self.durable
+        """The number behind the newest batch that was inserted; whoever drains, closes or moves reads it without `lock`."""
+        try:
+            return self.pending[-1].end
+        except IndexError:  # all settled, and durable before it left the queue
+            return self.durable
 
     @property
     def pending_bytes(self) -> int:
