@@ -23,7 +23,7 @@ from memwal.row_filter import FilterLike
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
 from memwal.scan.scan import Scan
-from memwal.scan.snapshot import Snapshot, SnapshotSource
+from memwal.scan.snapshot import Snapshot, SnapshotSource, with_restarts
 from memwal.shard_target import table_schema, target_of, writer_config
 from memwal.store.location import Location, resolve
 from memwal.writer.engine import ShardEngine
@@ -103,9 +103,13 @@ class ShardWriter(ShardEngine):
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys in this shard or the base table, in no order."""
-        schema = self._target.schema
-        named = key_batch(keys, schema)
-        return lookup_rows(self._capture_all(), self._base_lookup, named, list(columns or schema.columns.names))
+        named = key_batch(keys, self._target.schema)
+
+        def read(snapshot: Snapshot) -> pa.Table:
+            wanted = snapshot.schema.columns.names if columns is None else columns
+            return lookup_rows(snapshot, self._base_lookup, named, wanted)
+
+        return with_restarts(self._capture_all, read)
 
     def _capture_all(self) -> Snapshot:
         return self._snapshots.capture(shards=[self.shard_id], in_memory=self.in_memory_memtable_refs())

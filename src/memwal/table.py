@@ -321,7 +321,7 @@ class Table(Maintenance):
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
         schema = self._schema_of(self._readable_base())
-        if columns is None or set(columns) <= set(schema.columns.names):
+        if columns is None or _are_names(columns, schema.columns):
             row = get_from_memory(self.location.key, schema, key, columns, self._newest_manifest)
             if not isinstance(row, Undecided):
                 return row
@@ -431,6 +431,10 @@ class Table(Maintenance):
             return None
         column = keys.column(base.primary_key.index(sharding.column))
         return self._shards_of_values(sharding, column, base)
+
+
+def _are_names(columns: Sequence[str], table: pa.Schema) -> bool:
+    return not isinstance(columns, str) and len(columns) == len(set(columns)) and set(columns) <= set(table.names)
 
 
 def _is_derived(shard_id: str, derived: Collection[str]) -> bool:

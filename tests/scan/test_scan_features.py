@@ -99,11 +99,14 @@ def test_no_columns_leave_the_number_of_rows(layered: mw.Table) -> None:
 
 
 def test_columns_that_are_none_are_refused(layered: mw.Table) -> None:
-    for columns in (["nope"], ["id", "id"], ["_tombstone"], "id"):
+    for columns in (["nope"], ["id", "id"], ["_tombstone"], "id", "v"):
         with pytest.raises(mw.InvalidInputError, match="column"):
             layered.scan(columns=columns)
         with pytest.raises(mw.InvalidInputError, match="column"):
             layered.lookup([1], columns)
+        for key in SHOWN:
+            with pytest.raises(mw.InvalidInputError, match="column"):
+                layered.get(key, columns)
 
 
 def test_rows_say_their_generation_and_their_address(layered: mw.Table) -> None:

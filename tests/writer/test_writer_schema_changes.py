@@ -57,6 +57,16 @@ def test_a_dropped_column_is_ignored(root: Path) -> None:
     assert replayed(root) == [{"id": 1, "name": "n", "note": "x"}]
 
 
+def test_a_live_writer_looks_rows_up_with_the_columns_of_the_base_table_now(tmp_path: Path) -> None:
+    base_table(tmp_path / "t", WIDE)
+    with open_writer(tmp_path / "t", None) as writer:
+        writer.put([ROW])
+        lance.dataset(str(tmp_path / "t")).drop_columns(["size"])
+        assert writer.get(1) == {"id": 1, "name": "n", "note": "x"}
+        assert writer.lsm_scan().to_table().to_pylist() == writer.lookup([1]).to_pylist()
+        assert writer.lookup([1], []).num_columns == 0
+
+
 def test_a_column_dropped_and_added_again_under_its_name_does_not_get_the_old_values(root: Path) -> None:
     lance.dataset(str(root)).drop_columns(["size"])
     lance.dataset(str(root)).add_columns(pa.field("size", pa.int32()))

@@ -59,6 +59,8 @@ def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatc
 
 
 def _projected(table: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    if isinstance(columns, str):
+        raise InvalidInputError("columns must be a list of names")
     for name in columns:
         if name not in table.names:
             raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
