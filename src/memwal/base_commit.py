@@ -1,13 +1,13 @@
-"""Rows and progress into the base table: the three ways in which a compaction commits.
+"""Rows and progress into the base table: the ways in which a compaction commits.
 
 Owns the commits; whoever calls decides what goes into them. Invariants:
 
-1. Data and marks are one commit (`merge_rows`, `append_rows`), or two of which the first names the marks
+1. Data and marks are one commit (`replace_rows`, `append_rows`, `merge_rows`), or two of which the first names the marks
    (`append_in_two`), so that no crash lets rows count twice or not at all.
-2. A commit succeeds only on a version that records what the compaction started from. `merge_rows`: the commit number
-   (see `memwal.progress`); `append_rows`: the manifest of exactly the next version is created if absent;
-   `append_in_two`: the commit also names the first fragment as rewritten, so that any two of them collide (Lance would
-   rebase a plain append).
+2. A commit succeeds only on a version that records what the compaction started from. `replace_rows` and `append_rows`:
+   the manifest of exactly the next version is created if absent; `merge_rows`: the commit number (see
+   `memwal.progress`), which `replace_rows` proposes too; `append_in_two`: the commit also names the first fragment as
+   rewritten, so that any two of them collide (Lance would rebase a plain append).
 3. Nothing is ever re-executed on a newer version: a row that was decided on old facts is not applied to new ones.
    `ConflictError` says that the base moved; the caller starts over.
 4. An error whose commit landed all the same is success: the newest version is asked.
@@ -21,10 +21,12 @@ Called by: compaction.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lance
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from lance import Transaction
 from lance.dataset import LanceOperation
@@ -32,21 +34,94 @@ from lance.fragment import write_fragments
 from lance.mem_wal import CompactedSsTable
 
 from memwal.base_table import BaseTable, lance_errors, lance_options
-from memwal.clock import Clock
-from memwal.errors import ConflictError, CorruptDataError, MemWalError, ObjectExistsError
+from memwal.clock import Clock, thread_pool
+from memwal.errors import ConflictError, MemWalError, ObjectExistsError
+from memwal.format.deletions import encode_deletions
 from memwal.format.lance_commit import append_commit, fragment_of
-from memwal.format.lance_manifest import DataFile, deletion_path, version_path
+from memwal.format.lance_manifest import BITMAP, DataFile, DeletionFile, data_path, deletion_path, version_path
 from memwal.hooks import reach
+from memwal.key_set import KeySet
 from memwal.progress import COUNTER_SHARD, PROPERTY, commit_number, encode_property, recorded
+from memwal.replaced import replaced_rows
 
-__all__ = ["Batches", "append_in_two", "append_rows", "mark", "merge_rows", "sync_version"]
+__all__ = ["Batches", "append_in_two", "append_rows", "mark", "merge_rows", "replace_rows", "sync_version"]
 
 _LOG = logging.getLogger(__name__)
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 _ROWS_PER_FILE = 1 << 20
 
 
-# --------------------------------------------------------------------------------------------------------- by key
+# --------------------------------------------------------------------------------------------------------- by hand
+
+
+def append_rows(base: BaseTable, batches: Batches, marks: Mapping[str, int], clock: Clock, *, fsync: bool) -> BaseTable:
+    """The version right after `base`, with the rows appended and `marks` recorded in one commit."""
+    fragments = _write(base, batches)
+    reach("compact.after_fragments")
+    return _commit_by_hand(base, fragments, {}, marks, clock, fsync=fsync)
+
+
+def replace_rows(
+    base: BaseTable, keys: KeySet, batches: Batches | None, marks: Mapping[str, int], clock: Clock, *, fsync: bool
+) -> BaseTable:
+    """The version right after `base`: without the rows that have one of `keys`, with the new ones, and with `marks`.
+
+    All of it is one commit. The keys of the base table are read while the new rows are written.
+    """
+    with thread_pool(1, "memwal-replace") as pool:
+        finding = pool.submit(replaced_rows, base, keys)
+        fragments = [] if batches is None else _write(base, batches)
+        replaced = finding.result()
+    reach("compact.after_fragments")
+    deletions = {
+        number: None if offsets is None else _write_deletions(base, number, offsets, clock, fsync=fsync)
+        for number, offsets in replaced.items()
+    }
+    counted = {**marks, COUNTER_SHARD: commit_number(base) + 1}
+    return _commit_by_hand(base, fragments, deletions, counted, clock, fsync=fsync)
+
+
+def _write_deletions(
+    base: BaseTable, fragment_id: int, offsets: npt.NDArray[np.uint32], clock: Clock, *, fsync: bool
+) -> DeletionFile:
+    deletion = DeletionFile(BITMAP, base.version, clock.randbits(64), len(offsets))
+    base.location.store.put_new(deletion_path(fragment_id, deletion), encode_deletions(offsets), sync=fsync)
+    return deletion
+
+
+def _commit_by_hand(
+    base: BaseTable,
+    fragments: Sequence[Any],
+    deletions: Mapping[int, DeletionFile | None],
+    marks: Mapping[str, int],
+    clock: Clock,
+    *,
+    fsync: bool,
+) -> BaseTable:
+    commit = append_commit(
+        base.manifest_bytes,
+        [fragment_of(fragment) for fragment in fragments],
+        marks,
+        deletions=deletions,
+        transaction_uuid=clock.uuid4(),
+        index_uuid=clock.uuid4(),
+        now_ms=clock.now_ms(),
+    )
+    store = base.location.store
+    store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
+    if fsync:
+        for fragment in fragments:
+            for file in fragment.files:
+                store.sync_tree(data_path(str(file.path)))
+    reach("compact.before_manifest")
+    try:
+        store.put_new(commit.manifest_path, commit.manifest, sync=fsync)
+    except ObjectExistsError:
+        raise ConflictError(f"somebody else committed base version {commit.version}; start over") from None
+    return base.refresh()
+
+
+# -------------------------------------------------------------------------------------------------------- by Lance
 
 
 def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, marks: Mapping[str, int]) -> BaseTable:
@@ -124,35 +199,6 @@ def _judge(base: BaseTable, marks: Mapping[str, int] | None, error: MemWalError)
     raise ConflictError(f"the base table moved to version {newest.version} meanwhile; start over") from error
 
 
-# ------------------------------------------------------------------------------------------------------ append-only
-
-
-def append_rows(base: BaseTable, batches: Batches, marks: Mapping[str, int], clock: Clock, *, fsync: bool) -> BaseTable:
-    """The version right after `base`, with the rows appended and `marks` recorded in one commit."""
-    fragments = _write(base, batches)
-    reach("compact.after_fragments")
-    commit = append_commit(
-        base.manifest_bytes,
-        [fragment_of(fragment) for fragment in fragments],
-        marks,
-        transaction_uuid=clock.uuid4(),
-        index_uuid=clock.uuid4(),
-        now_ms=clock.now_ms(),
-    )
-    store = base.location.store
-    store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
-    if fsync:
-        for fragment in fragments:
-            for file in fragment.files:
-                store.sync_tree(_data_path(str(file.path)))
-    reach("compact.before_manifest")
-    try:
-        store.put_new(commit.manifest_path, commit.manifest, sync=fsync)
-    except ObjectExistsError:
-        raise ConflictError(f"somebody else committed base version {commit.version}; start over") from None
-    return base.refresh()
-
-
 def append_in_two(base: BaseTable, batches: Batches, marks: Mapping[str, int]) -> BaseTable:
     """The rows in one commit that names `marks`, the marks in the next one; for bases that refuse `append_rows`."""
     present = base.dataset.get_fragments()
@@ -224,7 +270,7 @@ def sync_version(before: BaseTable | None, after: BaseTable) -> None:
 def _files(base: BaseTable) -> set[str]:
     found = set()
     for fragment in base.manifest.fragments():
-        found |= {_data_path(file.path) for file in fragment.files if _is_plain(file)}
+        found |= {data_path(file.path) for file in fragment.files if _is_plain(file)}
         if fragment.deletion is not None:
             found.add(deletion_path(fragment.id, fragment.deletion))
     return found
@@ -232,9 +278,3 @@ def _files(base: BaseTable) -> set[str]:
 
 def _is_plain(file: DataFile) -> bool:
     return bool(file.path)
-
-
-def _data_path(name: str) -> str:
-    if "/" in name or name.startswith("."):
-        raise CorruptDataError(f"data file name is malformed: {name[:80]!r}")
-    return f"data/{name}"

@@ -19,16 +19,19 @@ after it. Called by: the table facade, the background compaction of the table wr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memwal.base_commit import append_in_two, append_rows, mark, merge_rows, sync_version
+import pyarrow as pa
+
+from memwal.base_commit import append_in_two, append_rows, mark, merge_rows, replace_rows, sync_version
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.config import WriterConfig
 from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
-from memwal.generation_rows import Generation, fold_all, fold_newest
+from memwal.generation_rows import Folded, Generation, fold_all, fold_newest
 from memwal.hooks import reach
+from memwal.key_set import KeySet
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted, recorded, unmarked
 from memwal.reports import CompactionReport, Progress, ShardCompaction
@@ -45,6 +48,7 @@ __all__ = ["DEFAULT_MEMORY_BYTES", "Compactor", "choose", "pending_generations"]
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 512 << 20
 _MAX_CONFLICTS = 32
+_TRIES_BY_HAND = 3  # a hand-made version must be exactly the next one; where others commit often, Lance rebases ours
 _BACKOFF_SECONDS = 0.02
 _MAX_BACKOFF_SECONDS = 1.0
 _UNKNOWN_SIZE_BYTES = 64 << 20
@@ -227,18 +231,8 @@ class Compactor:
         schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
         generations = self._open(chosen, schema)
-        if schema.primary_key:
-            folded = fold_newest(generations, schema)
-            upserts = (lambda: folded.batches(base.schema)) if folded.rows else None
-            newest = merge_rows(base, folded.deletes, upserts, marks)
-        else:
-            folded = fold_all(generations, schema)
-            if base.takes_hand_commit:
-                newest = append_rows(
-                    base, lambda: folded.batches(base.schema), marks, self._clock, fsync=self._syncs(base)
-                )
-            else:
-                newest = append_in_two(base, lambda: folded.batches(base.schema), marks)
+        folded = fold_newest(generations, schema) if schema.primary_key else fold_all(generations, schema)
+        newest = self._commit_folded(base, folded, marks, tally)
         tally.rows_written += folded.rows
         tally.rows_deleted += folded.deletes.num_rows
         _LOG.info(
@@ -250,6 +244,22 @@ class Compactor:
             folded.deletes.num_rows,
         )
         return newest
+
+    def _commit_folded(self, base: BaseTable, folded: Folded, marks: Mapping[str, int], tally: _Tally) -> BaseTable:
+        """The way that the base table allows, and that is likely to succeed."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            return folded.batches(base.schema)
+
+        clock, fsync = self._clock, self._syncs(base)
+        if not base.primary_key:
+            if base.takes_hand_commit:
+                return append_rows(base, batches, marks, clock, fsync=fsync)
+            return append_in_two(base, batches, marks)
+        upserts = batches if folded.rows else None
+        if base.takes_hand_commit and tally.conflicts < _TRIES_BY_HAND and not _is_key_indexed(base):
+            return replace_rows(base, KeySet(folded.keys), upserts, marks, clock, fsync=fsync)
+        return merge_rows(base, folded.deletes, upserts, marks)
 
     def _open(self, chosen: Mapping[str, Sequence[SsTable]], schema: TableSchema) -> list[Generation]:
         """The chosen generations; the rows of those that fit the limit together are read once and kept."""
@@ -321,6 +331,12 @@ class Compactor:
             return {sstable.path: load(sstable) for sstable in old}
         with thread_pool(_READ_AT_ONCE, "memwal-trim") as pool:
             return dict(zip([sstable.path for sstable in old], pool.map(load, old), strict=True))
+
+
+def _is_key_indexed(base: BaseTable) -> bool:
+    """Whether Lance finds keys of the base table without reading all of them."""
+    key = [base.column_ids[name] for name in base.primary_key]
+    return any(list(entry.field_ids) == key for entry in base.index_entries)
 
 
 def _is_covered(beside: SeenMap, log: SeenMap) -> bool:

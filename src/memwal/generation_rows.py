@@ -7,7 +7,7 @@ Owns `Generation` and `fold_newest`. Invariants:
 2. The deletion vector of a generation is applied first, then the newest generation of the shard decides per key; a
    tombstone that decides is a delete, never a row.
 3. Keys and tombstone flags are held in memory; rows only of generations that fit the given limit, the others are read
-   again as a stream.
+   again as a stream. Of generations that are streamed one after the other, the next ones are read ahead, within a limit.
 4. A key that several shards hold (tables that allow it) is folded once: a row beats a tombstone, the last shard wins.
 
 Called by: compaction.
@@ -15,7 +15,9 @@ Called by: compaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import lance
@@ -29,6 +31,7 @@ from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
 from memwal.format.keys import encode_composite
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.schema import TableSchema
+from memwal.sstable_file import SsTableFile, simple_file
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import SsTable
@@ -36,9 +39,11 @@ from memwal.types import SsTable
 __all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
 
 _Mask = npt.NDArray[np.bool_]
+_Chosen = tuple[pa.RecordBatch, _Mask | None]
 _LOAD_AT_ONCE = 4
 _BATCH_ROWS = 1 << 16
-_JOINED_ROWS = 1 << 14
+_JOINED_ROWS = 1 << 16
+_AHEAD = 8
 
 
 class Generation:
@@ -50,8 +55,9 @@ class Generation:
         self._location = location
         self._schema = schema
         self._keep = keep
+        self._file: SsTableFile | None = None
         self._dataset: lance.LanceDataset | None = None
-        self._rows: pa.Table | None = None
+        self._rows: list[pa.RecordBatch] | None = None
         self.keys: list[pa.Array] = []
         self.flags: _Mask = np.empty(0, dtype=np.bool_)
 
@@ -73,107 +79,152 @@ class Generation:
                 raise
         return self._dataset
 
-    def _stored_names(self) -> dict[str, str | None]:
-        """Per table column the name under which this generation holds it, or None."""
-        fields, columns = self._open().lance_schema.fields(), self._schema.columns.names
+    def _stored_names(self, by_id: dict[int, str]) -> dict[str, str | None]:
+        """Per table column the name under which this generation, which has the columns `by_id`, holds it, or None."""
+        columns = self._schema.columns.names
         if self._schema.field_ids is None:
-            stored = {field.name() for field in fields}
-            return {name: name if name in stored else None for name in columns}
-        by_id = {int(field.id()): field.name() for field in fields if field.name() != TOMBSTONE}
+            return {name: name if name in by_id.values() else None for name in columns}
         return {name: by_id.get(ids.id) for name, ids in zip(columns, self._schema.field_ids, strict=True)}
 
     def load(self) -> None:
         """Read keys and flags, and the rows if they are kept."""
-        wanted = self._schema.columns.names if self._keep else list(self._schema.primary_key)
-        parts = list(self._scan(wanted))
-        table = pa.Table.from_batches([batch for batch, _ in parts], schema=self._selected(wanted)).combine_chunks()
-        self.keys = [_one(table.column(name)) for name in self._schema.primary_key]
+        key = self._schema.primary_key
+        parts = list(self._scan(self._schema.columns.names if self._keep else list(key)))
+        batches = [batch for batch, _ in parts]
+        self.flags = _one_mask([flags for _, flags in parts])
+        for name in key:
+            column = pa.chunked_array([batch.column(name) for batch in batches], self._schema.memory.field(name).type)
+            self.keys.append(_one(column))
         if any(column.null_count for column in self.keys):
             raise CorruptDataError(
                 f"{self._action}: a key is null", path=paths.sstable_dir(self.shard_id, self.sstable.path)
             )
-        self.flags = np.concatenate([flags for _, flags in parts]) if parts else np.empty(0, dtype=np.bool_)
         if self._keep:
-            self._rows = table
+            self._rows = batches
 
-    def batches(self, mask: _Mask | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows that `mask` chooses (None: every one), with the table's columns, streaming."""
-        if self._rows is not None:
-            chosen = self._rows if mask is None or mask.all() else self._rows.filter(pa.array(mask))
-            yield from (batch for batch in chosen.to_batches(max_chunksize=_BATCH_ROWS) if batch.num_rows)
-            return
+    def chosen(self, mask: _Mask | None) -> Iterator[_Chosen]:
+        """All rows with the table's columns, streaming, and which of them `mask` chooses (None: every one)."""
+        batches: Iterable[pa.RecordBatch] | None = self._rows
+        if batches is None:
+            batches = (batch for batch, _ in self._scan(self._schema.columns.names))
         start = 0
-        for batch, _ in self._scan(self._schema.columns.names):
-            here = None if mask is None else mask[start : start + batch.num_rows]
+        for batch in batches:
+            yield batch, None if mask is None else mask[start : start + batch.num_rows]
             start += batch.num_rows
-            if here is not None and not here.all():
-                batch = batch.filter(pa.array(here))
-            if batch.num_rows:
-                yield batch
         if mask is not None and start != len(mask):
             raise CorruptDataError(
                 "two reads of a generation differ", path=paths.sstable_dir(self.shard_id, self.sstable.path)
             )
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the rows are kept."""
+        return self._rows is not None
+
     def _scan(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, _Mask]]:
-        names = self._stored_names()
-        has_flags = TOMBSTONE in self._open().schema.names
+        """The newest rows with `columns` and their flags, from the data file or, if that is not enough, the dataset."""
+        if self._file is None and self._dataset is None:
+            self._file = simple_file(self._location, self.shard_id, self.sstable)
+        by_id, has_flags = self._columns()
+        names = self._stored_names(by_id)
         stored = [name for column in columns if (name := names[column]) is not None]
+        if has_flags:
+            stored.append(TOMBSTONE)
+        wanted = pa.schema([self._schema.memory.field(name) for name in columns])
         with lance_errors(self._action):
-            scanner = self._open().scanner(
-                columns=[*stored, *([TOMBSTONE] if has_flags else [])],
-                with_row_address=not stored and not has_flags,
-                batch_size=_BATCH_ROWS,
-            )
-            for batch in scanner.to_batches():
+            for batch in self._stored_batches(stored):
                 if batch.num_rows:
                     flags = _flags(batch) if has_flags else np.zeros(batch.num_rows, dtype=np.bool_)
-                    yield self._conform(batch, columns, names), flags
+                    yield self._conform(batch, wanted, names), flags
 
-    def _selected(self, columns: Sequence[str]) -> pa.Schema:
-        return pa.schema([self._schema.memory.field(name) for name in columns])
+    def _columns(self) -> tuple[dict[int, str], bool]:
+        """The columns of the generation by field id, and whether it has tombstone flags."""
+        if self._file is not None:
+            return self._file.names, self._file.has_tombstones
+        fields = {int(field.id()): field.name() for field in self._open().lance_schema.fields()}
+        # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
+        return {number: name for number, name in fields.items() if name != TOMBSTONE}, TOMBSTONE in fields.values()
 
-    def _conform(self, batch: pa.RecordBatch, columns: Sequence[str], names: dict[str, str | None]) -> pa.RecordBatch:
+    def _stored_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        if self._file is not None and columns:
+            return self._file.batches(columns, _BATCH_ROWS)
+        scanner = self._open().scanner(columns=columns, with_row_address=not columns, batch_size=_BATCH_ROWS)
+        batches: Iterator[pa.RecordBatch] = scanner.to_batches()
+        return batches
+
+    def _conform(self, batch: pa.RecordBatch, wanted: pa.Schema, names: dict[str, str | None]) -> pa.RecordBatch:
         arrays = []
-        for column in columns:
-            kind, name = self._schema.memory.field(column).type, names[column]
-            array = pa.nulls(batch.num_rows, kind) if name is None else batch.column(name)
-            if array.type != kind:
+        for field in wanted:
+            name = names[field.name]
+            array = pa.nulls(batch.num_rows, field.type) if name is None else batch.column(name)
+            if array.type != field.type:
                 raise CorruptDataError(
-                    f"column {column!r} is stored as {array.type}, the table has {kind}",
+                    f"column {field.name!r} is stored as {array.type}, the table has {field.type}",
                     path=paths.sstable_dir(self.shard_id, self.sstable.path),
                 )
             arrays.append(array)
         if not arrays:  # an append-only table asked for its keys: it has none, but it has rows
             return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, type=pa.struct([])))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._selected(columns))
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Newest rows of several generations: what to delete in the base table, and what to insert or replace there."""
+    """Newest rows of several generations: what to delete in the base table, and what to insert or replace there.
+
+    `keys` are those of both, some of them twice, composite ones encoded; none without a primary key.
+    """
 
     deletes: pa.Table
+    keys: pa.Array
     _parts: tuple[tuple[Generation, _Mask | None], ...]
     rows: int
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows to write, as batches of the base table's schema; many small ones are joined, which Lance likes."""
-        waiting: list[pa.RecordBatch] = []
+        waiting: list[_Chosen] = []
         rows = 0
-        for batch in self._stored():
-            waiting.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        enough = 1 if any(_has_dictionary(field.type) for field in schema) else _JOINED_ROWS  # Arrow cannot join these
+        for batch, mask in _read_ahead([(part, mask) for part, mask in self._parts if mask is None or mask.any()]):
+            waiting.append((pa.RecordBatch.from_arrays(batch.columns, schema=schema), mask))
             rows += batch.num_rows
-            if rows >= _JOINED_ROWS:
-                yield pa.concat_batches(waiting)
+            if rows >= enough:
+                yield from _joined(waiting)
                 waiting, rows = [], 0
         if waiting:
-            yield pa.concat_batches(waiting)
+            yield from _joined(waiting)
 
-    def _stored(self) -> Iterator[pa.RecordBatch]:
-        for generation, mask in self._parts:
-            if mask is None or mask.any():
-                yield from generation.batches(mask)
+
+def _joined(parts: Sequence[_Chosen]) -> Iterator[pa.RecordBatch]:
+    """The chosen rows of all parts as one batch; nothing if there are none."""
+    whole = pa.concat_batches([batch for batch, _ in parts]) if len(parts) > 1 else parts[0][0]
+    mask = _one_mask([np.ones(len(batch), dtype=np.bool_) if mask is None else mask for batch, mask in parts])
+    chosen = whole if mask.all() else whole.filter(pa.array(mask))
+    if chosen.num_rows:
+        yield chosen
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _read_ahead(parts: Sequence[tuple[Generation, _Mask | None]]) -> Iterator[_Chosen]:
+    """The rows of all parts in order; while one is consumed, the next ones are read.
+
+    Several generations are only ever folded together if they fit the memory limit together.
+    """
+    if len(parts) < 2 or all(generation.is_in_memory for generation, _ in parts):
+        for generation, mask in parts:
+            yield from generation.chosen(mask)
+        return
+    with thread_pool(_LOAD_AT_ONCE, "memwal-fold") as pool:
+        waiting: deque[Future[list[_Chosen]]] = deque()
+        for generation, mask in parts:
+            waiting.append(pool.submit(lambda g, m: list(g.chosen(m)), generation, mask))
+            if len(waiting) > _AHEAD:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
 
 
 def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folded:
@@ -184,8 +235,11 @@ def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folde
         by_shard.setdefault(generation.shard_id, []).append(generation)
     live: list[tuple[Generation, _Mask]] = []
     dead: list[tuple[Generation, _Mask]] = []
+    keys: list[pa.Array] = []
     for members in by_shard.values():
-        for member, mask in zip(members, _newest([_keys(member) for member in members]), strict=True):
+        own = [_keys(member) for member in members]
+        keys += own
+        for member, mask in zip(members, _newest(own), strict=True):
             live.append((member, mask & ~member.flags))
             dead.append((member, mask & member.flags))
     if len(by_shard) > 1:
@@ -198,6 +252,7 @@ def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folde
     ]
     return Folded(
         deletes=_distinct(pa.concat_tables(deletes).combine_chunks()) if deletes else key_schema.empty_table(),
+        keys=pa.concat_arrays(keys),
         _parts=tuple(live),
         rows=sum(int(mask.sum()) for _, mask in live),
     )
@@ -207,7 +262,7 @@ def fold_all(generations: Sequence[Generation], schema: TableSchema) -> Folded:
     """Every row of `generations`, in their order: for tables without a primary key."""
     del schema
     rows = sum(generation.sstable.physical_rows or 0 for generation in generations)
-    return Folded(pa.table({}), tuple((generation, None) for generation in generations), rows)
+    return Folded(pa.table({}), pa.nulls(0), tuple((generation, None) for generation in generations), rows)
 
 
 def _load(generations: Sequence[Generation]) -> None:
@@ -286,6 +341,12 @@ def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
         return column.chunk(0)
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
+
+
+def _one_mask(parts: Sequence[_Mask]) -> _Mask:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.bool_)
 
 
 def _flags(batch: pa.RecordBatch) -> _Mask:

@@ -14,6 +14,14 @@ from memwal import hooks
 COMPACT_POINTS = {
     "key": (
         "compact.chosen",
+        "compact.after_fragments",
+        "compact.before_manifest",
+        "compact.after_commit",
+        "compact.before_trim",
+        "compact.after_trim",
+    ),
+    "merge": (
+        "compact.chosen",
         "compact.before_delete",
         "compact.after_delete",
         "compact.before_upsert",

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 import memwal as mw
 
-KINDS = ("key", "composite", "text", "append", "append_in_two")
+KINDS = ("key", "composite", "text", "merge", "append", "append_in_two")
 SHARDS = 2
 
 
@@ -23,6 +23,12 @@ def schema_of(kind: str) -> pa.Schema:
     if kind == "text":
         columns[0] = pa.field("id", pa.string())
     return pa.schema(columns)
+
+
+def with_key(schema: pa.Schema) -> pa.Schema:
+    """`schema` with its first column as primary key."""
+    key = schema.field(0).with_nullable(False).with_metadata({"lance-schema:unenforced-primary-key": "true"})
+    return schema.set(0, key)
 
 
 class Kept:
@@ -38,7 +44,9 @@ class Kept:
         self.appended: list[dict[str, Any]] = []
         schema = schema_of(kind)
         defaults.setdefault("fsync", False)
-        if kind == "append_in_two":  # stable row ids rule the hand-made commit out
+        if kind in ("append_in_two", "merge"):  # stable row ids rule the hand-made commit out
+            if kind == "merge":
+                schema = with_key(schema)
             lance.write_dataset(schema.empty_table(), self.uri, enable_stable_row_ids=True)
             self.table = mw.enable(self.uri, sharding=mw.Bucket("id", SHARDS), writer_defaults=defaults)
         else:

@@ -14,7 +14,7 @@ from memwal.testing.processes import start
 from memwal.testing.profile import scaled
 
 KILLED = -9
-KINDS = ("key", "append", "append_in_two")
+KINDS = ("key", "merge", "append", "append_in_two")
 
 
 @pytest.mark.scaled

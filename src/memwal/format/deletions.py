@@ -12,6 +12,8 @@ Called by: flush (writing), compaction (reading).
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
@@ -23,7 +25,9 @@ __all__ = ["decode_deletions", "encode_deletions"]
 
 def encode_deletions(offsets: npt.NDArray[np.integer]) -> bytes:
     """The bytes of a deletion vector; the same that the reference writes for the same rows."""
-    return bytes(BitMap(offsets.astype(np.uint32)).serialize())
+    values = array("I")
+    values.frombytes(offsets.astype(np.uint32).tobytes())
+    return bytes(BitMap(values).serialize())
 
 
 def decode_deletions(data: bytes, *, physical_rows: int) -> npt.NDArray[np.uint32]:

@@ -19,6 +19,8 @@ import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 
 from memwal.errors import CorruptDataError, UnsupportedFormatError
 from memwal.format import wire
@@ -42,6 +44,7 @@ __all__ = [
     "join_section",
     "old_version_path",
     "parse_lance_manifest",
+    "parse_version_name",
     "version_path",
     "with_deletion",
 ]
@@ -152,6 +155,14 @@ class LanceManifest:
 def version_path(version: int) -> str:
     """Path of a version's manifest inside its dataset (names sort newest first)."""
     return f"{VERSIONS_DIR}/{_MAX_VERSION - version}.manifest"
+
+
+def parse_version_name(name: str) -> int | None:
+    """The version whose manifest has this name, or None if it is not named as `version_path` names it."""
+    digits = name.removesuffix(".manifest")
+    if digits == name or len(digits) != 20 or not (digits.isascii() and digits.isdigit()):
+        return None
+    return _MAX_VERSION - int(digits) if int(digits) <= _MAX_VERSION else None
 
 
 def old_version_path(version: int) -> str:
@@ -343,6 +354,7 @@ def _check_tree(fields: Sequence[LanceField]) -> None:
         open_ids.append(field.id)
 
 
+@lru_cache(maxsize=4096)  # every generation of a table repeats the same fields
 def _field(data: bytes) -> LanceField:
     message = wire.Message(data)
     entries = [wire.Message(entry) for entry in message.all(10)]
@@ -352,7 +364,7 @@ def _field(data: bytes) -> LanceField:
         parent_id=message.signed(4),
         logical_type=message.text(5),
         nullable=bool(message.number(6)),
-        metadata={entry.text(1): entry.data(2) for entry in entries},
+        metadata=MappingProxyType({entry.text(1): entry.data(2) for entry in entries}),
         is_primary_key=bool(message.number(12)),
         primary_key_position=message.number(13),
     )

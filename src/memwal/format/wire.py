@@ -188,6 +188,8 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    if at < len(data) and data[at] < 128:  # nearly all of them
+        return data[at], at + 1
     value = shift = 0
     for at in range(at, min(at + 10, len(data))):  # noqa: B020
         byte = data[at]

@@ -1,0 +1,234 @@
+"""Compaction by a hand-made version: replaced rows go, new ones come and the marks with them, whatever the base looks like."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import memwal as mw
+from memwal import hooks
+from memwal.base_table import BaseTable
+from memwal.key_set import KeySet
+from memwal.progress import commit_number
+from memwal.replaced import replaced_rows
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_is_left() -> Iterator[None]:
+    yield
+    hooks.install(None)
+
+
+def rows(ids: Any, value: str) -> dict[str, Any]:
+    numbers = list(ids)
+    return {"id": numbers, "v": [value] * len(numbers)}
+
+
+def made(place: Path, *parts: range, schema: pa.Schema = SCHEMA) -> mw.Table:
+    """A table whose base has one fragment of old rows per part."""
+    table = mw.create_table(str(place), schema, primary_key="id", sharding=mw.Unsharded())
+    for part in parts:
+        lance.write_dataset(pa.table(rows(part, "old"), schema=table.schema), table.uri, mode="append")
+    return table
+
+
+def write(table: mw.Table, *, put: Any = (), delete: Any = (), value: str = "new") -> None:
+    with table.writer(compaction=None) as writer:
+        if len(list(put)):
+            writer.put(rows(put, value))
+        if len(list(delete)):
+            writer.delete(list(delete))
+        writer.flush()
+
+
+def plain(table: mw.Table) -> Counter[tuple[int, str]]:
+    found = lance.dataset(table.uri).to_table(columns=["id", "v"])
+    return Counter(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+
+
+def values(**parts: Any) -> Counter[tuple[int, str]]:
+    return Counter((number, value) for value, numbers in parts.items() for number in numbers)
+
+
+def test_a_row_is_replaced_in_its_fragment_and_a_deleted_one_goes_in_one_version(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(10), range(10, 20))
+    write(table, put=[3, 12, 99], delete=[4, 15, 1000])
+    before = table.dataset.version
+    table.compact()
+    old = set(range(20)) - {3, 4, 12, 15}
+    assert plain(table) == values(old=old, new=[3, 12, 99])
+    assert table.dataset.version == before + 1
+    dataset = lance.dataset(table.uri)
+    dataset.validate()
+    assert [fragment.num_deletions for fragment in dataset.get_fragments()] == [2, 2, 0]
+
+
+def test_tombstones_alone_are_one_version_without_a_new_fragment(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(10))
+    write(table, delete=[1, 2])
+    before = table.dataset.version
+    table.compact()
+    assert plain(table) == values(old=set(range(10)) - {1, 2})
+    assert (table.dataset.version, len(table.dataset.get_fragments())) == (before + 1, 1)
+
+
+def test_a_fragment_of_which_nothing_is_left_goes(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(10), range(10, 20))
+    write(table, put=range(10))
+    table.compact()
+    assert plain(table) == values(old=range(10, 20), new=range(10))
+    assert [fragment.fragment_id for fragment in lance.dataset(table.uri).get_fragments()] == [1, 2]
+
+
+@pytest.mark.parametrize("many", [3, 9_000])
+def test_what_was_deleted_before_stays_deleted(tmp_path: Path, many: int) -> None:
+    """Lance keeps few deletions as an Arrow array and many as a bitmap; both are taken over."""
+    size = 10 * many
+    table = made(tmp_path / "t", range(size))
+    table.dataset.delete(f"id < {many}")
+    write(table, put=[many, size - 1])
+    table.compact()
+    assert plain(table) == values(old=range(many + 1, size - 1), new=[many, size - 1])
+    write(table, put=[many + 1])
+    table.compact()
+    assert plain(table) == values(old=range(many + 2, size - 1), new=[many, many + 1, size - 1])
+
+
+def test_a_key_that_the_base_has_twice_is_there_once_afterwards(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(5), range(3, 8))
+    write(table, put=[3, 4], delete=[5])
+    table.compact()
+    assert plain(table) == values(old=[0, 1, 2, 6, 7], new=[3, 4])
+
+
+def test_an_index_on_another_column_stays_right(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(1000))
+    table.dataset.create_scalar_index("v", "BTREE")
+    write(table, put=range(0, 1000, 2))
+    table.compact()
+    dataset = lance.dataset(table.uri)
+    assert dataset.to_table(filter="v = 'old'").num_rows == 500
+    assert dataset.to_table(filter="v = 'new'").num_rows == 500
+    dataset.optimize.optimize_indices()
+    assert lance.dataset(table.uri).to_table(filter="v = 'new'").num_rows == 500
+
+
+def test_a_table_whose_key_is_indexed_is_merged_by_lance(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(100))
+    table.dataset.create_scalar_index("id", "BTREE")
+    reached: list[str] = []
+    hooks.install(reached.append)
+    write(table, put=[5, 200], delete=[6])
+    table.compact()
+    assert "compact.before_upsert" in reached
+    assert "compact.before_manifest" not in reached
+    assert plain(table) == values(old=set(range(100)) - {5, 6}, new=[5, 200])
+
+
+def test_where_others_commit_all_the_time_lance_merges_instead(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(10))
+    write(table, put=[5], delete=[6])
+    reached: list[str] = []
+
+    def disturb(point: str) -> None:
+        reached.append(point)
+        if point == "compact.before_manifest":
+            lance.write_dataset(
+                pa.table(rows([1000 + len(reached)], "direct"), schema=table.schema), table.uri, mode="append"
+            )
+
+    hooks.install(disturb)
+    report = table.compact()
+    assert report.conflicts == reached.count("compact.before_manifest") == 3
+    assert "compact.before_upsert" in reached
+    found = plain(table)
+    assert found[(5, "new")] == 1
+    assert not found[(6, "old")]
+    assert sum(count for (_, value), count in found.items() if value == "direct") == 3
+
+
+def _delete(stale: lance.LanceDataset) -> None:
+    stale.delete("id = 3")
+
+
+def _update(stale: lance.LanceDataset) -> None:
+    stale.update({"v": "'later'"}, where="id = 3")
+
+
+def _merge(stale: lance.LanceDataset) -> None:
+    later = pa.table(rows([3, 99], "later"), schema=stale.schema)
+    stale.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(later)
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (_delete, {"old": [0, 1, 2, 4], "new": [99]}),
+        (_update, {"old": [0, 1, 2, 4], "new": [99], "later": [3]}),
+        (_merge, {"old": [0, 1, 2, 4], "later": [3, 99]}),
+    ],
+)
+def test_a_later_change_by_a_stale_handle_of_lance_wins(
+    tmp_path: Path, action: Callable[[lance.LanceDataset], None], expected: dict[str, list[int]]
+) -> None:
+    """Lance reads our transaction and starts the change over on the version that we made."""
+    table = made(tmp_path / "t", range(5))
+    write(table, put=[3, 99])
+    stale = lance.dataset(table.uri)
+    table.compact()
+    action(stale)
+    assert plain(table) == values(**expected)
+    assert Counter(zip(*(table.scan().to_table()[c].to_pylist() for c in ("id", "v")), strict=True)) == values(
+        **expected
+    )
+
+
+def test_every_compaction_counts(tmp_path: Path) -> None:
+    table = made(tmp_path / "t", range(5))
+    for count in (1, 2, 3):
+        write(table, put=[count])
+        table.compact()
+        assert commit_number(table._newest_base()) == count
+
+
+@pytest.mark.parametrize(
+    "parts", [[range(7)], [range(3), range(3, 5), range(5, 20)], [range(k, k + 1) for k in range(9)]]
+)
+def test_exactly_the_rows_of_the_asked_keys_are_found(tmp_path: Path, parts: list[range]) -> None:
+    table = made(tmp_path / "t", *parts)
+    table.dataset.delete("id = 1")
+    base = BaseTable.open(table.location)
+    assert base is not None
+    asked = {0, 1, 2, 6, 1000}
+    found = replaced_rows(base, KeySet(pa.array(sorted(asked))))
+    expected: dict[int, list[int] | None] = {}
+    for part in parts:
+        gone = [offset for offset, key in enumerate(part) if key in asked]
+        if any(part[offset] != 1 for offset in gone):
+            expected[_fragment_of(base, part[0])] = None if len(gone) == len(part) else gone
+    assert {n: None if offsets is None else offsets.tolist() for n, offsets in found.items()} == expected
+
+
+def _fragment_of(base: BaseTable, key: int) -> int:
+    for fragment in base.dataset.get_fragments():
+        if key in fragment.to_table(columns=["id"])["id"].to_pylist() or (
+            key == 1 and fragment.physical_rows > fragment.count_rows()
+        ):
+            return int(fragment.fragment_id)
+    raise AssertionError(key)
+
+
+def test_no_key_replaces_nothing(tmp_path: Path) -> None:
+    base = BaseTable.open(made(tmp_path / "t", range(7)).location)
+    assert base is not None
+    assert replaced_rows(base, KeySet(pa.array([], pa.int64()))) == {}
+    assert replaced_rows(base, KeySet(pa.array(np.arange(100, 200)))) == {}
