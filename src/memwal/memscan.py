@@ -42,7 +42,7 @@ from memwal.index.conjuncts import predicates
 from memwal.index.vectors import check_search, is_vector
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, key_values
 from memwal.row_filter import FilterLike, RowFilter
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, checked_columns
 
 __all__ = ["MemTableScanner", "indexes_used", "matching_rows", "narrowed", "newest_of", "winners"]
 
@@ -161,17 +161,14 @@ class MemTableScanner:
     def __init__(self, memtables: InMemoryMemTables, schema: TableSchema) -> None:
         self._memtables = memtables
         self._schema = schema
-        self._columns: list[str] | None = None
+        self._columns: tuple[str, ...] | None = None
         self._filters: list[RowFilter] = []
         self._limit: int | None = None
         self._ranking: _Nearest | _FullText | None = None
 
     def project(self, columns: Sequence[str]) -> MemTableScanner:
         """Return only `columns`, in this order (and the score of a search)."""
-        for name in columns:
-            if name not in self._schema.columns.names:
-                raise InvalidInputError(f"column {name!r} is not in the table")
-        self._columns = list(columns)
+        self._columns = checked_columns(columns, self._schema.columns)
         return self
 
     def filter(self, expr: FilterLike) -> MemTableScanner:
@@ -181,8 +178,8 @@ class MemTableScanner:
 
     def limit(self, n: int) -> MemTableScanner:
         """Return at most `n` rows."""
-        if n < 0:
-            raise InvalidInputError(f"limit must not be negative: {n}")
+        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+            raise InvalidInputError(f"limit must be a number >= 0, not {n!r}")
         self._limit = n
         return self
 

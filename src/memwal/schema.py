@@ -32,6 +32,7 @@ __all__ = [
     "Reconciler",
     "TableSchema",
     "as_lance",
+    "checked_columns",
     "may_cast",
     "nullable_except",
     "nulls",
@@ -53,6 +54,20 @@ def as_lance(schema: pa.Schema) -> pa.Schema:
         except (ValueError, OSError, pa.ArrowException):
             raise InvalidInputError(f"column {column.name!r}: Lance does not store {column.type}") from None
     return pa.schema(fields)
+
+
+def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
+    """The columns that a reader asked for (None: all); `InvalidInputError` if the table does not have them."""
+    if columns is None:
+        return tuple(table.names)
+    if isinstance(columns, str):
+        raise InvalidInputError("columns must be a list of names")
+    for name in columns:
+        if name not in table.names:
+            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
+    if len(set(columns)) != len(columns):
+        raise InvalidInputError("columns must not repeat")
+    return tuple(columns)
 
 
 @dataclass(frozen=True, slots=True)

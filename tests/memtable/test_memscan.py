@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -98,8 +100,13 @@ def test_a_scanner_can_be_run_again_and_gives_the_same() -> None:
 def test_what_cannot_be_scanned_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="'w' is not in the table"):
         scan([[(1, "a")]]).project(["w"])
-    with pytest.raises(InvalidInputError, match="negative"):
-        scan([[(1, "a")]]).limit(-1)
+    bad: tuple[Any, ...] = (-1, None, 1.5, True)
+    for limit in bad:
+        with pytest.raises(InvalidInputError, match="limit must be a number"):
+            scan([[(1, "a")]]).limit(limit)
+    for columns in ("v", ["v", "v"]):
+        with pytest.raises(InvalidInputError, match="columns"):
+            scan([[(1, "a")]]).project(columns)
     with pytest.raises(InvalidInputError):
         scan([[(1, "a")]]).filter("v = ").to_table()
     with pytest.raises(InvalidInputError, match="not int"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,25 @@ def test_rows_from_another_process_tail_are_searched(tmp_path: Path) -> None:
     flushed = reopened.search(vector=made.make.vector(), k=10, consistency="flushed")
     assert flushed.num_rows == 10
     assert lance.dataset(made.table.dataset.uri).count_rows() < len(made.live)
+
+
+@pytest.mark.parametrize("query", [[0, math.nan], [0, None], pa.array([0.0, None])], ids=["NaN", "None", "null"])
+def test_a_query_that_nothing_can_be_near_to_is_refused(tmp_path: Path, query: Any) -> None:
+    table = mw.create_table(str(tmp_path / "t"), schema_of(2), primary_key="id")
+    with table.shard_writer(**SETTINGS) as writer:
+        writer.put(to_table([Row(1, np.ones(2), "a", 0)], schema_of(2)))
+        with pytest.raises(mw.InvalidInputError, match="NaN or a null"):
+            table.search(vector=query)
+        with pytest.raises(mw.InvalidInputError, match="NaN or a null"):
+            writer.scan().nearest("v", query, 1).to_table()
+
+
+def test_a_search_answers_with_the_columns_that_were_asked_for(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), to_table([Row(0, np.ones(2), "a", 0)], schema_of(2)), primary_key="id")
+    with table.shard_writer(**SETTINGS) as writer:
+        writer.put(to_table([Row(1, np.zeros(2), "a", 0)], schema_of(2)))
+        assert table.search(vector=[0, 0], columns=[]).to_pydict() == {"_distance": [0.0, 2.0]}
+        assert table.search(vector=[0, 0], columns=["id"]).to_pydict() == {"id": [1, 0], "_distance": [0.0, 2.0]}
+        for columns in ("v", ["id", "id"], ["_distance"], ["nope"]):
+            with pytest.raises(mw.InvalidInputError, match="column"):
+                table.search(vector=[0, 0], columns=columns)

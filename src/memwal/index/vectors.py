@@ -65,6 +65,8 @@ def query_vector(query: npt.ArrayLike | pa.Array, dimension: int, precision: npt
         raise InvalidInputError("the query vector is not a list of numbers") from error
     if vector.shape != (dimension,):
         raise InvalidInputError(f"the query vector has shape {vector.shape}, the column has {dimension} dimensions")
+    if np.isnan(vector).any():
+        raise InvalidInputError("the query vector holds a NaN or a null: no row is near it")
     return vector
 
 

@@ -19,13 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.errors import InvalidInputError
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.memtable import key_values
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.keys import distinct, key_array
 from memwal.scan.merge import SHARED_INDEXES, ShardMerge
 from memwal.scan.snapshot import Snapshot
+from memwal.schema import checked_columns
 
 __all__ = ["lookup_rows"]
 
@@ -34,7 +34,8 @@ _KEPT_BYTES = 16 << 20
 
 def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
-    schema = _projected(snapshot.schema.columns, columns)
+    table = snapshot.schema.columns
+    schema = pa.schema([table.field(name) for name in checked_columns(columns, table)])
     if not columns:
         return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
     if keys.num_rows > 1:
@@ -56,17 +57,6 @@ def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatc
         wanted = keys if nowhere.all() else keys.filter(pa.array(nowhere))
         parts.append(base_lookup.find(snapshot.base, wanted, columns).select(list(columns)))
     return _union(parts, schema)
-
-
-def _projected(table: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    if isinstance(columns, str):
-        raise InvalidInputError("columns must be a list of names")
-    for name in columns:
-        if name not in table.names:
-            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
-    if len(set(columns)) != len(columns):
-        raise InvalidInputError("columns must not repeat")
-    return pa.schema([table.field(name) for name in columns])
 
 
 def _each_once(keys: pa.RecordBatch) -> pa.RecordBatch:

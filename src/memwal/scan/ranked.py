@@ -77,5 +77,8 @@ def to_table(
         places.append(mine)
     if not parts:
         return answer.append(pa.field(score, pa.float32())).empty_table()
+    scores = pa.array(ranked.scores.astype(np.float32))
+    if not columns:
+        return pa.table([scores], names=[score])
     table = pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places), kind="stable")))
-    return table.append_column(pa.field(score, pa.float32()), pa.array(ranked.scores.astype(np.float32)))
+    return table.append_column(pa.field(score, pa.float32()), scores)

@@ -23,6 +23,7 @@ from memwal.row_filter import FilterLike, RowFilter
 from memwal.scan.explain import explain
 from memwal.scan.merge import Merge, Projection
 from memwal.scan.snapshot import Snapshot, with_restarts
+from memwal.schema import checked_columns
 
 __all__ = ["Scan"]
 
@@ -48,7 +49,7 @@ class Scan:
         self._capture = capture
         self._snapshot = capture()
         table = self._snapshot.schema.columns
-        self._projection = Projection(_checked(columns, table), with_row_address, with_generation)
+        self._projection = Projection(checked_columns(columns, table), with_row_address, with_generation)
         self._filter = None if filter is None else RowFilter(filter, table)
         self._limit = _count("limit", limit)
         self._offset = _count("offset", offset) or 0
@@ -149,19 +150,6 @@ class Scan:
 
 def _total(batches: Iterator[pa.RecordBatch]) -> int:
     return sum(int(batch.num_rows) for batch in batches)
-
-
-def _checked(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
-    if columns is None:
-        return tuple(table.names)
-    if isinstance(columns, str):
-        raise InvalidInputError("columns must be a list of names")
-    for name in columns:
-        if name not in table.names:
-            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
-    if len(set(columns)) != len(columns):
-        raise InvalidInputError("columns must not repeat")
-    return tuple(columns)
 
 
 def _count(name: str, value: int | None) -> int | None:

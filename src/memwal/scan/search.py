@@ -49,6 +49,7 @@ from memwal.scan.row_source import FragmentSource, LargeSsTableSource, MemorySou
 from memwal.scan.snapshot import Snapshot
 from memwal.scan.text_cache import SHARED_TEXTS
 from memwal.scan.vector_search import BaseRows, nearest_in_base, nearest_in_source
+from memwal.schema import checked_columns
 
 __all__ = ["SearchRequest", "search"]
 
@@ -75,7 +76,7 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
     """The best `k` live rows, best first, with `_distance`, `_score` or (hybrid) `_relevance`."""
     _check(request, snapshot.schema.columns)
     table = snapshot.schema.columns
-    columns = list(table.names) if request.columns is None else list(request.columns)
+    columns = list(checked_columns(request.columns, table))
     row_filter = None if request.filter is None else RowFilter(request.filter, table)
     merge = Merge(snapshot, Projection(tuple(columns)), row_filter)
     merge.prepare()
@@ -95,9 +96,8 @@ def _check(request: SearchRequest, table: pa.Schema) -> None:
         raise InvalidInputError(f"k must be at least 1, not {request.k!r}")
     if request.metric is not None and request.metric not in METRICS:
         raise InvalidInputError(f"metric must be one of {', '.join(METRICS)}, not {request.metric!r}")
-    for name in [*(request.columns or ()), *([request.column] if request.column else ())]:
-        if name not in table.names:
-            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
+    if request.column is not None:
+        checked_columns([request.column], table)
 
 
 # ---------------------------------------------------------------------------------------------------------- vector
