@@ -46,7 +46,7 @@ __all__ = [
 ROW_ADDRESS = "_rowaddr"
 GENERATION = "_memtable_gen"
 SHARED_INDEXES = FreshIndexCache(SHARED_CACHE)
-_TARGET_BATCH_BYTES = 4 << 20
+_TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
 _READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
 _OPEN_AT_ONCE = 4
 
@@ -265,7 +265,7 @@ class Merge:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _batch_rows(self) -> int:
-        """Rows per batch that make about four megabytes."""
+        """Rows per batch that make about one megabyte."""
         width = sum(_width(self.snapshot.schema.columns.field(name).type) for name in self.projection.columns)
         return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
 
