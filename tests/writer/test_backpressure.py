@@ -80,6 +80,15 @@ def test_a_put_larger_than_the_whole_budget_is_taken(tmp_path: Path) -> None:
         assert writer.backpressure_stats().total_count == 4
 
 
+def test_a_put_that_waits_for_room_again_and_again_is_counted_once(tmp_path: Path) -> None:
+    with open_writer(tmp_path, max_unflushed_memtable_bytes=1) as writer:
+        running = [in_thread(lambda n=n: [writer.put(rows([10 * n + k])) for k in range(5)]) for n in range(8)]
+        for puts in running:
+            puts.result()
+        assert writer.stats().put_count == 40
+        assert 0 < writer.backpressure_stats().total_count <= 39, "the first one finds room"
+
+
 def test_a_waiting_put_warns_at_the_interval(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, location = watched(tmp_path)
     with open_writer(location, backpressure_log_interval_ms=10, **LIMIT) as writer:

@@ -93,7 +93,7 @@ class ShardCore(ShardState):
         self._puts.wake_all()  # each waits for room by itself
         if put in self._puts:
             with self.lock:
-                self._wait_for_room(put.size_bytes)
+                put.waited = self._wait_for_room(put.size_bytes, counted=put.waited)
 
     def _is_done(self, put: QueuedPut) -> bool:
         return put.error is not None or (put.pending is not None and put.pending.end <= self.durable)

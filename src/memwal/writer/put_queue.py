@@ -31,7 +31,7 @@ __all__ = ["PutQueue", "QueuedPut"]
 class QueuedPut:
     """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
 
-    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "size_bytes", "started")
+    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "size_bytes", "started", "waited")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class QueuedPut:
         self.pending: Pending | None = None
         self.error: Exception | None = None
         self.follower: QueuedPut | None = None
+        self.waited = False  # for room, and counted for it
         self._awake = threading.Lock()
         self._awake.acquire()
 

@@ -212,14 +212,16 @@ class ShardState:
     def _has_room(self) -> bool:
         return not self.exclusive and self.held_bytes < self.config.max_unflushed_memtable_bytes
 
-    def _wait_for_room(self, size_bytes: int) -> None:
+    def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
+        """Wait, holding `lock`; returns whether the put is counted as one that waited (`counted`: it is already)."""
         limit = self.config.max_unflushed_memtable_bytes
         interval = self.config.backpressure_log_interval_ms / 1000
         started = self.clock.monotonic()
         next_warning = started + interval
-        counted = False
+        found_full = False
         try:
             while (full := self.held_bytes >= limit) or self.exclusive:
+                found_full = found_full or full
                 if full and not counted:
                     counted = True
                     self.waits += 1
@@ -235,8 +237,9 @@ class ShardState:
                 self.refuse_writes()
                 self.raise_flush_error()
         finally:
-            if counted:
+            if found_full:
                 self.wait_seconds += self.clock.monotonic() - started
+        return counted
 
     def _warn_of_wait(self, size_bytes: int, waited_seconds: float) -> None:
         _LOG.warning(
