@@ -27,6 +27,7 @@ from writer_kit import (
 import memwal as mw
 from memwal import ClosedError
 from memwal.clock import SystemClock
+from memwal.writer.put_queue import QueuedPut
 
 
 def test_close_flushes_everything(tmp_path: Path) -> None:
@@ -126,6 +127,30 @@ def test_puts_that_wait_for_room_are_told_at_once_when_the_writer_closes(tmp_pat
         waiting.result(timeout=10)
     held.open()
     closing.result()
+
+
+def test_a_put_that_finds_no_room_just_before_the_writer_is_aborted_does_not_wait(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    writer = open_writer(location, max_unflushed_memtable_bytes=1000, backpressure_log_interval_ms=600_000)
+    writer.put(rows(range(100)))
+    held = store.hold("put", BLOOM)
+    writer.force_seal_active()
+    held.wait_reached()
+    core, lead, aborting = writer._core, writer._core._lead, []
+
+    def aborted_meanwhile(put: QueuedPut | None) -> bool:
+        room = lead(put)
+        assert not room
+        aborting.append(in_thread(writer.abort))
+        with core.lock:
+            core.changed.wait_for(lambda: core.state == "closed", SECONDS)
+        return room
+
+    core._lead = aborted_meanwhile  # type: ignore[method-assign]
+    with pytest.raises(ClosedError):
+        in_thread(lambda: writer.put(rows([1]))).result(timeout=10)
+    held.open()
+    aborting[0].result()
 
 
 def test_a_put_that_is_under_way_is_durable_when_close_returns(tmp_path: Path) -> None:

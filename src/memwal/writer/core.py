@@ -91,8 +91,9 @@ class ShardCore(ShardState):
             self._puts.wake_next()
             return
         self._puts.wake_all()  # each waits for room by itself
-        if put in self._puts:
-            with self.lock:
+        with self.lock:
+            if put.pending is None and put.error is None:  # nobody took it meanwhile
+                self.refuse_writes()  # whoever closed meanwhile woke those who waited then
                 put.waited = self._wait_for_room(put.size_bytes, counted=put.waited)
 
     def _is_done(self, put: QueuedPut) -> bool:
