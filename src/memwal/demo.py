@@ -9,6 +9,7 @@ Called by: `python -m memwal.demo` and `memwal demo`; it starts itself again for
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in _ROLES:
         return _ROLES[arguments[0]](*arguments[1:])
+    if "--json" in arguments:
+        with contextlib.redirect_stdout(sys.stderr):
+            figures = _tell(arguments)
+        print(json.dumps(dict(figures)))
+    else:
+        _tell(arguments)
+    return 0
+
+
+def _tell(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """All chapters; returns the figures of the summary."""
     print("memwal demo: small durable writes and fresh reads on a Lance table, no server")
     with tempfile.TemporaryDirectory(prefix="memwal-demo-") as directory:
         story = _create(f"{directory}/articles")
@@ -80,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _maintain(story)
         _open_with_pylance(story)
         _summary(story)
-    return 0
+    return story.figures
 
 
 def _say(text: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import lance
@@ -13,46 +11,11 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
+import typer
+from cli_process import COMMAND, answer, on_a_terminal, one_line, rows, run
 
 import memwal as mw
-from memwal.store.paths import wal_entry_path
-
-
-def run(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "memwal", *map(str, arguments)],
-        capture_output=True, text=True, timeout=100, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
-
-
-def answer(*arguments: object, status: int = 0) -> dict:
-    return json.loads(run(*arguments, "--json", status=status).stdout)
-
-
-def rows(*arguments: object) -> list[dict]:
-    return [json.loads(line) for line in run(*arguments, "--json").stdout.splitlines()]
-
-
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("memwal: ")
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    uri = tmp_path / "t"
-    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("vec", pa.list_(pa.float32(), 2))])
-    made = mw.create_table(
-        str(uri), schema, primary_key="id", sharding=mw.Unsharded(), writer_defaults={"fsync": False}
-    )
-    with made.writer() as writer:
-        writer.put([{"id": i, "name": f"name{i} common", "vec": [i, 0]} for i in range(5)])
-    return uri
+from memwal.cli import app
 
 
 def shard_of(uri: Path) -> str:
@@ -121,14 +84,16 @@ def test_shards_stats_and_manifest_say_what_is_there(table: Path) -> None:
     assert shard["shard_id"] in run("shards", table).stdout
     assert answer("stats", table)["shards"][0]["uncompacted_rows"] == 5
     assert answer("manifest", table)["current_generation"] == 2
-    assert "uncompacted" in run("stats", table).stdout
+    assert "not in the base table yet" in run("stats", table).stdout
+    assert "_gen_1" in run("manifest", table).stdout
 
 
 def test_the_log_can_be_listed_shown_and_followed(table: Path) -> None:
     assert rows("wal", "list", table)[0]["rows"] == 5
     assert len(rows("wal", "show", table, 1)) == 5
+    assert "name3 common" in run("wal", "show", table, 1).stdout
     follower = subprocess.Popen(
-        [sys.executable, "-m", "memwal", "wal", "follow", str(table), "--count", "2", "--json"],
+        [*COMMAND, "wal", "follow", str(table), "--count", "2", "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert follower.stderr is not None
@@ -137,7 +102,7 @@ def test_the_log_can_be_listed_shown_and_followed(table: Path) -> None:
         writer.put({"id": [9], "name": ["new"], "vec": [[0, 0]]})
         out, _ = follower.communicate(timeout=60)
     followed = [json.loads(line) for line in out.splitlines()]
-    assert [entry["sentinel"] for entry in followed] == [True, False]
+    assert [entry["kind"] for entry in followed] == ["sentinel", "rows"]
 
 
 def test_flush_compact_gc_verify_and_repair_maintain_a_table(table: Path) -> None:
@@ -151,102 +116,150 @@ def test_flush_compact_gc_verify_and_repair_maintain_a_table(table: Path) -> Non
     assert answer("gc", table, "--grace-seconds", 0)["dry_run"] is True
     assert answer("gc", table, "--grace-seconds", 0, "--delete")["objects"] > 0
     assert answer("verify", table)["ok"] is True
-    assert rows("repair", table) == []
+    assert answer("repair", table) == {"dry_run": True, "actions": [], "problems": []}
+    assert "nothing to repair" in run("repair", table).stderr
     assert answer("scan", table, "--count") == {"rows": 6}
 
 
-def test_a_corrupt_entry_is_named_by_verify_and_repaired_on_demand(table: Path) -> None:
-    appender = mw.WalAppender.open(str(table), shard_of(table), fsync=False)
-    batch = pa.record_batch({"id": [7], "name": ["tail"], "vec": pa.array([[1, 1]], pa.list_(pa.float32(), 2))})
-    position = appender.append(batch)
-    path = table / wal_entry_path(shard_of(table), position)
-    path.write_bytes(path.read_bytes()[:-40])
-    assert answer("verify", table, status=1)["ok"] is False
-    assert f"position={position}" in one_line(run("scan", table, status=1))
-    assert rows("repair", table)
-    assert answer("verify", table, status=1)["ok"] is False
-    rows("repair", table, "--apply")
-    assert answer("verify", table)["ok"] is True
-    assert answer("scan", table, "--count") == {"rows": 5}
+def test_a_table_that_is_created_without_options_replaces_rows_by_key(tmp_path: Path) -> None:
+    uri, data = tmp_path / "t", tmp_path / "a.csv"
+    data.write_text("id,name\n1,ann\n2,bob\n")
+    assert answer("create", uri, "--columns", "id:int64,name:string", "-k", "id")["sharding"] == "unsharded"
+    run("put", uri, data)
+    run("put", uri, data)
+    run("delete", uri, 2)
+    assert rows("scan", uri) == [{"id": 1, "name": "ann"}]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (["scan", "nowhere"], 1, "there is no table"),
-        (["scan"], 2, "--help"),
-        (["nonsense"], 2, "--help"),
-        (["create", "x", "--columns", "id:strange"], 2, "id:strange"),
-        (["create", "x", "--columns", "id:int64", "--sharding", "round-robin"], 2, "round-robin"),
-        (["scan", "s3://bucket/x", "-o", "broken"], 2, "KEY=VALUE"),
-        (["scan", "ftp://host/x"], 1, "s3://"),
-    ],
-)
-def test_bad_input_is_one_line_and_the_right_status(
-    tmp_path: Path, arguments: list[str], status: int, says: str
-) -> None:
-    assert says in one_line(run(*arguments, status=status))
+def test_tables_with_manual_shards_ask_for_the_shard(tmp_path: Path) -> None:
+    uri, data = tmp_path / "t", tmp_path / "a.csv"
+    data.write_text("id\n1\n")
+    run("create", uri, "--columns", "id:int64", "-k", "id", "--sharding", "manual")
+    run("put", uri, data, "--shard", "new")
+    assert "--shard new" in one_line(run("put", uri, data, status=1))
+    assert "--shard new" in one_line(run("delete", uri, 1, status=1))
+    (shard,) = rows("shards", uri)
+    run("delete", uri, 1, "--shard", shard["shard_id"])
+    assert rows("scan", uri) == []
 
 
-def test_a_missing_key_a_wrong_key_type_and_a_bad_filter_are_told_apart(table: Path) -> None:
-    assert "no row with key 99" in one_line(run("get", table, 99, status=1))
-    assert "no integer" in one_line(run("get", table, "abc", status=1))
-    assert "bogus" in one_line(run("scan", table, "--filter", "bogus = 1", status=1))
+def test_text_files_are_read_with_the_types_of_the_table(tmp_path: Path) -> None:
+    schema = pa.schema([("code", pa.string()), ("n", pa.int8()), ("vec", pa.list_(pa.float32(), 2))])
+    mw.create_table(str(tmp_path / "t"), schema, primary_key="code", sharding=mw.Unsharded())
+    (tmp_path / "a.csv").write_text("code,n\n007,1\n")
+    (tmp_path / "b.jsonl").write_text('{"code": "008", "n": 2, "vec": [1, 2]}\n')
+    assert answer("put", tmp_path / "t", tmp_path / "a.csv", tmp_path / "b.jsonl")["rows"] == 2
+    assert answer("get", tmp_path / "t", "007") == {"code": "007", "n": 1, "vec": None}
+    assert answer("get", tmp_path / "t", "008") == {"code": "008", "n": 2, "vec": [1, 2]}
 
 
-def test_an_unreachable_bucket_ends_with_one_line(tmp_path: Path) -> None:
-    options = ["-o", "aws_endpoint=http://127.0.0.1:9", "-o", "allow_http=true", "-o", "aws_region=us-east-1"]
-    options += ["-o", "aws_access_key_id=AKIAVISIBLE", "-o", "aws_secret_access_key=topsecret"]
-    line = one_line(run("scan", "s3://bucket/table", *options, status=1))
-    assert "topsecret" not in line
-    assert "AKIAVISIBLE" not in line
+def test_create_takes_the_columns_of_a_file(tmp_path: Path) -> None:
+    empty = pa.schema([("id", pa.int32()), ("when", pa.timestamp("us"))]).empty_table()
+    pq.write_table(empty, tmp_path / "empty.parquet")
+    made = answer("create", tmp_path / "t", "--like", tmp_path / "empty.parquet", "-k", "id")
+    assert made["columns"] == ["id", "when"]
 
 
-def test_a_table_that_cannot_be_written_ends_with_one_line(table: Path, tmp_path: Path) -> None:
+def test_a_key_of_several_columns_is_an_array_or_an_object(tmp_path: Path) -> None:
+    schema = pa.schema([("place", pa.string()), ("n", pa.int64())])
+    made = mw.create_table(str(tmp_path / "t"), schema, primary_key=["place", "n"], sharding=mw.Unsharded())
+    with made.writer(fsync=False) as writer:
+        writer.put({"place": ["x"], "n": [-5]})
+    assert answer("get", tmp_path / "t", '["x", -5]') == {"place": "x", "n": -5}
+    assert answer("get", tmp_path / "t", '{"n": "-5", "place": "x"}') == {"place": "x", "n": -5}
+    assert "JSON array" in one_line(run("get", tmp_path / "t", -5, status=1))
+
+
+def test_a_negative_key_is_no_option(table: Path) -> None:
+    assert "no row with key -3" in one_line(run("get", table, -3, status=1))
+    assert answer("delete", table, -3) == {"deleted_keys": 1}
+
+
+def test_not_a_number_is_null_in_json(tmp_path: Path) -> None:
+    data = pa.table({"x": [float("nan"), float("inf"), 1.5]})
+    mw.create_table(str(tmp_path / "t"), data)
+    assert [row["x"] for row in rows("scan", tmp_path / "t")] == [None, None, 1.5]
+
+
+def test_a_scan_for_people_stops_and_says_so_and_one_for_programs_does_not(tmp_path: Path) -> None:
+    mw.create_table(str(tmp_path / "t"), pa.table({"x": range(50)}))
+    assert "the first 20 rows" in run("scan", tmp_path / "t").stderr
+    assert "50 rows" in run("scan", tmp_path / "t", "--all").stderr
+    assert len(rows("scan", tmp_path / "t")) == 50
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    mw.create_table(str(tmp_path / "t"), pa.table({"x": range(20_000)}))
+    scanning = subprocess.Popen(
+        [*COMMAND, "scan", str(tmp_path / "t"), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert scanning.stdout is not None
+    assert scanning.stderr is not None
+    scanning.stdout.readline()
+    scanning.stdout.close()
+    with scanning:
+        assert scanning.stderr.read() == ""
+    assert scanning.returncode == 0
+
+
+def test_control_characters_and_markup_of_the_data_are_spelled_out(tmp_path: Path) -> None:
+    mw.create_table(str(tmp_path / "t"), pa.table({"text": ["[bold]a[/bold] \x1b[31mred\nnext"]}))
+    assert "[bold]a[/bold] \\x1b[31mred\\nnext" in run("scan", tmp_path / "t").stdout
+
+
+def test_tables_fit_a_terminal_of_eighty_columns(table: Path) -> None:
+    with mw.open_table(str(table)).writer() as writer:
+        writer.put({"id": [77], "name": ["a long name " * 20], "vec": [[0.123456789, 123456.789]]})
+    for command in (["scan"], ["shards"], ["stats"], ["manifest"], ["wal", "list"], ["get", 77]):
+        seen = (
+            on_a_terminal(*command[:2], table, *command[2:])
+            if command[0] == "wal"
+            else on_a_terminal(command[0], table, *command[1:])
+        )
+        assert max(map(len, seen.splitlines())) <= 80, seen
+    assert mw.open_table(str(table)).shards()[0].shard_id in on_a_terminal("stats", table)
+    columns = pa.table({f"column_{i}": [f"value {i}"] for i in range(30)})
+    mw.create_table(str(table) + "-wide", columns)
+    assert "column_29  value 29" in on_a_terminal("scan", str(table) + "-wide")
+
+
+def test_long_work_shows_progress_with_a_rate_on_a_terminal_only(table: Path, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n8,x\n")
-    shard = table / "_mem_wal" / shard_of(table)
-    (shard / "manifest").rename(shard / "kept")
-    (shard / "manifest").write_text("a file where a directory should be")
-    one_line(run("put", table, tmp_path / "a.csv", status=1))
-    (shard / "manifest").unlink()
-    (shard / "kept").rename(shard / "manifest")
-    assert answer("scan", table, "--count") == {"rows": 5}
+    assert "rows/s" in on_a_terminal("put", table, tmp_path / "a.csv")
+    assert "SSTables/s" in on_a_terminal("compact", table)
+    assert "shards/s" in on_a_terminal("gc", table)
+    assert run("compact", table).stderr == ""
 
 
-def test_a_killed_put_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    uri, path = tmp_path / "t", tmp_path / "big.parquet"
-    data = pa.table({"id": pa.array(range(200_000), pa.int64())})
-    pq.write_table(data, path)
-    mw.create_table(str(uri), data.schema, primary_key="id", sharding=mw.Unsharded(), writer_defaults={"fsync": False})
-    putting = subprocess.Popen(
-        [sys.executable, "-m", "memwal", "put", str(uri), str(path), "--batch-rows", "500"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    tailer = mw.WalTailer(str(uri), mw.shard_id_for(mw.Unsharded()))
-    for entry in tailer.follow(1):
-        if entry.position >= 20:
-            break
-    putting.send_signal(signal.SIGKILL)
-    putting.wait()
-    assert answer("scan", uri, "--count")["rows"] >= 20 * 500
-    assert answer("put", uri, path)["rows"] == 200_000
-    assert answer("scan", uri, "--count") == {"rows": 200_000}
+def test_the_shell_completes_commands_and_options() -> None:
+    environment = {"_MEMWAL_COMPLETE": "complete_bash", "COMP_WORDS": "memwal s", "COMP_CWORD": "1"}
+    assert run(environment=environment).stdout.split() == ["scan", "search", "shards", "stats"]
+    environment |= {"COMP_WORDS": "memwal scan t --expl", "COMP_CWORD": "3"}
+    assert run(environment=environment).stdout.split() == ["--explain"]
 
 
-def test_version_of_help_lists_every_command() -> None:
+def test_help_lists_every_command_and_each_has_json() -> None:
     text = run("--help").stdout
-    for command in (
-        "create",
-        "put",
-        "scan",
-        "get",
-        "search",
-        "wal",
-        "compact",
-        "gc",
-        "verify",
-        "repair",
-        "stats",
-        "bench",
-    ):
-        assert command in text
+    expected = (
+        "demo create enable put delete scan get search shards manifest compact gc verify repair stats bench flush wal"
+    )
+    commands = typer.main.get_command(app).commands
+    assert set(commands) == set(expected.split())
+    for name, command in {**commands, **commands["wal"].commands}.items():
+        assert f"│ {name} " in text or name in commands["wal"].commands
+        assert name == "wal" or any("--json" in parameter.opts for parameter in command.params), name
+    assert run("--version").stdout.startswith("memwal ")
+
+
+def test_bench_runs_from_anywhere_in_a_checkout(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "bench", "--list"], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert len(done.stdout.splitlines()) > 10
+    assert "no case has" in run("bench", "--only", "nothing like this", status=2).stderr
+
+
+def test_bench_measures_and_tells_programs() -> None:
+    done = run("bench", "--quick", "--only", "append", "--json")
+    assert json.loads(done.stdout)
+    assert "measured" in done.stderr

@@ -1,25 +1,19 @@
-"""Commands that maintain a table: flush, compact, gc, verify, repair; and demo and bench.
+"""Commands that maintain a table: flush, compact, gc, verify, repair.
 
 Owns no engine logic: each command is one call of the facade. Called by: `memwal.cli`.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import runpy
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress as Bars
 
 from memwal.cli.options import Json, Options, Uri, open_for
-from memwal.cli.output import note, rows_as_json, rows_as_table, show, to_plain
-from memwal.errors import InvalidInputError
-from memwal.reports import Progress
+from memwal.cli.output import note, print_json, problems, rows_as_table, show, to_plain
+from memwal.cli.progress import step_bars, working
+
+__all__ = ["compact", "flush", "gc", "repair", "verify"]
 
 _KINDS = {
     "entry": "log_entries",
@@ -28,22 +22,6 @@ _KINDS = {
     "manifest": "manifests",
     "staging": "staging_files",
 }
-__all__ = ["bench", "compact", "demo", "flush", "gc", "repair", "verify"]
-
-
-@contextmanager
-def _bars(*, hidden: bool) -> Iterator[Progress]:
-    """Progress on standard error, gone when the work is done."""
-    console = Console(stderr=True)
-    with Bars(console=console, transient=True, disable=hidden or not console.is_terminal) as bars:
-        tasks: dict[str, int] = {}
-
-        def told(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield told
 
 
 def flush(
@@ -55,25 +33,31 @@ def flush(
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Turn logs that no writer owns into generations."""
-    report = open_for(uri, storage_option).flush(idle_seconds=idle_seconds, force=force)
-    show({"generations": report.generations, "rows": report.rows, "skipped": report.skipped}, as_json=json)
+    """Turn logs that no writer owns into SSTables."""
+    table = open_for(uri, storage_option)
+    with working("flushing", hidden=json):
+        report = table.flush(idle_seconds=idle_seconds, force=force)
+    answer = {"sstables": report.generations, "rows": report.rows}
+    if json:
+        print_json({**answer, "skipped": report.skipped})
+        return
+    show({**answer, "skipped_shards": len(report.skipped)}, as_json=False)
+    for shard_id, reason in report.skipped.items():
+        note(f"{shard_id} was left alone: {reason}")
 
 
 def compact(
     uri: Uri,
-    max_generations: Annotated[int | None, typer.Option(help="At most so many generations.", min=1)] = None,
+    max_generations: Annotated[int | None, typer.Option(help="At most so many SSTables per shard.", min=1)] = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Fold generations into the base table."""
+    """Fold SSTables into the base table."""
     table = open_for(uri, storage_option)
-    with _bars(hidden=json) as progress:
+    with step_bars("SSTables", hidden=json) as progress:
         report = table.compact(max_generations=max_generations, progress=progress)
-    show(
-        {"generations": report.generations, **{k: v for k, v in to_plain(report).items() if k != "shards"}},
-        as_json=json,
-    )
+    folded = {name: value for name, value in to_plain(report).items() if name != "shards"}
+    show({"generations": report.generations, **folded}, as_json=json)
 
 
 def gc(
@@ -83,29 +67,33 @@ def gc(
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Show what nobody needs any more, and delete it if asked."""
+    """Show what nobody needs any more, and delete it if asked; exit status 1 if a damaged shard was left alone."""
     table = open_for(uri, storage_option)
-    with _bars(hidden=json) as progress:
+    with step_bars("shards", hidden=json) as progress:
         report = table.gc(dry_run=not delete, grace_seconds=grace_seconds, progress=progress)
     answer = {"dry_run": report.dry_run, "objects": len(report.objects), "bytes": report.size_bytes}
     answer |= {name: report.count(kind) for kind, name in _KINDS.items()}
     show({**answer, "refused_shards": len(report.refused), "objects_left": report.objects_left}, as_json=json)
     if not delete and report.objects and not json:
         note("nothing was deleted: run again with --delete")
+    for shard_id in report.refused:
+        note(f"shard {shard_id} was left alone, it is damaged: memwal verify tells what to do")
+    if report.refused:
+        raise typer.Exit(1)
 
 
 def verify(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
     """Check every invariant; exit status 1 if one is broken."""
-    report = open_for(uri, storage_option).verify()
-    records = [to_plain(problem) for problem in report.problems]
+    table = open_for(uri, storage_option, for_repair=True)
+    with working("verifying", hidden=json):
+        report = table.verify()
+    answer = {"ok": report.ok, "shards": report.shards, "entries": report.entries, "sstables": report.sstables}
+    found = [to_plain(problem) for problem in report.problems]
     if json:
-        show({"ok": report.ok, "shards": report.shards, "entries": report.entries, "problems": records}, as_json=True)
-    elif report.ok:
-        show(
-            {"ok": True, "shards": report.shards, "entries": report.entries, "sstables": report.sstables}, as_json=False
-        )
+        print_json({**answer, "problems": found})
     else:
-        rows_as_table(records, ["where", "what", "remedy"], "problems")
+        problems(found)
+        show({**answer, "problems": len(found)}, as_json=False)
     if not report.ok:
         raise typer.Exit(1)
 
@@ -116,30 +104,20 @@ def repair(
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Show what can be repaired, and repair it if asked."""
-    report = open_for(uri, storage_option).repair(dry_run=not apply)
-    records = [to_plain(action) for action in report.actions]
+    """Show what can be repaired, and repair it if asked; exit status 1 if problems are left."""
+    table = open_for(uri, storage_option, for_repair=True)
+    with working("repairing" if apply else "looking", hidden=json):
+        report = table.repair(dry_run=not apply)
+    actions, left = [to_plain(action) for action in report.actions], [to_plain(problem) for problem in report.problems]
     if json:
-        rows_as_json(records)
+        print_json({"dry_run": report.dry_run, "actions": actions, "problems": left})
     else:
-        rows_as_table(records, ["where", "what", "done"], "repairs")
-        if not apply and records:
+        if actions:
+            rows_as_table(actions, {"what": "repair", "done": "done"})
+        problems(left)
+        if not actions and not left:
+            note("nothing to repair")
+        elif not apply and actions:
             note("nothing was changed: run again with --apply")
-
-
-def demo() -> None:
-    """Run the story of the README on a temporary table."""
-    from memwal import demo as story
-
-    raise typer.Exit(story.main([]))
-
-
-def bench(
-    only: Annotated[str, typer.Option(help="Only cases whose name contains this.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes.")] = False,
-) -> None:
-    """Measure side by side with pylance's own implementation (from a checkout of the project)."""
-    if importlib.util.find_spec("benchmarks") is None:
-        raise InvalidInputError("the benchmarks are not installed: run this from a checkout of the project")
-    sys.argv = ["benchmarks", "--only", only, *(["--quick"] if quick else [])]
-    runpy.run_module("benchmarks", run_name="__main__")
+    if left:
+        raise typer.Exit(1)

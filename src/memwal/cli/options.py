@@ -17,13 +17,27 @@ import typer
 from memwal.errors import InvalidInputError
 from memwal.table import Table, open_table
 
-__all__ = ["Columns", "Json", "Options", "Uri", "key_of", "open_for", "split_names", "storage_options"]
+__all__ = [
+    "Columns",
+    "Json",
+    "Options",
+    "Shard",
+    "Uri",
+    "key_of",
+    "open_for",
+    "shard_for_writing",
+    "split_names",
+    "storage_options",
+]
 
 Uri = Annotated[str, typer.Argument(help="The table: a path, file://, s3://, gs:// or az://.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Options = Annotated[
     list[str] | None,
     typer.Option("--storage-option", "-o", metavar="KEY=VALUE", help="An option for the object store; repeatable."),
+]
+Shard = Annotated[
+    str | None, typer.Option("--shard", help="Manual shards only: the shard to write to, or new.", show_default=False)
 ]
 Columns = Annotated[str | None, typer.Option("--columns", "-c", help="Column names, separated by commas.")]
 
@@ -39,9 +53,9 @@ def storage_options(pairs: list[str] | None) -> dict[str, str] | None:
     return found or None
 
 
-def open_for(uri: str, pairs: list[str] | None) -> Table:
+def open_for(uri: str, pairs: list[str] | None, *, for_repair: bool = False) -> Table:
     """The table at `uri`."""
-    return open_table(uri, storage_options=storage_options(pairs))
+    return open_table(uri, storage_options=storage_options(pairs), for_repair=for_repair)
 
 
 def split_names(text: str | None) -> list[str] | None:
@@ -60,22 +74,36 @@ def key_of(table: Table, text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         value = None
-    if isinstance(value, list) and len(value) == len(columns):
-        return tuple(value)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and set(value) == set(table.primary_key):
+        value = [value[name] for name in table.primary_key]
+    if not isinstance(value, list) or len(value) != len(columns):
+        names = ", ".join(table.primary_key)
+        raise InvalidInputError(f"the key has several columns ({names}): give a JSON array or object of their values")
+    return tuple(_scalar(item, column) for item, column in zip(value, columns, strict=True))
+
+
+def _scalar(value: Any, column: pa.Field) -> Any:
+    """A text as a value of the column's type; what JSON has types for is left to the table."""
+    if not isinstance(value, str):
         return value
-    names = ", ".join(column.name for column in columns)
-    raise InvalidInputError(f"the key has several columns ({names}): give a JSON array or object")
+    try:
+        return pa.scalar(value).cast(column.type).as_py()
+    except pa.ArrowException:
+        raise InvalidInputError(
+            f"key column {column.name!r} is {column.type}, and {value!r} is no such value"
+        ) from None
 
 
-def _scalar(text: str, column: pa.Field) -> Any:
-    if pa.types.is_integer(column.type):
-        try:
-            return int(text)
-        except ValueError:
-            raise InvalidInputError(f"key column {column.name!r} is {column.type}, {text!r} is no integer") from None
-    if pa.types.is_boolean(column.type):
-        if text.lower() not in ("true", "false"):
-            raise InvalidInputError(f"key column {column.name!r} is a boolean: give true or false")
-        return text.lower() == "true"
-    return text.encode() if "binary" in str(column.type) else text
+def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:
+    """The writer's setting that names its shard: only tables with manual shards need one, and they do."""
+    if table.sharding is not None:
+        if shard is not None:
+            raise InvalidInputError("rows of this table go to the shards that their values name: leave --shard out")
+        return {}
+    if shard is not None:
+        return {} if shard == "new" else {"shard_id": shard}
+    known = [info.shard_id for info in table.shards()]
+    if not table.primary_key or not known:
+        return {}
+    listed = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+    raise InvalidInputError(f"the table has manual shards: give --shard new, or the one that holds the keys: {listed}")

@@ -2,9 +2,10 @@
 
 Owns all printing. Invariants:
 
-1. Answers go to standard output, errors and progress to standard error, so that output can be piped.
-2. With `--json` an answer is JSON: one object, or one object per line for rows.
+1. Answers go to standard output, errors and remarks to standard error, so that output can be piped.
+2. With `--json` an answer is JSON: one object, or one object per line for rows. NaN and infinities are null.
 3. An error is one line that says what to do.
+4. What is printed for people fits the width of the terminal, and no control character of the data reaches it.
 
 Called by: every command.
 """
@@ -14,27 +15,53 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
-import decimal
 import enum
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from rich import box
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
-__all__ = ["error", "note", "rows_as_json", "rows_as_table", "show", "show_record", "to_plain"]
+__all__ = [
+    "error",
+    "note",
+    "print_batches",
+    "print_json",
+    "print_row",
+    "problems",
+    "rows_as_json",
+    "rows_as_table",
+    "show",
+]
 
 _OUT = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width to respect
 _ERR = Console(stderr=True)
-_MAX_CELL = 60
-_WHOLE = frozenset({"shard_id"})  # to be copied by hand: never broken over lines
+_GAP = 2
+_NARROWEST = 10  # columns that would be narrower are printed as one record after the other
+_CHUNK_ROWS = 1000
+_VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))} | {
+    9: "\\t",
+    10: "\\n",
+    13: "\\r",
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- JSON
 
 
 def to_plain(value: Any) -> Any:
     """`value` as JSON can hold it: bytes in base64, times in ISO form, values as objects."""
+    if value is None or isinstance(value, bool | int | str):
+        return value.name.lower() if isinstance(value, enum.Enum) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -47,78 +74,191 @@ def to_plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, datetime.timedelta | decimal.Decimal):
-        return str(value)
-    return value
+    return str(value)
 
 
-def show(value: Any, *, as_json: bool, title: str = "") -> None:
-    """One answer: a JSON object, or a grid of names and values."""
-    plain = to_plain(value)
-    if as_json:
-        print(json.dumps(plain, ensure_ascii=False))
-        return
-    show_record(plain if isinstance(plain, Mapping) else {"value": plain}, title)
+def print_json(value: Any) -> None:
+    """One JSON value on one line."""
+    print(json.dumps(to_plain(value), ensure_ascii=False, allow_nan=False))
 
 
-def show_record(record: Mapping[str, Any], title: str = "") -> None:
-    """A grid of names and values."""
-    grid = Grid(title=title or None, show_header=False, title_justify="left", box=None, pad_edge=False)
-    grid.add_column(style="bold")
-    grid.add_column(overflow="fold")
-    for name, value in record.items():
-        grid.add_row(name.replace("_", " "), _cell(value, limit=None))
-    _OUT.print(grid)
-
-
-def rows_as_table(records: Sequence[Mapping[str, Any]], columns: Sequence[str], title: str = "") -> None:
-    """Records as a grid with a header."""
-    grid = Grid(title=title or None, title_justify="left", pad_edge=False)
-    for column in columns:
-        whole = column in _WHOLE
-        grid.add_column(column.replace("_", " "), overflow="fold", no_wrap=whole, min_width=36 if whole else None)
-    for record in records:
-        grid.add_row(*(_cell(record.get(column)) for column in columns))
-    _OUT.print(grid)
-
-
-def rows_as_json(records: Iterable[Mapping[str, Any]]) -> None:
+def rows_as_json(records: Iterable[Any]) -> None:
     """Records as JSON, one per line."""
     for record in records:
-        print(json.dumps(to_plain(record), ensure_ascii=False))
+        print_json(record)
 
 
-def print_batches(batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, as_json: bool, title: str = "") -> int:
-    """Rows as they come (JSON) or as one grid; returns how many."""
+# ------------------------------------------------------------------------------------------------------- our reports
+
+
+def show(report: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
+    """One answer of ours: a JSON object, or names and values."""
     if as_json:
-        count = 0
-        for batch in batches:
-            rows_as_json(batch.to_pylist())
-            count += batch.num_rows
-        return count
-    records = [record for batch in batches for record in batch.to_pylist()]
-    rows_as_table(records, columns, title)
-    note(f"{len(records)} rows")
-    return len(records)
+        print_json(report)
+        return
+    if title:
+        _OUT.print(Text(title, style="bold"))
+    _record({_label(name): _figure(name, value) for name, value in report.items()})
+
+
+def rows_as_table(records: Sequence[Mapping[str, Any]], headings: Mapping[str, str], title: str = "") -> None:
+    """Records of ours as a table: `headings` says which of their fields, and what stands above them."""
+    if title:
+        _OUT.print(Text(title, style="bold"))
+    cells = [[_figure(name, record.get(name)) for name in headings] for record in records]
+    numbers = [_all_numbers(record.get(name) for record in records) for name in headings]
+    _grid(list(headings.values()), cells, numbers)
+
+
+def problems(records: Sequence[Mapping[str, Any]]) -> None:
+    """What is wrong, where, and what to do about it, in full."""
+    for number, record in enumerate(records, 1):
+        _OUT.print(Text(f"problem {number} of {len(records)}", style="bold"))
+        _record({name: _clean(str(record[name])) for name in ("where", "what", "remedy") if record.get(name)})
+
+
+def _label(name: str) -> str:
+    """The name of a figure for people; its unit stands beside the number."""
+    known = "size" if name in ("bytes", "size_bytes") else name.replace("_bytes", "_size")
+    return known.replace("_", " ")
+
+
+def _figure(name: str, value: Any) -> str:
+    """A value of ours for people."""
+    if value is None or value in ([], {}, ()):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and (name == "bytes" or name.endswith("_bytes")):
+        return _size(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    if isinstance(value, list | tuple) and all(isinstance(item, str | int) for item in value):
+        return _clean(", ".join(map(str, value)))
+    return _cell(value)
+
+
+def _size(number: int) -> str:
+    size, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{number} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+# ------------------------------------------------------------------------------------------------------- users' rows
+
+
+def print_batches(batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, as_json: bool) -> int:
+    """Rows of a table as they come; returns how many."""
+    count = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, _CHUNK_ROWS):
+            rows = batch.slice(start, _CHUNK_ROWS).to_pylist()
+            if as_json:
+                rows_as_json(rows)
+            else:
+                _rows(rows, columns, first=count + 1)
+            count += len(rows)
+    if not as_json and not count:
+        _rows([], columns, first=1)
+    return count
+
+
+def print_row(row: Mapping[str, Any], *, as_json: bool) -> None:
+    """One row of a table."""
+    if as_json:
+        print_json(row)
+    else:
+        _record({_clean(name): _cell(value) for name, value in row.items()})
+
+
+def _rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, first: int) -> None:
+    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
+    names = [_clean(name) for name in columns]
+    if sum(min(width, _NARROWEST) + _GAP for width in _natural(names, cells)) - _GAP > _OUT.width:
+        for number, row in enumerate(cells, first):
+            _OUT.print(Text(f"row {number}", style="bold"))
+            _record(dict(zip(names, row, strict=True)))
+        return
+    _grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns])
+
+
+def _cell(value: Any) -> str:
+    """A value of a row for people."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, list) and len(value) > 8 and all(isinstance(item, int | float) for item in value):
+        return f"[{value[0]:.4g}, {value[1]:.4g}, … {len(value)} values]"
+    plain = to_plain(value)
+    return _clean(json.dumps(plain, ensure_ascii=False) if isinstance(plain, list | dict) else str(plain))
+
+
+# --------------------------------------------------------------------------------------------------------- rendering
+
+
+def _clean(text: str) -> str:
+    """`text` with its control characters spelled out: data must not drive a terminal."""
+    return text.translate(_VISIBLE)
+
+
+def _record(record: Mapping[str, str]) -> None:
+    """Names and values, one per line."""
+    grid = Grid(show_header=False, box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in record.items():
+        grid.add_row(Text(name), Text(value))
+    _OUT.print(grid)
+
+
+def _natural(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
+    """The widths that the columns would have if there were room."""
+    return [max(cell_len(name), *(cell_len(row[i]) for row in cells), 1) for i, name in enumerate(names)]
+
+
+def _grid(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
+    """One line per row; the widest columns are cut where the terminal is too narrow."""
+    widths = _fit(_natural(names, cells), _OUT.width - _GAP * (len(names) - 1))
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
+    for name, width, number in zip(names, widths, numbers, strict=True):
+        grid.add_column(Text(_cut(name, width)), width=width, no_wrap=True, justify="right" if number else "left")
+    for row in cells:
+        grid.add_row(*(Text(_cut(cell, width)) for cell, width in zip(row, widths, strict=True)))
+    _OUT.print(grid)
+
+
+def _all_numbers(values: Iterable[Any]) -> bool:
+    kinds = {type(value) for value in values} - {type(None)}
+    return bool(kinds) and kinds <= {int, float}
+
+
+def _fit(natural: Sequence[int], room: int) -> list[int]:
+    """The natural widths, the largest ones cut alike until all fit the room."""
+    widths, left = list(natural), len(natural)
+    for i in sorted(range(len(natural)), key=natural.__getitem__):
+        widths[i] = min(natural[i], max(room // left, 1))
+        room, left = room - widths[i], left - 1
+    return widths
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def note(text: str) -> None:
     """A remark for people, on standard error."""
-    _ERR.print(text, style="dim", highlight=False)
+    _ERR.print(Text(_clean(text), style="dim"), soft_wrap=True)
 
 
 def error(text: str) -> None:
     """One line on standard error."""
-    line = " ".join(text.split())
-    print(f"memwal: {line}", file=sys.stderr)
-
-
-def _cell(value: Any, limit: int | None = _MAX_CELL) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list) and len(value) > 8 and all(isinstance(item, int | float) for item in value):
-        return f"[{value[0]:.4g}, {value[1]:.4g}, … {len(value)} values]"
-    text = json.dumps(to_plain(value), ensure_ascii=False) if isinstance(value, list | dict) else str(to_plain(value))
-    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+    print(f"memwal: {_clean(' '.join(text.split()))}", file=sys.stderr)

@@ -10,15 +10,23 @@ from typing import Annotated
 
 import pyarrow as pa
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
-from memwal.cli.files import read_batches, read_schema, total_rows
-from memwal.cli.options import Json, Options, Uri, key_of, open_for, split_names, storage_options
+from memwal.cli.files import DataFile
+from memwal.cli.options import (
+    Json,
+    Options,
+    Shard,
+    Uri,
+    key_of,
+    open_for,
+    shard_for_writing,
+    split_names,
+    storage_options,
+)
 from memwal.cli.output import show
+from memwal.cli.progress import file_bar
 from memwal.clock import SYSTEM_CLOCK
-from memwal.errors import InvalidInputError
+from memwal.errors import InvalidInputError, MemWalError
 from memwal.sharding import Bucket, Identity, Sharding, Unsharded
 from memwal.table import create_table
 from memwal.table import enable as enable_table
@@ -33,15 +41,15 @@ _TYPES = {
 }  # fmt: skip
 _Key = Annotated[str | None, typer.Option("--primary-key", "-k", help="Key columns, separated by commas.")]
 _Sharding = Annotated[
-    str | None, typer.Option("--sharding", "-s", help="unsharded, bucket(column,n) or identity(column).")
+    str, typer.Option("--sharding", "-s", help="unsharded, bucket(column,n), identity(column) or manual.")
 ]
 
 
-def _sharding(text: str | None) -> Sharding | None:
-    if text is None:
-        return None
+def _sharding(text: str) -> Sharding | None:
     name, _, rest = text.strip().partition("(")
     arguments = [part.strip() for part in rest.rstrip(") ").split(",") if part.strip()]
+    if name == "manual" and not arguments:
+        return None
     if name == "unsharded" and not arguments:
         return Unsharded()
     if name == "bucket" and len(arguments) == 2 and arguments[1].isdigit():
@@ -49,8 +57,17 @@ def _sharding(text: str | None) -> Sharding | None:
     if name == "identity" and len(arguments) == 1:
         return Identity(arguments[0])
     raise typer.BadParameter(
-        f"{text!r} is none of unsharded, bucket(column,n), identity(column)", param_hint="--sharding"
+        f"{text!r} is none of unsharded, bucket(column,n), identity(column), manual", param_hint="--sharding"
     )
+
+
+def _spelled(sharding: Sharding | None) -> str:
+    """A sharding as `--sharding` takes it."""
+    if isinstance(sharding, Bucket):
+        return f"bucket({sharding.column},{sharding.num_buckets})"
+    if isinstance(sharding, Identity):
+        return f"identity({sharding.column})"
+    return "unsharded" if isinstance(sharding, Unsharded) else "manual"
 
 
 def _schema(columns: str) -> pa.Schema:
@@ -74,7 +91,7 @@ def create(
     ] = None,
     like: Annotated[Path | None, typer.Option("--like", help="Take the columns of this data file.")] = None,
     primary_key: _Key = None,
-    sharding: _Sharding = None,
+    sharding: _Sharding = "unsharded",
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do nothing if the table is there.")] = False,
     storage_option: Options = None,
     json: Json = False,
@@ -82,7 +99,7 @@ def create(
     """Make a table with a write path in front."""
     if (columns is None) == (like is None):
         raise typer.BadParameter("give either --columns or --like", param_hint="--columns")
-    schema = _schema(columns) if columns is not None else read_schema(like or Path())
+    schema = _schema(columns) if columns is not None else DataFile(like or Path()).schema
     table = create_table(
         uri,
         schema,
@@ -92,13 +109,13 @@ def create(
         exist_ok=exist_ok,
     )
     answer = {"table": table.uri, "columns": table.schema.names, "primary_key": table.primary_key}
-    show({**answer, "sharding": str(table.sharding), "version": int(table.dataset.version)}, as_json=json)
+    show({**answer, "sharding": _spelled(table.sharding), "version": int(table.dataset.version)}, as_json=json)
 
 
-def enable(uri: Uri, sharding: _Sharding = None, storage_option: Options = None, json: Json = False) -> None:
+def enable(uri: Uri, sharding: _Sharding = "unsharded", storage_option: Options = None, json: Json = False) -> None:
     """Put a write path in front of an existing Lance table."""
     table = enable_table(uri, sharding=_sharding(sharding), storage_options=storage_options(storage_option))
-    show({"table": table.uri, "primary_key": table.primary_key, "sharding": str(table.sharding)}, as_json=json)
+    show({"table": table.uri, "primary_key": table.primary_key, "sharding": _spelled(table.sharding)}, as_json=json)
 
 
 def put(
@@ -106,70 +123,65 @@ def put(
     files: Annotated[list[Path], typer.Argument(help="Parquet, CSV, JSON lines or Arrow files.", show_default=False)],
     batch_rows: Annotated[int, typer.Option(help="Rows per put: each is durable when it returns.", min=1)] = 8192,
     fsync: Annotated[bool, typer.Option(help="Survive power loss (local paths).")] = True,
+    shard: Shard = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Insert or replace the rows of data files; every put is durable when it returns."""
+    """Insert or replace the rows of data files.
+
+    The shards that the rows go to are taken over: a writer that is at work on them is fenced.
+    """
     table = open_for(uri, storage_option)
-    started, rows = SYSTEM_CLOCK.monotonic(), 0
-    totals = [total_rows(path) for path in files]
-    known = sum(total for total in totals if total is not None) if None not in totals else None
-    with table.writer(fsync=fsync) as writer, _progress(hidden=json) as progress:
-        task = progress.add_task("put", total=known)
-        for path in files:
-            for batch in read_batches(path, batch_rows):
-                writer.put(batch)
-                rows += batch.num_rows
-                progress.update(task, completed=rows)
+    inputs = [DataFile(path, table.schema) for path in files]
+    started, rows, total = SYSTEM_CLOCK.monotonic(), 0, sum(file.size_bytes for file in inputs)
+    try:
+        with (
+            table.writer(fsync=fsync, **shard_for_writing(table, shard)) as writer,
+            file_bar("put", total, hidden=json) as told,
+        ):
+            for file in inputs:
+                for batch in file.batches(batch_rows):
+                    writer.put(batch)
+                    rows += batch.num_rows
+                    told(sum(item.done_bytes for item in inputs), rows)
+    except MemWalError as error:
+        if rows:
+            error.add_note(f"{rows:,} rows were durable before that")
+        raise
     seconds = SYSTEM_CLOCK.monotonic() - started
-    show(
-        {"rows": rows, "seconds": round(seconds, 3), "rows_per_second": round(rows / max(seconds, 1e-9))}, as_json=json
-    )
-
-
-class _Rate(ProgressColumn):
-    """Rows per second."""
-
-    def render(self, task: Task) -> Text:
-        """The rate so far, as text."""
-        return Text("" if task.speed is None else f"{task.speed:,.0f} rows/s")
-
-
-def _progress(*, hidden: bool) -> Progress:
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=hidden or not console.is_terminal,
-    )
+    figures = {"rows": rows, "seconds": round(seconds, 3), "rows_per_second": round(rows / max(seconds, 1e-9))}
+    show(figures, as_json=json)
 
 
 def delete(
     uri: Uri,
     keys: Annotated[list[str] | None, typer.Argument(help="Keys; JSON arrays for composite ones.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="A data file that holds the key columns.")] = None,
+    shard: Shard = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Delete rows by key."""
+    """Delete rows by key.
+
+    The shards of the keys are taken over: a writer that is at work on them is fenced.
+    """
     if not keys and file is None:
         raise typer.BadParameter("give keys, or --file", param_hint="keys")
     table = open_for(uri, storage_option)
+    named = [key_of(table, key) for key in keys or ()]
+    source = None if file is None else DataFile(file, table.schema)
     count = 0
-    with table.writer() as writer:
-        if keys:
-            writer.delete([key_of(table, key) for key in keys])
-            count += len(keys)
-        if file is not None:
-            for batch in read_batches(file, 8192):
-                missing = [name for name in table.primary_key if name not in batch.schema.names]
-                if missing:
-                    raise InvalidInputError(f"{file} has no key column {missing[0]!r}")
-                writer.delete(batch)
-                count += batch.num_rows
+    with table.writer(**shard_for_writing(table, shard)) as writer:
+        if named:
+            writer.delete(named)
+            count += len(named)
+        if source is not None:
+            with file_bar("delete", source.size_bytes, hidden=json) as told:
+                for batch in source.batches(8192):
+                    missing = [name for name in table.primary_key if name not in batch.schema.names]
+                    if missing:
+                        raise InvalidInputError(f"{file} has no key column {missing[0]!r}")
+                    writer.delete(batch)
+                    count += batch.num_rows
+                    told(source.done_bytes, count)
     show({"deleted_keys": count}, as_json=json)
