@@ -41,8 +41,9 @@ __all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
 _Mask = npt.NDArray[np.bool_]
 _Chosen = tuple[pa.RecordBatch, _Mask | None]
 _LOAD_AT_ONCE = 4
-_BATCH_ROWS = 1 << 16
-_JOINED_ROWS = 1 << 16
+_BATCH_BYTES = 8 << 20
+_MAX_BATCH_ROWS = 1 << 16
+_JOINED_BYTES = 2 << 20
 _AHEAD = 8
 
 
@@ -147,10 +148,21 @@ class Generation:
 
     def _stored_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         if self._file is not None and columns:
-            return self._file.batches(columns, _BATCH_ROWS)
-        scanner = self._open().scanner(columns=columns, with_row_address=not columns, batch_size=_BATCH_ROWS)
-        batches: Iterator[pa.RecordBatch] = scanner.to_batches()
-        return batches
+            return self._file.batches(columns, self._batch_rows)
+        return self._dataset_batches(columns)
+
+    def _dataset_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        dataset, rows = self._open(), self._batch_rows
+        for start in range(0, dataset.count_rows(), rows):  # a single scan would read the whole file ahead
+            scanner = dataset.scanner(columns=columns, with_row_address=not columns, limit=rows, offset=start)
+            yield from scanner.to_batches()
+
+    @property
+    def _batch_rows(self) -> int:
+        """Rows that make about eight megabytes."""
+        size_bytes, rows = self.sstable.in_memory_bytes, self.sstable.physical_rows
+        width = size_bytes // rows if size_bytes and rows else 1
+        return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, width)))
 
     def _conform(self, batch: pa.RecordBatch, wanted: pa.Schema, names: dict[str, str | None]) -> pa.RecordBatch:
         arrays = []
@@ -183,14 +195,14 @@ class Folded:
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows to write, as batches of the base table's schema; many small ones are joined, which Lance likes."""
         waiting: list[_Chosen] = []
-        rows = 0
-        enough = 1 if any(_has_dictionary(field.type) for field in schema) else _JOINED_ROWS  # Arrow cannot join these
+        size_bytes = 0
+        enough = 1 if any(_has_dictionary(field.type) for field in schema) else _JOINED_BYTES  # Arrow cannot join these
         for batch, mask in _read_ahead([(part, mask) for part, mask in self._parts if mask is None or mask.any()]):
             waiting.append((pa.RecordBatch.from_arrays(batch.columns, schema=schema), mask))
-            rows += batch.num_rows
-            if rows >= enough:
+            size_bytes += batch.nbytes
+            if size_bytes >= enough:
                 yield from _joined(waiting)
-                waiting, rows = [], 0
+                waiting, size_bytes = [], 0
         if waiting:
             yield from _joined(waiting)
 

@@ -7,6 +7,7 @@ its file costs. Owns `simple_file`. Invariants:
    no feature or column type that Lance translates while it scans. `None` says that the dataset must be asked.
 2. What the newest version of the SSTable says is what is read; rows that its deletion vector names are left out.
 3. Columns are known by field id; `_tombstone` is none of them.
+4. Memory: one batch, however large the file is.
 
 Called by: compaction (through `memwal.generation_rows`).
 """
@@ -68,12 +69,14 @@ class SsTableFile:
         )
         if reader.num_rows() != self.physical_rows:
             raise CorruptDataError(f"{reader.num_rows()} rows where {self.physical_rows} are listed", path=self.path)
-        start = 0
+        at = 0
         with lance_errors("reading the data file of a generation"):
-            results = reader.read_all(batch_size=batch_rows, batch_readahead=_READ_AHEAD)
-            for batch in results.to_batches():
-                yield self._without_replaced(batch, start)
-                start += batch.num_rows
+            for start in range(0, self.physical_rows, batch_rows):  # a single call would read the whole file ahead
+                rows = min(batch_rows, self.physical_rows - start)
+                results = reader.read_range(start, rows, batch_size=batch_rows, batch_readahead=_READ_AHEAD)
+                for batch in results.to_batches():
+                    yield self._without_replaced(batch, at)
+                    at += batch.num_rows
 
     def _without_replaced(self, batch: pa.RecordBatch, start: int) -> pa.RecordBatch:
         low, high = np.searchsorted(self.replaced, [start, start + batch.num_rows])
