@@ -1,0 +1,90 @@
+"""The blocks of the documentation that need more than Python: a shell, an S3 service, an Azure service.
+
+Plain Python blocks run in `tests/project/test_documentation.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import memwal as mw
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for block in re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
+            yield page.relative_to(ROOT).as_posix(), block
+
+
+SHELL = [(page, block) for page, block in blocks("bash") if "memwal " in block]
+
+
+@pytest.mark.parametrize(("page", "block"), SHELL, ids=[page for page, _ in SHELL])
+def test_every_shell_block_with_memwal_runs(page: str, block: str, tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "memwal"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m memwal "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+
+
+def run_on_store(language: str, shown: str, table: tuple[str, Mapping[str, str]]) -> None:
+    """Run the blocks with the place and the options of a service that runs here, and otherwise as they stand."""
+    uri, options = table
+    found = list(blocks(language))
+    assert found
+    for page, block in found:
+        assert shown in block
+        text, replaced = re.subn(r"^options = .*$", lambda _: f"options = {dict(options)!r}", block, flags=re.M)
+        assert replaced == 1
+        exec(compile(text.replace(shown, uri), page, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.xdist_group("s3")
+def test_the_s3_block_runs(s3_table: tuple[str, dict[str, str]]) -> None:
+    run_on_store("python s3", "s3://bucket/orders", s3_table)
+
+
+@pytest.mark.xdist_group("azure")
+def test_the_azure_block_runs(azure_table: tuple[str, dict[str, str]]) -> None:
+    run_on_store("python azure", "az://container/orders", azure_table)
+
+
+def test_every_setting_has_a_line() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for kind in (mw.WriterConfig, mw.CompactionPolicy):
+        for field in dataclasses.fields(kind):
+            assert f"`{field.name}`" in text, field.name
+
+
+def test_every_error_has_a_line_with_its_remedy() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    errors = [name for name in mw.__all__ if name.endswith("Error") and name != "MemWalError"]
+    assert errors
+    for name in errors:
+        assert re.search(rf"^\| `{name}`.*\|.*\|.+\|$", text, re.M), name
+
+
+def test_every_part_has_a_design_page() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "design").glob("*.md")}
+    parts = (
+        "store formats manifest wal generations sharding writer reading compaction gc indexes search spark command-line"
+    )
+    assert set(parts.split()) <= pages
