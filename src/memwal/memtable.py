@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.format.dictionaries import SmallDictionaries
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.index.hnsw import HnswMemIndex
 from memwal.index.port import MemIndex
@@ -106,6 +107,7 @@ class MemTable:
         "_on_search",
         "_overhead",
         "_uncounted_rows",
+        "_values",
         "covered_position",
         "first_batch",
         "generation",
@@ -143,6 +145,7 @@ class MemTable:
         self._uncounted_rows = 0
         self._metered = 0
         self._on_search = on_search
+        self._values = SmallDictionaries(schema.small_dictionaries) if schema.small_dictionaries else None
 
     @property
     def num_batches(self) -> int:
@@ -173,7 +176,13 @@ class MemTable:
         """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known."""
         rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
         size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
+        if self._values is not None:
+            self._values.add(batch)
         self._log.append((batch, tombstone, rows + batch.num_rows, size))
+
+    def can_hold(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Whether the dictionaries of `batches` go together with those that are here."""
+        return self._values is None or self._values.too_small_for(batches) is None
 
     def truncate(self, num_batches: int) -> None:
         """Forget what was appended behind the first `num_batches` batches; no capture may hold it."""

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from lance.schema import LanceSchema
 
 from memwal.errors import InvalidInputError
+from memwal.format.dictionaries import small_dictionaries
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 
@@ -97,6 +98,7 @@ class TableSchema:
     nullable: pa.Schema = field(init=False, compare=False, repr=False)
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
+    small_dictionaries: dict[int, int] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         nullable = nullable_except(self.columns, self.primary_key)
@@ -104,6 +106,7 @@ class TableSchema:
         object.__setattr__(self, "nullable", nullable)
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "wal", self._with_field_ids(memory))
+        object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
 
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
@@ -176,13 +179,14 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 class Reconciler:
     """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
 
-    __slots__ = ("_accepted", "_nested", "_not_null", "_plan", "columns")
+    __slots__ = ("_accepted", "_dictionaries", "_nested", "_not_null", "_plan", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
         self._not_null = [
             i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
         ]
+        self._dictionaries = [i for i, column in enumerate(schema.columns) if pa.types.is_dictionary(column.type)]
         self._nested = [i for i, column in enumerate(schema.columns) if has_inner_not_null(column.type)]
         self._accepted: pa.Schema | None = None
         self._plan: list[tuple[int, pa.DataType | None]] | None = None
@@ -196,11 +200,22 @@ class Reconciler:
             self._accepted = schema
         if self._plan is not None:
             batch = self._apply(batch, self._plan)
+        if self._dictionaries:
+            batch = self._without_null_values(batch)
         for index in self._not_null:
             if batch.column(index).null_count:
                 name = self.columns.field(index).name
                 raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
         return self._fit_nested(batch) if self._nested else batch
+
+    def _without_null_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """`batch` with nulls in its indices alone: Arrow cannot join dictionaries that hold a null."""
+        for i in self._dictionaries:
+            array = batch.column(i)
+            if array.dictionary.null_count:
+                plain = array.dictionary_decode().cast(array.type)
+                batch = batch.set_column(i, batch.schema.field(i), plain)
+        return batch
 
     def _fit_nested(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = batch.columns

@@ -287,13 +287,15 @@ class ShardState:
         return self.pending[-1].totals if self.pending else (self.durable, self._durable_bytes, self._durable_run)
 
     def _room_in(self, active: MemTable, start: int, rows: WriteRows) -> MemTable:
-        """The memtable for `rows`: `active`, or the next one if they would take it past its row or batch limit."""
+        """The memtable for `rows`: `active`, or the next one if they would take it past its row or batch limit, or do not
+        go together with its dictionaries."""
         if active.end_batch != start:  # a write that was interrupted before it was pending
             active.truncate(start - active.first_batch)
         limits, batches = self.config, active.num_batches
         if batches and (
             active.num_rows + rows.num_rows > limits.max_memtable_rows
             or batches + len(rows.batches) > limits.max_memtable_batches
+            or not active.can_hold(rows.batches)
         ):
             return self.freeze(active)
         return active

@@ -1,0 +1,85 @@
+"""Dictionary columns: every acknowledged row is read and flushed, whatever its batches hold as dictionaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from writer_kit import SHARD, base_table, flushed, key_field, open_writer
+
+import memwal as mw
+
+SMALL = pa.dictionary(pa.int8(), pa.string())
+SCHEMA = pa.schema([key_field(), pa.field("kind", SMALL)])
+
+
+def batch(start: int, kinds: pa.Array) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(start, start + len(kinds))), kinds], schema=SCHEMA)
+
+
+def words(start: int, count: int) -> pa.RecordBatch:
+    """Rows with a word of their own each."""
+    return batch(start, pa.array([f"word {k}" for k in range(start, start + count)], SMALL))
+
+
+def found(root: Path) -> dict[int, str | None]:
+    rows = mw.open_table(str(root)).scan().to_table()
+    return dict(zip(rows.column("id").to_pylist(), rows.column("kind").to_pylist(), strict=True))
+
+
+def test_a_null_among_the_values_of_a_dictionary_is_a_null(tmp_path: Path) -> None:
+    """Arrow cannot join such dictionaries: the rows could be neither read nor flushed."""
+    base_table(tmp_path, SCHEMA)
+    writer = open_writer(tmp_path, None)
+    writer.put(batch(0, pa.DictionaryArray.from_arrays(pa.array([1, 0, None], pa.int8()), pa.array(["z", None]))))
+    writer.put(batch(3, pa.array(["a"], SMALL)))
+    expected = {0: None, 1: "z", 2: None, 3: "a"}
+    assert found(tmp_path) == expected
+    writer.close()
+    assert found(tmp_path) == expected
+
+
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_a_memtable_ends_before_its_dictionary_has_more_values_than_its_indices_can_count(
+    tmp_path: Path, ending: str
+) -> None:
+    base_table(tmp_path, SCHEMA)
+    writer = open_writer(tmp_path, None)
+    for start in range(0, 500, 100):
+        writer.put(words(start, 100))
+        writer.delete([start])
+    expected = {k: f"word {k}" for k in range(500) if k % 100}
+    assert found(tmp_path) == expected
+    getattr(writer, ending)()
+    assert found(tmp_path) == expected
+    open_writer(tmp_path, None).close()
+    assert found(tmp_path) == expected
+    kinds = [{row["kind"] for row in rows} - {None} for rows in flushed(tmp_path, SHARD).values()]
+    assert [len(each) for each in kinds] == [99] * 5
+
+
+def test_values_that_come_again_do_not_end_a_memtable(tmp_path: Path) -> None:
+    base_table(tmp_path, SCHEMA)
+    with open_writer(tmp_path, None) as writer:
+        for start in (0, 60, 0, 60, 20):
+            writer.put(words(start, 60))
+        assert writer.memtable_stats().batch_count == 5
+
+
+def test_one_batch_may_have_as_many_values_as_its_indices_can_count(tmp_path: Path) -> None:
+    base_table(tmp_path, SCHEMA)
+    with open_writer(tmp_path, None) as writer:
+        writer.put(words(0, 128))
+        writer.put(words(128, 1))
+        assert len(found(tmp_path)) == 129
+    assert len(found(tmp_path)) == 129
+
+
+def test_a_put_whose_batches_have_more_values_than_one_file_can_hold_is_refused(tmp_path: Path) -> None:
+    base_table(tmp_path, SCHEMA)
+    with open_writer(tmp_path, None) as writer:
+        with pytest.raises(mw.InvalidInputError, match=r"column 'kind'.*split it"):
+            writer.put([words(0, 100), words(100, 100)])
+        writer.put([words(0, 100), words(0, 100), words(100, 27)])
+    assert len(found(tmp_path)) == 127
