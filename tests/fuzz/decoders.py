@@ -180,7 +180,7 @@ def lance_manifest_corpus() -> list[bytes]:
 def deletion_vector(data: bytes) -> None:
     from memwal.format.deletions import decode_deletions
 
-    decode_deletions(data, physical_rows=1 << 16)
+    decode_deletions(data, physical_rows=1 << 20)
 
 
 def deletion_vector_corpus() -> list[bytes]:
