@@ -1,4 +1,5 @@
-"""Spark figures: loading against Parquet and plain Lance, merged reads against the base alone, trigger times.
+"""Spark figures: loading against Parquet and plain Lance, merged reads against the base alone, both ways of compaction,
+trigger times.
 
 Owns the Spark benchmark; it has a session and a shape of its own (`python -m benchmarks.bench_spark`), since one JVM must
 serve every measurement. Ways take turns in every round, the first round is thrown away, the figure is the median.
@@ -114,6 +115,32 @@ def reads(spark: Any, rows: int, rounds: int, root: Path) -> dict[str, float]:
     return in_turns(ways, rounds, root)
 
 
+def compactions(spark: Any, rows: int, rounds: int, root: Path) -> dict[str, float]:
+    """Folding a tenth of `rows`, half of them new, into a base of `rows`: one process beside tasks."""
+    template = root / "compact"
+    ids = pa.array(range(rows + rows // 20), pa.int64())
+    data = pa.table({"id": ids, "n": ids.cast(pa.int32()), "x": ids.cast(pa.float64())}, schema=SCHEMA)
+    table = table_at(template, keyed=True)
+    lance.write_dataset(data.slice(0, rows), str(template), mode="append", max_rows_per_file=rows // 8)
+    with table.writer(compaction=None) as writer:
+        writer.put(data.slice(rows - rows // 20))
+    ways: dict[str, ms.CompactionMode] = {"one task": "single", "by tasks": "distributed"}
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(-1, rounds):
+        for name, mode in ways.items():
+            place = root / f"compact-{mode}"
+            shutil.copytree(template, place)
+            began = time.perf_counter()
+            report = ms.compact(spark, str(place), mode=mode)
+            seconds = time.perf_counter() - began
+            if report.rows_written != rows // 10 or lance.dataset(str(place)).count_rows() != data.num_rows:
+                raise AssertionError(f"{name} lost or repeated rows")
+            if number >= 0:
+                taken[name].append(seconds)
+            shutil.rmtree(place)
+    return {name: round(statistics.median(values), 3) for name, values in taken.items()}
+
+
 def triggers(spark: Any, batches: int, root: Path) -> dict[str, float]:
     """The median time of a micro-batch of 1,000 rows: our sink, executor mode, and Spark's own floor."""
     source = root / "trigger-in"
@@ -164,6 +191,7 @@ def main() -> None:
     try:
         _show("load seconds", loads(spark, given.rows, given.rounds, root))
         _show("read seconds", reads(spark, given.rows, given.rounds, root))
+        _show("compaction seconds", compactions(spark, given.rows, given.rounds, root))
         _show("trigger seconds", triggers(spark, given.batches, root))
     finally:
         spark.stop()

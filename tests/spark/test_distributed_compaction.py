@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from memwal.errors import InvalidInputError
 from memwal.progress import COUNTER_SHARD, recorded
 from memwal.spark.distributed import newest_base
 from memwal.store.location import resolve
+from memwal.testing.profile import scaled
 
 
 @pytest.fixture(autouse=True)
@@ -233,10 +237,21 @@ def test_a_compaction_that_was_overtaken_starts_over(
     story.check()
 
 
-@pytest.mark.parametrize("point", ["compact.before_upsert", "compact.before_delete", "compact.after_delete"])
-def test_one_process_that_tasks_overtook_starts_over(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize(
+    ("indexed", "point"),
+    [
+        (True, "compact.before_upsert"),
+        (True, "compact.before_delete"),
+        (True, "compact.after_delete"),
+        (False, "compact.after_fragments"),
+        (False, "compact.before_manifest"),
+    ],
+)
+def test_one_process_that_tasks_overtook_starts_over(tmp_path: Path, indexed: bool, point: str) -> None:
     story = Story(tmp_path / "t", "number")
     story.base()
+    if indexed:  # then one process compacts by Lance's merge, else by a version of its own
+        lance.dataset(story.uri).create_scalar_index("id", "BTREE")
     story.generations(3)
     happened = at(point, lambda: compact_by_tasks(story.uri, max_generations=2))
     assert story.table.compact().conflicts == 1
@@ -247,10 +262,12 @@ def test_one_process_that_tasks_overtook_starts_over(tmp_path: Path, point: str)
 def test_a_merge_that_only_inserted_is_a_conflict_too(tmp_path: Path) -> None:
     """Lance would let an `Update` follow it, and every key of it would be there twice."""
     story = Story(tmp_path / "t", "number")
+    story.base(range(10))
+    lance.dataset(story.uri).create_scalar_index("id", "BTREE")
     with story.table.writer(compaction=None) as writer:
-        story.put(writer, range(10))
+        story.put(writer, range(20, 30))
     at("compact.before_manifest", lambda: mw.open_table(story.uri).compact())
-    compact_by_tasks(story.uri)
+    assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 
 
@@ -307,6 +324,20 @@ def test_generations_that_were_collected_meanwhile_are_not_missed(tmp_path: Path
     story.check()
 
 
+def test_staged_keys_that_were_collected_meanwhile_are_staged_again(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base()
+    story.generations(1)
+
+    def collect() -> None:
+        for path in Path(story.uri, "memwal_stage").rglob("*.arrow"):
+            path.unlink()
+
+    at("compact.after_fragments", collect)
+    assert compact_by_tasks(story.uri).conflicts == 1
+    story.check()
+
+
 def test_writers_go_on_meanwhile_and_nothing_of_theirs_is_lost(tmp_path: Path) -> None:
     story = Story(tmp_path / "t", "number")
     story.base()
@@ -325,6 +356,36 @@ def test_writers_go_on_meanwhile_and_nothing_of_theirs_is_lost(tmp_path: Path) -
         hooks.install(None)
         assert story.shown() == story.expected
         assert story.plain() != story.expected
+    compact_by_tasks(story.uri)
+    story.check()
+
+
+@pytest.mark.scaled
+def test_compactions_of_both_kinds_beside_a_busy_writer_show_the_model_in_the_end(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number", seed=11)
+    story.base()
+    wrote = threading.Event()
+    ways = [compact_by_tasks, lambda uri: mw.open_table(uri).compact()]
+
+    def keep_compacting(compact: Callable[[str], object]) -> int:
+        runs = 0
+        while not wrote.is_set():
+            compact(story.uri)
+            runs += 1
+        return runs
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(keep_compacting, compact) for compact in ways]
+        try:
+            with story.table.writer(compaction=None) as writer:
+                for step in range(scaled(ci=8, prove=200)):
+                    story.put(writer, random.Random(step).sample(range(KEYS + 20), 12))
+                    story.delete(writer, random.Random(-step).sample(range(KEYS + 20), 4))
+                    writer.flush()
+        finally:
+            wrote.set()
+        assert all(future.result() for future in running)
+    assert story.shown() == story.expected
     compact_by_tasks(story.uri)
     story.check()
 

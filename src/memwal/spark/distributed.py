@@ -29,7 +29,7 @@ from typing import Any
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.compact import Compactor, pending_generations
-from memwal.errors import ConflictError, InvalidInputError, MemWalError, ObjectExistsError
+from memwal.errors import ConflictError, InvalidInputError, MemWalError, ObjectExistsError, ObjectNotFoundError
 from memwal.format.lance_commit import append_commit, fragment_of
 from memwal.format.lance_manifest import Fragment
 from memwal.hooks import reach
@@ -157,7 +157,11 @@ class DistributedCompactor(Compactor):
                 json.dumps({"version": base.version, "fragment": fragment.id, "keys": keys}) for fragment in unseen
             ]
             answers = self._run_tasks(arguments, lambda argument: delete_superseded(job, argument))
-            self._superseded |= dict(zip(unseen, map(Superseded.decode, answers), strict=True))
+            try:
+                self._superseded |= dict(zip(unseen, map(Superseded.decode, answers), strict=True))
+            except ObjectNotFoundError:
+                self._forget()
+                raise
         found = {fragment.id: self._superseded.get(fragment) for fragment in present}
         return {number: item for number, item in found.items() if item is not None and item.rows}
 

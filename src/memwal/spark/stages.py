@@ -87,9 +87,7 @@ class NewRows:
     @classmethod
     def decode(cls, answer: str) -> NewRows:
         """The answer of a task; `ObjectNotFoundError` if somebody collected a generation meanwhile."""
-        found = json.loads(answer)
-        if "collected" in found:
-            raise ObjectNotFoundError(found["collected"])
+        found = _found(answer)
         return cls(**{**found, "fragments": tuple(found["fragments"])})
 
 
@@ -102,10 +100,17 @@ class Superseded:
 
     @classmethod
     def decode(cls, answer: str) -> Superseded:
-        """The answer of a task."""
-        found = json.loads(answer)
+        """The answer of a task; `ObjectNotFoundError` if somebody collected the staged keys meanwhile."""
+        found = _found(answer)
         deletion = found["deletion"]
         return cls(found["rows"], None if deletion is None else DeletionFile(**deletion))
+
+
+def _found(answer: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer)
+    if "collected" in found:
+        raise ObjectNotFoundError(found["collected"])
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ stage A
@@ -205,7 +210,11 @@ def delete_superseded(job: Job, argument: str) -> str:
     """A deletion vector for the rows of one fragment whose key is staged; the answer is a `Superseded`."""
     given = json.loads(argument)
     location, base = job.open(given["version"])
-    keys, names = _key_set(location, tuple(given["keys"])), list(base.primary_key)
+    names = list(base.primary_key)
+    try:
+        keys = _key_set(location, tuple(given["keys"]))
+    except ObjectNotFoundError as error:  # staged rows and keys are kept for an hour: the driver starts over
+        return json.dumps({"collected": str(error)})
     with lance_errors("finding replaced rows in the base table"):
         fragment: Any = base.dataset.get_fragment(given["fragment"])
         scanner = fragment.scanner(columns=names, with_row_address=True, batch_size=_ROWS_AT_ONCE)
