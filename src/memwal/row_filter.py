@@ -47,6 +47,7 @@ class RowFilter:
         if isinstance(source, str):
             self._sql, self.columns = _translate(source, schema)
         elif isinstance(source, pc.Expression):
+            self.check(schema)
             self.columns = _referenced(source, schema)
             if not _reads_alike(source, schema, self.columns):
                 self.pushed = None

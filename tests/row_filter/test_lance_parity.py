@@ -171,6 +171,16 @@ def test_expressions_select_the_same_rows(dataset: lance.LanceDataset, number: i
     assert ours(expression) == theirs(dataset, expression)
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [pc.field("id") + 1, pc.field("name"), pc.field("id") == "x", pc.field("nope") > 1],
+    ids=str,
+)
+def test_an_expression_that_cannot_be_applied_is_refused_as_invalid_input(expression: pc.Expression) -> None:
+    with pytest.raises(InvalidInputError, match="the filter cannot be applied"):
+        RowFilter(expression, pa.schema([("id", pa.int64()), ("name", pa.string())]))
+
+
 def test_a_filter_knows_the_columns_that_it_names() -> None:
     assert sorted(RowFilter("NAME = 'id' and where.x > `two words`", SCHEMA).columns) == ["Name", "two words", "where"]
     assert RowFilter("1 = 1", SCHEMA).columns == []
