@@ -112,7 +112,7 @@ def _create(uri: str) -> _Story:
     story = _Story(uri, mw.create_table(uri, base, primary_key="id", sharding=mw.Bucket("id", 4)))
     story.begin("A Lance table with a write path in front")
     story.table.dataset.create_scalar_index("title", "INVERTED")
-    _say(f"{_BASE_ROWS} articles with text and {_DIMENSION}-dimensional vectors, spread over 4 shards by id")
+    _say(f"{_BASE_ROWS:,} articles with text and {_DIMENSION}-dimensional vectors, spread over 4 shards by id")
     return story
 
 
@@ -154,12 +154,13 @@ def _fence(story: _Story) -> None:
     try:
         old.put([_row(1, 98)])
     except mw.FencedError as error:
-        _say(f"{error}".split(";")[0])
+        _say(f"the older one gets an error: {error}".split(";")[0])
     else:
         _check(holds=False, promise="a fenced writer acknowledges nothing")
     new.put([_row(1, 3)])
     row = story.table.get(1)
     _check(row is not None and row["revision"] == 3, "only the owner's write is there")
+    _say("the newer one writes on; its row is the one that readers see")
     new.close()
     old.abort()
 
@@ -202,8 +203,14 @@ def _watch(story: _Story, spark: Any, query: Any) -> None:
         query.awaitTermination(2)
         _check(query.exception() is None, f"the stream runs: {query.exception()}")
         seen.append(story.table.count_rows("revision >= 1000"))
-        _say(f"streamed rows visible in Python: {seen[-1]}")
+        if seen[-2:-1] != seen[-1:]:
+            _say(
+                f"streamed rows visible in Python: {seen[-1]:,}"
+                if seen[-1]
+                else "waiting for Spark's first micro-batch"
+            )
     _check(seen[-1] > 0 and seen == sorted(seen), "streamed rows appear and stay")
+    _query(story)
     spark.read.format("memwal").load(story.uri).createOrReplaceTempView("articles")
     (counted,) = spark.sql("SELECT count(*) FROM articles WHERE revision >= 1000").first()
     with _start("count", story.uri) as counting:
@@ -214,6 +221,25 @@ def _watch(story: _Story, spark: Any, query: Any) -> None:
         progress["durationMs"]["triggerExecution"] for progress in query.recentProgress if progress["numInputRows"]
     ]
     story.note("rows streamed by Spark, exactly once", f"{other} (median trigger {np.median(batches):.0f} ms)")
+
+
+def _query(story: _Story) -> None:
+    """Every kind of query, from outside the stream, while it runs."""
+    table = story.table
+    row = table.scan(filter="revision >= 1000", limit=1).to_table().to_pylist()[0]
+    queries: dict[str, Callable[[], int]] = {
+        "scan": lambda: table.count_rows("revision >= 1000"),
+        "get": lambda: table.lookup([row["id"]]).num_rows,
+        "vector": lambda: table.search(vector=row["vector"], k=5, columns=["id"]).num_rows,
+        "text": lambda: table.search(text="streamed", k=5, columns=["id"]).num_rows,
+    }
+    times = []
+    for name, ask in queries.items():
+        started = SYSTEM_CLOCK.monotonic()
+        _check(ask() > 0, f"{name} answers while the stream runs")
+        times.append(f"{name} {(SYSTEM_CLOCK.monotonic() - started) * 1e3:.0f}")
+    _say(f"fresh answers meanwhile, in ms: {', '.join(times)}")
+    story.note("fresh queries beside the running stream", f"{', '.join(times)} ms")
 
 
 def _search(story: _Story) -> None:
