@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
+from memwal.format.dictionaries import take_rows
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.index import (
     BTreeMemIndex,
@@ -254,7 +255,7 @@ class MemTableScanner:
         found = pa.concat_tables(tables) if tables else empty
         scores = np.concatenate([scores for _, _, scores in hits] or [np.empty(0, np.float32)])
         best = np.argsort(sign * scores, kind="stable")[: ranking.k]
-        found = found.take(pa.array(best))
+        found = take_rows(found, best)
         return found.append_column(pa.field(score, pa.float32()), pa.array(scores[best].astype(np.float32)))
 
     def _nearest_rows(self, asked: _Nearest) -> list[tuple[InMemoryMemTableRef, npt.NDArray[np.int64], Any]]:

@@ -83,3 +83,19 @@ def test_a_put_whose_batches_have_more_values_than_one_file_can_hold_is_refused(
             writer.put([words(0, 100), words(100, 100)])
         writer.put([words(0, 100), words(0, 100), words(100, 27)])
     assert len(found(tmp_path)) == 127
+
+
+def test_a_search_over_generations_finds_rows_whose_dictionaries_cannot_be_joined(tmp_path: Path) -> None:
+    schema = SCHEMA.append(pa.field("v", pa.list_(pa.float32(), 2)))
+    base_table(tmp_path, schema)
+    with open_writer(tmp_path, None) as writer:
+        for start in (0, 100, 200):
+            vectors = pa.array([[k, 0] for k in range(start, start + 100)], schema.field("v").type)
+            writer.put(pa.record_batch([*words(start, 100).columns, vectors], schema=schema))
+        near = writer.scan().nearest("v", [250, 0], 3).to_table()
+        assert near.column("kind").to_pylist() == ["word 250", "word 249", "word 251"]
+        for _ in range(2):
+            near = mw.open_table(str(tmp_path)).search(vector=[0, 0], k=250)
+            assert near.column("kind").to_pylist() == [f"word {k}" for k in range(250)]
+            writer.force_seal_active()
+            writer.wait_for_flush_drain(100)

@@ -1,9 +1,9 @@
 """Dictionary columns whose indices have few bits: how many values rows that belong together may have.
 
-Owns `SmallDictionaries`. Arrow cannot join arrays, and Lance cannot read a file, whose dictionaries hold more values
-together than the index type of the column can count; so a generation never does.
+Owns `SmallDictionaries` and `take_rows`. Arrow cannot join arrays, and Lance cannot read a file, whose dictionaries hold
+more values together than the index type of the column can count; so a generation never does.
 
-Called by: the schema, the memtable, the writer.
+Called by: the schema, the memtable, the writer, searches.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
 
-__all__ = ["SmallDictionaries", "check_dictionaries", "small_dictionaries"]
+__all__ = ["SmallDictionaries", "check_dictionaries", "small_dictionaries", "take_rows"]
 
 _FEW_BITS = 16
 
@@ -38,6 +40,14 @@ def check_dictionaries(batches: Sequence[pa.RecordBatch], limits: Mapping[int, i
         raise InvalidInputError(
             f"column {column.name!r}: the batches of one write have more values than {column.type} can count; split it"
         )
+
+
+def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """These rows of `table`, in this order, also where its chunks cannot be joined."""
+    try:
+        return table.take(pa.array(rows))
+    except pa.ArrowInvalid:
+        return pa.concat_tables([table.slice(row, 1) for row in rows.tolist()])
 
 
 class SmallDictionaries:

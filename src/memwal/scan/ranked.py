@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.format.dictionaries import take_rows
+
 __all__ = ["Ranked", "fuse", "to_table"]
 
 _FUSION_CONSTANT = 60
@@ -80,5 +82,5 @@ def to_table(
     scores = pa.array(ranked.scores.astype(np.float32))
     if not columns:
         return pa.table([scores], names=[score])
-    table = pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(places), kind="stable")))
+    table = take_rows(pa.concat_tables(parts), np.argsort(np.concatenate(places), kind="stable"))
     return table.append_column(pa.field(score, pa.float32()), scores)
