@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from memwal.errors import CorruptDataError
 from memwal.format.wal_entry import TOMBSTONE
-from memwal.schema import TableSchema, nulls, without_inner_nulls
+from memwal.schema import TableSchema, is_another_column, nulls, without_inner_nulls
 
 __all__ = ["RowAdapter", "with_flags"]
 
@@ -83,7 +83,8 @@ class RowAdapter:
 
     def _match(self, i: int, column: pa.Field, stored: pa.Schema, by_id: dict[bytes, int]) -> int:
         if by_id and self._schema.field_ids is not None:
-            return by_id.get(str(self._schema.field_ids[i].id).encode(), -1)
+            found = by_id.get(str(self._schema.field_ids[i].id).encode(), -1)
+            return -1 if found >= 0 and is_another_column(stored.field(found).type, column.type) else found
         index: int = stored.get_field_index(column.name)
         return index
 

@@ -34,6 +34,7 @@ __all__ = [
     "TableSchema",
     "as_lance",
     "checked_columns",
+    "is_another_column",
     "may_cast",
     "nullable_except",
     "nulls",
@@ -69,6 +70,28 @@ def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[st
     if len(set(columns)) != len(columns):
         raise InvalidInputError("columns must not repeat")
     return tuple(columns)
+
+
+def is_another_column(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a stored column with the id of a table's column is another one all the same, which was dropped.
+
+    Lance gives a column that is cast a new id, but while no data file knows a dropped column, the next one that is added
+    gets its id. What may be another form of the same values (dictionaries, large offsets, nested types, of which a child may
+    have been dropped) is not told apart this way.
+    """
+    return _family(stored) != _family(wanted)
+
+
+def _family(kind: pa.DataType) -> pa.DataType | str:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _family(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if pa.types.is_nested(kind):
+        return "nested"
+    if pa.types.is_large_string(kind) or pa.types.is_string(kind):
+        return "text"
+    return "bytes" if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) else kind
 
 
 @dataclass(frozen=True, slots=True)

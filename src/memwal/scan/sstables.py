@@ -30,7 +30,7 @@ from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import one_array
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, is_another_column
 from memwal.sidecar import PkSidecar
 from memwal.store import paths
 from memwal.store.location import Location
@@ -118,7 +118,12 @@ class SsTableReader:
             stored = {field.name() for field in fields}
             return [name if name in stored else None for name in schema.columns.names]
         by_id = {int(field.id()): field.name() for field in fields}
-        return [by_id.get(ids.id) for ids in schema.field_ids]
+        types = {field.name: field.type for field in self.dataset.schema}
+        names = [by_id.get(ids.id) for ids in schema.field_ids]
+        return [
+            None if name is not None and is_another_column(types[name], column.type) else name
+            for name, column in zip(names, schema.columns, strict=True)
+        ]
 
     def all_rows(self, schema: TableSchema) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
