@@ -5,11 +5,14 @@ Owns the exception tree below `MemWalError`. Invariants:
 1. Every error raised on purpose derives from `MemWalError` and carries `retryable`.
 2. No error text carries credentials or row data.
 3. Nobody matches on message text: what a caller may need is an attribute.
+4. An error passes from one process to another (pools, Spark) as it is.
 
 Called by: every module.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 __all__ = [
     "ClosedError",
@@ -31,6 +34,17 @@ class MemWalError(Exception):
     """Root of all errors of this package; `retryable` says whether the same call may succeed later."""
 
     retryable: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[MemWalError], args: tuple[Any, ...], attributes: dict[str, Any]) -> MemWalError:
+    """An error that another process raised: its text is made already."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class InvalidInputError(MemWalError, ValueError):
