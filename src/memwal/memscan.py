@@ -33,6 +33,7 @@ from memwal.index import (
     Range,
     TextQuery,
     analyzer_for,
+    as_query,
     bind_over,
     exact_search,
     search_texts,
@@ -152,7 +153,7 @@ class _FullText:
     """A text search to be done."""
 
     column: str
-    query: str | TextQuery
+    query: TextQuery
     k: int | None
 
 
@@ -199,13 +200,15 @@ class MemTableScanner:
         self._ranking = _Nearest(column, query, k, metric, ef)
         return self
 
-    def full_text_search(self, column: str, query: str | TextQuery, k: int | None = None) -> MemTableScanner:
+    def full_text_search(self, column: str, query: Any, k: int | None = None) -> MemTableScanner:
         """Return the live rows that match a text query (the best `k`), best first, with their BM25 `_score`.
+
+        The query is a string or a query object: one of `lance.query`, or memwal's own.
 
         The analyzer is that of the memtable's index on the column, or Lance's default one.
         """
         self._check_column(column, is_text, "text")
-        self._ranking = _FullText(column, query, k)
+        self._ranking = _FullText(column, as_query(query, [column]), k)
         return self
 
     def _check_column(self, column: str, fits: Any, kind: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import lance
 import lance.query as lq
 import numpy as np
+import pyarrow as pa
 import pytest
 from search_kit import SETTINGS, Row, Spread, ids, schema_of, spread, to_table
 
 import memwal as mw
 from memwal.errors import InvalidInputError
+from memwal.index import Phrase
 from memwal.testing.profile import scaled
 
 ANALYZERS: dict[str, dict[str, Any]] = {
@@ -142,3 +144,23 @@ def test_hybrid_is_the_reciprocal_rank_fusion_of_both_rankings(tmp_path: Path) -
         np.testing.assert_allclose(found.column("_relevance").to_pylist(), best, rtol=1e-6)
         np.testing.assert_allclose([relevance[key] for key in ids(found)], best, rtol=1e-6)
     made.writer.close()
+
+
+def test_a_query_object_names_its_column(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("t", pa.string()), pa.field("u", pa.string())]
+    )
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id")
+    with table.shard_writer(**SETTINGS) as writer:
+        writer.put([{"id": 1, "t": "quick brown fox", "u": "dog"}, {"id": 2, "t": "dog", "u": "brown quick fox"}])
+        assert ids(table.search(text=lq.MatchQuery("dog", "u"))) == [1]
+        assert ids(table.search(text=lq.PhraseQuery("quick fox", "t", slop=1), column="t")) == [1]
+        assert ids(table.search(text=Phrase("quick fox", "u"))) == [2]
+        assert ids(writer.scan().full_text_search("u", lq.PhraseQuery("brown quick", "u")).to_table()) == [2]
+        for options in ({}, {"column": "t"}):
+            with pytest.raises(InvalidInputError, match="u"):
+                table.search(text=lq.MultiMatchQuery("dog", ["t", "u"]), **options)
+        with pytest.raises(InvalidInputError, match="names 'u'"):
+            table.search(text=Phrase("quick fox", "u"), column="t")
+        with pytest.raises(InvalidInputError, match="a text query is a string"):
+            writer.scan().full_text_search("t", 5)

@@ -11,7 +11,7 @@ from memwal.index.bm25 import BoundQuery, CorpusStats, terms_of
 from memwal.index.btree import BTreeMemIndex
 from memwal.index.fts import FtsMemIndex, Vocabulary, bind_over, score_texts, search_texts
 from memwal.index.hnsw import HnswMemIndex
-from memwal.index.lance_query import from_lance
+from memwal.index.lance_query import as_query, from_lance
 from memwal.index.port import MemIndex
 from memwal.index.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
 from memwal.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
@@ -51,6 +51,7 @@ __all__ = [
     "analyzer_for",
     "bind_over",
     "exact_search",
+    "as_query",
     "from_lance",
     "score_texts",
     "search_texts",

@@ -23,15 +23,28 @@ import lance.query
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
-from memwal.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
+from memwal.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery, columns_of, parse
 
-__all__ = ["from_lance"]
+__all__ = ["as_query", "from_lance"]
 
 _probes = itertools.count()
 _PREFIX = "BooleanQuery: should=["
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[A-Za-z_]\w*|-?\d[\w.+-]*|[{}()\[\],:])', re.DOTALL)
 _ESCAPE = re.compile(r"\\(u\{[0-9a-fA-F]+\}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "'": "'", '"': '"', "\\": "\\"}
+
+
+def as_query(query: Any, columns: Sequence[str]) -> TextQuery:
+    """A string, one of our queries or a `lance.query` object as our value; it may name only these text `columns`."""
+    if isinstance(query, lance.query.FullTextQuery):
+        return from_lance(query, columns)
+    if not isinstance(query, str | Match | Phrase | Boolean | Boost | MultiMatch):
+        raise InvalidInputError(f"a text query is a string or a query object, not {type(query).__name__}")
+    parsed = parse(query)
+    elsewhere = sorted(name for name in columns_of(parsed) if name is not None and name not in columns)
+    if elsewhere:
+        raise InvalidInputError(f"the query names {elsewhere[0]!r}; it may name {', '.join(columns)}")
+    return parsed
 
 
 def from_lance(query: lance.query.FullTextQuery, columns: Sequence[str]) -> TextQuery:

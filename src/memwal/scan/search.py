@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import lance
-import lance.query
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,22 +22,18 @@ import pyarrow as pa
 from memwal.errors import InvalidInputError
 from memwal.index import (
     METRICS,
-    Boolean,
-    Boost,
     FtsIndex,
-    Match,
     Metric,
-    MultiMatch,
-    Phrase,
     TextQuery,
     analyzer_for,
+    as_query,
     bind_over,
-    from_lance,
     terms_of,
 )
 from memwal.index.analyzer import AnalyzerOptions, is_text
 from memwal.index.bm25 import CorpusStats
 from memwal.index.fts import search_texts
+from memwal.index.query import columns_of
 from memwal.index.vectors import is_vector, query_vector
 from memwal.maintained import index_facts
 from memwal.row_filter import FilterLike, RowFilter
@@ -193,8 +187,8 @@ def _base_analyzers(snapshot: Snapshot) -> tuple[dict[str, AnalyzerOptions], dic
 
 
 def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = None) -> tuple[Ranked, list[Any]]:
-    named, options = _text_column(merge.snapshot, column if request.vector is not None else request.column)
-    column = named
+    query, named = _text_query(merge.snapshot, request.text, column if request.vector is not None else request.column)
+    column, options = _text_column(merge.snapshot, named)
     analyzer = analyzer_for(options)
     fresh = fresh_sources(merge, SHARED_TEXTS)
     dataset = merge.snapshot.base.dataset
@@ -205,7 +199,7 @@ def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = Non
     answers: list[Any] = [*fresh, BaseRows(dataset)]
     if not views:
         return Ranked.merge([], k, ascending=False), answers
-    bound = bind_over(_text_query(request.text, column), {column: views}, column=column)
+    bound = bind_over(query, {column: views}, column=column)
     terms = terms_of(bound).get(column, set())
     stats = sum((view.stats(terms) for view in views), CorpusStats())
     parts = []
@@ -226,12 +220,14 @@ def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = Non
     return Ranked.merge(parts, k, ascending=False), answers
 
 
-def _text_query(text: Any, column: str) -> str | TextQuery:
-    if isinstance(text, lance.query.FullTextQuery):
-        return from_lance(text, [column])
-    if isinstance(text, str | Match | Phrase | Boolean | Boost | MultiMatch):
-        return text
-    raise InvalidInputError(f"a text query is a string or a query object, not {type(text).__name__}")
+def _text_query(snapshot: Snapshot, text: Any, column: str | None) -> tuple[TextQuery, str | None]:
+    """The query, and the column to search if `column` or the query itself names one."""
+    texts = [field.name for field in snapshot.schema.columns if is_text(field.type)]
+    query = as_query(text, texts if column is None else [column])
+    named = columns_of(query) - {None}
+    if column is None and len(named) > 1:
+        raise InvalidInputError(f"a search is of one column, the query names {', '.join(sorted(map(str, named)))}")
+    return query, column if column is not None else next(iter(named), None)
 
 
 # ---------------------------------------------------------------------------------------------------------- hybrid
