@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from memwal.errors import InvalidInputError
 from memwal.index.characters import CharacterClasses, character_classes
 
-__all__ = ["Analyzer", "AnalyzerOptions", "DocumentTokens", "analyzer_for", "is_text"]
+__all__ = ["Analyzer", "AnalyzerFields", "AnalyzerOptions", "DocumentTokens", "analyzer_for", "is_text"]
 
 _FAST_TOKENIZERS = ("simple", "whitespace")
 _JOINED_TOKENIZERS = ("icu", "icu/split")
@@ -47,8 +47,8 @@ _FUZZY: dict[str, Any] = {
 Int32s = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class AnalyzerOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzerFields:
     """The tokenizer options of Lance's inverted index; None means Lance's default for the base tokenizer."""
 
     base_tokenizer: str = "simple"
@@ -67,6 +67,11 @@ class AnalyzerOptions:
         """Freeze the stop words, which may come as a list."""
         if self.custom_stop_words is not None:
             object.__setattr__(self, "custom_stop_words", tuple(self.custom_stop_words))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzerOptions(AnalyzerFields):
+    """What decides the terms of a text, as one value: equal options share an analyzer."""
 
     def lance_options(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `lance.tokenize` and of Lance's index builder."""

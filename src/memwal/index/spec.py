@@ -12,13 +12,13 @@ Called by: users, writer (open, new memtable), flush (`lance_type`, `lance_optio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
-from memwal.index.analyzer import AnalyzerOptions, analyzer_for, is_text
+from memwal.index.analyzer import AnalyzerFields, AnalyzerOptions, analyzer_for, is_text
 from memwal.index.btree import BTreeMemIndex, is_indexable
 from memwal.index.fts import FtsMemIndex
 from memwal.index.hnsw import HnswMemIndex
@@ -26,7 +26,7 @@ from memwal.index.vectors import METRICS, Metric, is_vector
 
 __all__ = ["BTreeIndex", "FtsIndex", "HnswIndex", "IndexSpec"]
 
-_ANALYZER_FIELDS = tuple(field.name for field in fields(AnalyzerOptions))
+_ANALYZER_FIELDS = tuple(option.name for option in fields(AnalyzerFields))
 _CODE_FLAGS = ("split_identifiers", "split_on_numerics", "preserve_original", "index_operators")
 
 
@@ -76,7 +76,7 @@ class BTreeIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class FtsIndex:
+class FtsIndex(AnalyzerFields):
     """A full-text index with BM25; the analyzer options are those of Lance's inverted index.
 
     None for `stem` and `remove_stop_words` means Lance's default: on, but off for the ngram tokenizer. In memory,
@@ -85,23 +85,7 @@ class FtsIndex:
 
     column: str
     name: str | None = None
-    base_tokenizer: str = "simple"
-    language: str = "English"
-    max_token_length: int | None = 40
-    lower_case: bool = True
-    stem: bool | None = None
-    remove_stop_words: bool | None = None
-    custom_stop_words: tuple[str, ...] | None = None
-    ascii_folding: bool = True
-    min_ngram_length: int = 3
-    max_ngram_length: int = 3
-    prefix_only: bool = False
-    with_position: bool = False
-
-    def __post_init__(self) -> None:
-        """Freeze the stop words, which may come as a list."""
-        if self.custom_stop_words is not None:
-            object.__setattr__(self, "custom_stop_words", tuple(self.custom_stop_words))
+    with_position: bool = field(default=False, kw_only=True)
 
     @classmethod
     def from_lance(cls, column: str, params: Mapping[str, Any], name: str | None = None) -> FtsIndex:
