@@ -20,7 +20,7 @@ import memwal.spark as ms
 from memwal import hooks
 from memwal.errors import InvalidInputError
 from memwal.progress import COUNTER_SHARD, recorded
-from memwal.spark.distributed import newest_base
+from memwal.spark.distributed import is_big, newest_base
 from memwal.store.location import resolve
 from memwal.testing.profile import scaled
 
@@ -414,6 +414,20 @@ def test_the_size_of_the_table_chooses_the_way(spark: Any, tmp_path: Path) -> No
         ms.compact(spark, story.uri, distributed_bytes=limit)
         assert ("compact.before_manifest" in ways) is by_tasks
         story.check()
+
+
+@pytest.mark.parametrize("kind", ["number", "append"])
+def test_a_base_table_counts_where_its_keys_must_be_read(tmp_path: Path, kind: str) -> None:
+    story = Story(tmp_path / "t", kind)
+    story.base()
+    location = resolve(story.uri)
+    assert is_big(location, newest_base(location), 1000) is story.has_key
+    lance.dataset(story.uri).create_scalar_index("id", "BTREE")
+    assert not is_big(location, newest_base(location), 1)
+    story.generations(1)
+    assert is_big(location, newest_base(location), 100)
+    compact_by_tasks(story.uri)
+    assert not is_big(location, newest_base(location), 1)
 
 
 def test_a_mode_that_is_none_and_a_base_that_takes_no_such_commit_are_refused(spark: Any, tmp_path: Path) -> None:

@@ -63,8 +63,14 @@ def newest_base(location: Location) -> BaseTable:
 
 
 def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
-    """Whether the base table and the generations that wait for it have `limit_bytes` together."""
-    size = sum(file.size_bytes for fragment in base.manifest.fragments() for file in fragment.files)
+    """Whether a compaction has at least `limit_bytes` to look at.
+
+    These are the generations that wait, and the base table, unless its key is indexed: one process then finds what they
+    replace without reading all of it. On an append-only table nothing is replaced.
+    """
+    size = 0
+    if base.primary_key and not _is_key_indexed(base):
+        size = sum(file.size_bytes for fragment in base.manifest.fragments() for file in fragment.files)
     marks = compacted(base)
     for shard_id in list_shards(location):
         manifest = ShardManifestStore(location, shard_id).read_latest()
@@ -72,6 +78,11 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
             pending = pending_generations(manifest, marks.get(shard_id, 0))
             size += sum(sstable.in_memory_bytes or _UNKNOWN_SIZE_BYTES for sstable in pending)
     return size >= limit_bytes
+
+
+def _is_key_indexed(base: BaseTable) -> bool:
+    key = [base.column_ids[name] for name in base.primary_key]
+    return any(list(entry.field_ids) == key for entry in base.index_entries)
 
 
 class DistributedCompactor(Compactor):

@@ -98,8 +98,8 @@ def compact(
     """Fold published generations into the base table, data and progress together, on the executors.
 
     `mode` is "single" (one task, one merge; see `Table.compact`), "distributed" (a task per shard and per base
-    fragment) or "auto": distributed from `distributed_bytes` of base table and waiting generations on. `memory_bytes`
-    bounds the rows that one task keeps.
+    fragment) or "auto": distributed from `distributed_bytes` on, counted over waiting generations and the base table
+    (without it, if its key is indexed). `memory_bytes` bounds the rows that one task keeps.
     """
     if mode not in get_args(CompactionMode):
         raise InvalidInputError(f"mode must be one of {', '.join(get_args(CompactionMode))}, not {mode!r}")
