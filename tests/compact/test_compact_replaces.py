@@ -110,16 +110,24 @@ def test_a_key_that_the_base_has_twice_is_there_once_afterwards(tmp_path: Path) 
     assert plain(table) == values(old=[0, 1, 2, 6, 7], new=[3, 4])
 
 
-def test_an_index_on_another_column_stays_right(tmp_path: Path) -> None:
-    table = made(tmp_path / "t", range(1000))
-    table.dataset.create_scalar_index("v", "BTREE")
-    write(table, put=range(0, 1000, 2))
+@pytest.mark.parametrize("kind", ["BTREE", "BITMAP", "INVERTED"])
+@pytest.mark.parametrize("replaced", [range(0, 300, 2), range(300)])
+def test_indexes_find_new_rows_and_no_row_that_went(tmp_path: Path, kind: Any, replaced: range) -> None:
+    table = made(tmp_path / "t", range(150), range(150, 300))
+    table.dataset.create_scalar_index("v", kind)
+    write(table, put=replaced)
     table.compact()
     dataset = lance.dataset(table.uri)
-    assert dataset.to_table(filter="v = 'old'").num_rows == 500
-    assert dataset.to_table(filter="v = 'new'").num_rows == 500
+
+    def count(word: str) -> int:
+        if kind == "INVERTED":
+            return dataset.to_table(full_text_query=word).num_rows
+        return dataset.to_table(filter=f"v = '{word}'").num_rows
+
+    assert (count("old"), count("new")) == (300 - len(replaced), len(replaced))
     dataset.optimize.optimize_indices()
-    assert lance.dataset(table.uri).to_table(filter="v = 'new'").num_rows == 500
+    dataset = lance.dataset(table.uri)
+    assert (count("old"), count("new")) == (300 - len(replaced), len(replaced))
 
 
 def test_a_table_whose_key_is_indexed_is_merged_by_lance(tmp_path: Path) -> None:
