@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from lance.schema import LanceSchema
 
 from memwal.errors import InvalidInputError
-from memwal.format.dictionaries import small_dictionaries
+from memwal.format.dictionaries import Place, dictionaries, dictionary_at, small_dictionaries
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 
@@ -121,7 +121,7 @@ class TableSchema:
     nullable: pa.Schema = field(init=False, compare=False, repr=False)
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
-    small_dictionaries: dict[int, int] = field(init=False, compare=False, repr=False)
+    small_dictionaries: dict[Place, int] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         nullable = nullable_except(self.columns, self.primary_key)
@@ -209,7 +209,7 @@ class Reconciler:
         self._not_null = [
             i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
         ]
-        self._dictionaries = [i for i, column in enumerate(schema.columns) if pa.types.is_dictionary(column.type)]
+        self._dictionaries = [place for place, _ in dictionaries(schema.columns)]
         self._nested = [i for i, column in enumerate(schema.columns) if has_inner_not_null(column.type)]
         self._accepted: pa.Schema | None = None
         self._plan: list[tuple[int, pa.DataType | None]] | None = None
@@ -233,11 +233,13 @@ class Reconciler:
 
     def _without_null_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """`batch` with nulls in its indices alone: Arrow cannot join dictionaries that hold a null."""
-        for i in self._dictionaries:
-            array = batch.column(i)
-            if array.dictionary.null_count:
-                plain = array.dictionary_decode().cast(array.type)
-                batch = batch.set_column(i, batch.schema.field(i), plain)
+        for place in self._dictionaries:
+            if dictionary_at(batch, place).null_count:
+                column = batch.schema.field(place[0])
+                if len(place) > 1:
+                    raise InvalidInputError(f"column {column.name!r}: a dictionary inside it holds a null value")
+                plain = batch.column(place[0]).dictionary_decode().cast(column.type)
+                batch = batch.set_column(place[0], column, plain)
         return batch
 
     def _fit_nested(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -99,3 +99,34 @@ def test_a_search_over_generations_finds_rows_whose_dictionaries_cannot_be_joine
             assert near.column("kind").to_pylist() == [f"word {k}" for k in range(250)]
             writer.force_seal_active()
             writer.wait_for_flush_drain(100)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(SMALL), pa.large_list(SMALL), pa.struct([("a", pa.int8()), ("b", SMALL)])],
+    ids=str,
+)
+def test_dictionaries_inside_columns_are_kept_readable_too(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([key_field(), pa.field("kind", kind)])
+    base_table(tmp_path, schema)
+
+    def rows(start: int, values: pa.Array) -> pa.RecordBatch:
+        if pa.types.is_struct(kind):
+            column = pa.StructArray.from_arrays([pa.nulls(len(values), pa.int8()), values], fields=list(kind))
+        else:
+            make = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
+            column = make.from_arrays(list(range(len(values) + 1)), values, type=kind)
+        return pa.record_batch([pa.array(range(start, start + len(values))), column], schema=schema)
+
+    with open_writer(tmp_path, None) as writer:
+        for start in (0, 100, 200):
+            writer.put(rows(start, words(start, 100).column("kind")))
+        writer.delete([0])
+        with pytest.raises(mw.InvalidInputError, match=r"column 'kind'.*null value"):
+            writer.put(rows(0, pa.DictionaryArray.from_arrays(pa.array([1], pa.int8()), pa.array(["z", None]))))
+        with pytest.raises(mw.InvalidInputError, match=r"column 'kind'.*split it"):
+            writer.put([rows(0, words(0, 100).column("kind")), rows(0, words(100, 100).column("kind"))])
+        assert len(found(tmp_path)) == 299
+    read = found(tmp_path)
+    assert len(read) == 299
+    assert read[205] in (["word 205"], {"a": None, "b": "word 205"})
