@@ -155,6 +155,8 @@ def test_a_column_name_that_lance_does_not_store_or_read_is_refused(tmp_path: Pa
         pa.month_day_nano_interval(),
         pa.dense_union([pa.field("a", pa.int32())]),
         pa.list_(pa.int8(), 0),
+        pa.list_(pa.dictionary(pa.int32(), pa.string()), 2),
+        pa.struct([("a", pa.list_(pa.list_(pa.dictionary(pa.int32(), pa.string()), 2)))]),
     ],
     ids=str,
 )
