@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import lance
 import numpy as np
@@ -41,6 +42,7 @@ __all__ = ["SHARED_CACHE", "SsTableCache", "SsTableReader"]
 _ROW_ADDRESS = "_rowaddr"
 _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
+_PART_BYTES = 8 << 20
 DEFAULT_CACHE_BYTES = 512 << 20
 
 
@@ -148,10 +150,7 @@ class SsTableReader:
         wanted = list(dict.fromkeys([*columns, *(late.columns if late is not None else ())]))
         stored = [name for c in wanted if (name := names[c]) is not None]
         with self._reading():
-            scanner = self.dataset.scanner(
-                columns=[*stored, TOMBSTONE], filter=pushed, with_row_address=True, batch_size=batch_rows
-            )
-            for batch in scanner.to_batches():
+            for batch in self._stored_batches([*stored, TOMBSTONE], pushed, batch_rows):
                 if batch.num_rows == 0:
                     continue
                 table = _conform(pa.Table.from_batches([batch]), wanted, names, schema)
@@ -161,6 +160,23 @@ class SsTableReader:
                 rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
                 if rows:
                     yield rows[0], offsets
+
+    def _stored_batches(self, columns: list[str], pushed: str | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """Rows with their addresses, part by part: one scan of everything would hold the whole file in memory."""
+        dataset, part_rows = self.dataset, max(batch_rows, self._part_rows)
+        total = dataset.count_rows()
+        options: dict[str, Any] = {"columns": columns, "with_row_address": True, "batch_size": batch_rows}
+        if pushed is not None or total <= part_rows:  # how many rows match a filter is not known beforehand
+            yield from dataset.scanner(filter=pushed, **options).to_batches()
+            return
+        for start in range(0, total, part_rows):
+            yield from dataset.scanner(limit=part_rows, offset=start, **options).to_batches()
+
+    @property
+    def _part_rows(self) -> int:
+        size_bytes, rows = self.sstable.in_memory_bytes, self.sstable.physical_rows
+        width = size_bytes // rows if size_bytes and rows else 1
+        return max(1, _PART_BYTES // max(1, width))
 
     def take(self, schema: TableSchema, offsets: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
