@@ -59,7 +59,7 @@ from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import SsTable
 
-__all__ = ["SsTableSchema", "write_sstable"]
+__all__ = ["SsTableSchema", "has_null_struct", "write_sstable"]
 
 _LOG = logging.getLogger(__name__)
 # The reference counts this much per batch beside the buffers when it estimates memory.
@@ -215,15 +215,16 @@ def _file_version(rows: pa.Table, storage_version: str) -> str:
     as a dataset of its own, so that its version is free.
     """
     chunks = (chunk for column in rows.columns for chunk in column.chunks)
-    return "2.1" if storage_version == "2.0" and any(map(_has_null_struct, chunks)) else storage_version
+    return "2.1" if storage_version == "2.0" and any(map(has_null_struct, chunks)) else storage_version
 
 
-def _has_null_struct(array: pa.Array) -> bool:
+def has_null_struct(array: pa.Array) -> bool:
+    """Whether a struct in `array` is null."""
     kind = array.type
     if pa.types.is_struct(kind):
-        return bool(array.null_count) or any(_has_null_struct(child) for child in array.flatten())
+        return bool(array.null_count) or any(has_null_struct(child) for child in array.flatten())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _has_null_struct(array.flatten())
+        return has_null_struct(array.flatten())
     return False
 
 

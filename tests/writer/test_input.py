@@ -7,6 +7,7 @@ import decimal
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 from writer_kit import KEYED, contents, flushed, key_field, open_writer, rows, scanned
 
+import memwal as mw
 from memwal import InvalidInputError
 
 WIDE = pa.schema(
@@ -392,3 +394,19 @@ def test_a_large_slice_counts_its_parent(tmp_path: Path) -> None:
     writer.put(parent.slice(0, 50_000))
     assert writer.memtable_stats().estimated_size >= parent.nbytes
     writer.abort()
+
+
+def test_a_null_struct_is_refused_where_the_files_of_the_base_table_cannot_store_it(tmp_path: Path) -> None:
+    """It could be flushed, but never compacted."""
+    schema = pa.schema([key_field(), pa.field("s", pa.struct([("a", pa.struct([("b", pa.int8())]))]))])
+    lance.write_dataset(schema.empty_table(), str(tmp_path), data_storage_version="2.0")
+    table = mw.enable(str(tmp_path))
+    with open_writer(tmp_path, None) as writer:
+        writer.put([{"id": 1, "s": {"a": {"b": None}}}, {"id": 2, "s": {"a": {"b": 2}}}])
+        refused: list[list[dict[str, Any]]] = [[{"id": 3, "s": None}], [{"id": 3, "s": {"a": None}}], [{"id": 3}]]
+        for bad in refused:
+            with pytest.raises(mw.InvalidInputError, match="column 's' holds a null struct"):
+                writer.put(bad)
+        writer.delete([1])
+    table.compact()
+    assert table.dataset.to_table().to_pylist() == [{"id": 2, "s": {"a": {"b": 2}}}]

@@ -24,7 +24,6 @@ from memwal import live
 from memwal.clock import Clock
 from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
-from memwal.format.dictionaries import check_dictionaries
 from memwal.hooks import reach
 from memwal.ingest import key_batch, to_batches
 from memwal.log_run import LogRun
@@ -274,7 +273,7 @@ class ShardEngine:
         """`batches` as those of the table, each checked; the errors name the column."""
         with self._fit_lock:
             fitted = [self._reconciler.fit(batch) for batch in batches]
-        check_dictionaries(fitted, self._target.schema.small_dictionaries)
+        self._target.check_storable(fitted)
         if len(fitted) > self._config.max_memtable_batches:
             even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._target.schema.nullable) for batch in fitted]
             fitted = pa.Table.from_batches(even).combine_chunks().to_batches()

@@ -7,7 +7,7 @@ Called by: the shard engine, appends without a writer, the table facade.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,13 +15,17 @@ import pyarrow as pa
 
 from memwal.clock import Clock
 from memwal.config import WriterConfig
-from memwal.flush import SsTableSchema, write_sstable
+from memwal.errors import InvalidInputError
+from memwal.flush import SsTableSchema, has_null_struct, write_sstable
+from memwal.format.dictionaries import check_dictionaries
 from memwal.maintained import IndexSet
 from memwal.schema import TableSchema
 from memwal.store.location import Location
 from memwal.types import SsTable
 
 __all__ = ["ShardTarget"]
+
+_WITHOUT_NULL_STRUCTS = "2.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,18 @@ class ShardTarget:
     spec_id: int = 0
     check_rows: Callable[[str, pa.RecordBatch], None] | None = None
     indexes: IndexSet | None = None
+
+    def check_storable(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Return only if the base table can hold these rows; `InvalidInputError` names the column."""
+        check_dictionaries(batches, self.schema.small_dictionaries)
+        if self.storage_version != _WITHOUT_NULL_STRUCTS:
+            return
+        for batch in batches:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if has_null_struct(column):
+                    raise InvalidInputError(
+                        f"column {name!r} holds a null struct, which files of the table's version 2.0 cannot store"
+                    )
 
     def write_sstable(
         self,
