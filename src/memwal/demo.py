@@ -290,7 +290,9 @@ def _summary(story: _Story) -> None:
     print("\nSummary")
     for what, value in story.figures:
         print(f"   {what.ljust(width)}   {value}")
-    print("\nNext: README.md, docs/quickstart.md, .venv/bin/memwal --help, examples/, make bench (beside pylance's own)")
+    print(
+        "\nNext: README.md, docs/quickstart.md, .venv/bin/memwal --help, examples/, make bench (beside pylance's own)"
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the other processes
