@@ -1,7 +1,7 @@
 """A version of the base table that Lance's API cannot commit: rows added and deleted, and generations marked, at once.
 
-Owns building the transaction and manifest bytes of that version from the bytes of the one before. Needed where Lance's
-own merge cannot carry the mark: tables without a primary key, and rows that several processes wrote. Invariants:
+Owns building the transaction and manifest bytes of that version from the bytes of the one before. Why that is needed:
+`rfcs/0002-hand-made-base-versions.md`. Invariants:
 
 1. The new version holds every fragment, index and setting of the old one, plus the new fragments. An old fragment
    changes in its deletion vector only, or goes because no row of it is left.
@@ -12,7 +12,7 @@ own merge cannot carry the mark: tables without a primary key, and rows that sev
 `hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know, stable row
 ids above all (their fragments carry row ids), would become unreadable.
 
-Called by: compaction of append-only tables, distributed compaction.
+Called by: compaction, in one process and distributed; reading generations (`hand_commit_is_safe`).
 """
 
 from __future__ import annotations
