@@ -69,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text := problem.format_message():  # empty where help was printed instead
             error(f"{text} (see: memwal {_command_of(given)}--help)")
         return 2
-    except SystemExit:  # how typer ends when whoever read our output has seen enough
-        return 0
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return 0  # whoever read our output has seen enough
     except Exception as problem:
         if debug:
             raise
