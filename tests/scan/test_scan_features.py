@@ -253,6 +253,9 @@ def test_a_capture_can_be_handed_over_by_hand(tmp_path: Path) -> None:
         writer.put(_rows([2], 1))
         assert ids_of(table.scan(in_memory=captured)) == [1]
         assert ids_of(table.scan(in_memory=[captured])) == [1]
+        for wrong in ("captures", 5, [captured.active], captured.active):
+            with pytest.raises(mw.InvalidInputError, match="in_memory_memtable_refs"):
+                table.scan(in_memory=wrong)
         assert ids_of(table.scan()) == [1, 2]
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -202,3 +203,9 @@ def test_a_memory_table_ends_with_the_process_that_made_it_and_not_with_its_chil
     assert child_root != root
     assert not os.path.exists(child_root)
     assert not os.path.exists(root)
+
+
+@pytest.mark.parametrize("uri", [None, 5, b"path", ""], ids=repr)
+def test_what_is_no_uri_is_refused(uri: Any) -> None:
+    with pytest.raises(InvalidInputError, match="needs a URI or a path"):
+        resolve(uri)

@@ -219,7 +219,11 @@ def _cursor(manifest: ShardManifest) -> int:
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
     if in_memory is None:
         return {}
-    return {c.shard_id: c for c in ([in_memory] if isinstance(in_memory, InMemoryMemTables) else in_memory)}
+    given = [in_memory] if isinstance(in_memory, InMemoryMemTables) else in_memory
+    captures = list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(capture, InMemoryMemTables) for capture in captures):
+        raise InvalidInputError("in_memory takes what in_memory_memtable_refs() returned, of one or several writers")
+    return {capture.shard_id: capture for capture in captures}
 
 
 def _view(upper: _Upper, compacted: int, schema: TableSchema) -> ShardView:

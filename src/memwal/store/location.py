@@ -142,7 +142,7 @@ def _build(
 
 def _canonical(uri: str | os.PathLike[str]) -> str:
     """`uri` with its scheme checked and in lower case, or the real path behind it: the same from everywhere."""
-    text = os.fspath(uri)
+    text = os.fspath(uri) if isinstance(uri, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidInputError(f"a table needs a URI or a path, not {type(uri).__name__}")
     scheme, mark, rest = text.partition(":")
