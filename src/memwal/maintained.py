@@ -142,8 +142,12 @@ class IndexSet:
             if not isinstance(spec, BTreeIndex | FtsIndex | HnswIndex):
                 raise InvalidInputError(f"an index is a BTreeIndex, FtsIndex or HnswIndex, not {type(spec).__name__}")
             spec.validate(schema.nullable)
-        if len({spec.index_name for spec in given}) != len(given):
-            raise InvalidInputError("two of the given indexes have the same name")
+        names = [spec.index_name for spec in given]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInputError(
+                    f"two of the given indexes have the same name {name!r}; give one a name of its own"
+                )
         self._schema = schema
         self._base = base
         self.given = tuple(given)

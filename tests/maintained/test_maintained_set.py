@@ -154,7 +154,7 @@ def test_the_users_own_indexes_come_on_top(tmp_path: Path) -> None:
         ([mw.HnswIndex("t")], "cannot have a vector index"),
         ([mw.BTreeIndex("none")], "not in the schema"),
         (["n_btree"], "an index is a"),
-        ([mw.BTreeIndex("n"), mw.BTreeIndex("x", name="n_idx")], "same name"),
+        ([mw.BTreeIndex("n"), mw.BTreeIndex("x", name="n_idx")], "same name 'n_idx'"),
     ]:
         with pytest.raises(InvalidInputError, match=reason):
             mw.ShardWriter.open(table.dataset.uri, indexes=indexes, **SETTINGS)
