@@ -40,7 +40,7 @@ __all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
 
 _Mask = npt.NDArray[np.bool_]
 _Chosen = tuple[pa.RecordBatch, _Mask | None]
-_LOAD_AT_ONCE = 4
+_LOAD_AT_ONCE = 8  # a read waits for several threads of Lance in turn; more at once fill the gaps
 _BATCH_BYTES = 8 << 20
 _MAX_BATCH_ROWS = 1 << 16
 _JOINED_BYTES = 2 << 20
