@@ -128,8 +128,10 @@ def _spread(df: Any, plan: WritePlan) -> Any:
         return None
     from memwal.spark.types import spark_type
 
-    column = sharding.column
-    typed = df.withColumn(column, f.col(f"`{column}`").cast(spark_type(kind)))
+    column, wanted = sharding.column, spark_type(kind)
+    typed = df
+    if (column, wanted) not in [(item.name, item.dataType) for item in df.schema]:
+        typed = df.withColumn(column, f.col(f"`{column}`").cast(wanted))
     return typed.repartitionById(sharding.num_buckets, bucket_expression(column, sharding.num_buckets))
 
 
