@@ -9,7 +9,9 @@ Owns `Compactor` and `choose`. Invariants:
 3. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
 4. A generation leaves the manifest after the base version that holds it is durable (local paths with `fsync`), and only
    if the log's transaction map covers the map beside it; until then readers skip it by its mark.
-5. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
+5. A table with dictionaries of few values (8 or 16 bits) folds one generation per commit: the values of several may be
+   more than a file of the base table can hold, and Lance would write that file and never read it.
+6. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
    fit is left for the next commit, and a generation that is larger by itself is streamed.
 
 Manifests are read before the base: a generation that a manifest no longer lists is then marked in the base that is read
@@ -29,6 +31,7 @@ from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.config import WriterConfig
 from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from memwal.format.dictionaries import small_dictionaries
 from memwal.generation_rows import Folded, Generation, fold_all, fold_newest
 from memwal.hooks import reach
 from memwal.key_set import KeySet
@@ -183,7 +186,7 @@ class Compactor:
             ]
             for shard_id, manifest in manifests.items()
         }
-        chosen = choose(pending, self._memory_bytes)
+        chosen = choose(pending, self._memory_bytes, at_most=1 if small_dictionaries(base.schema) else None)
         reach("compact.chosen")
         if not chosen:
             self._trim(manifests, base, None, tally)
@@ -344,14 +347,16 @@ def _is_covered(beside: SeenMap, log: SeenMap) -> bool:
     return all(app in log and log[app].version >= item.version for app, item in beside.items())
 
 
-def choose(pending: Mapping[str, Sequence[SsTable]], memory_bytes: int) -> dict[str, list[SsTable]]:
-    """What fits one commit: of every shard its oldest generations, at least one generation in all."""
+def choose(
+    pending: Mapping[str, Sequence[SsTable]], memory_bytes: int, *, at_most: int | None = None
+) -> dict[str, list[SsTable]]:
+    """What fits one commit: of every shard its oldest generations, at least one and `at_most` generations in all."""
     chosen: dict[str, list[SsTable]] = {}
     left = memory_bytes
     for shard_id, sstables in pending.items():
         for sstable in sstables:
             size = _size(sstable)
-            if size > left and chosen:
+            if (size > left and chosen) or at_most == sum(map(len, chosen.values())):
                 break
             chosen.setdefault(shard_id, []).append(sstable)
             left -= size

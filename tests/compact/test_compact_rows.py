@@ -249,3 +249,27 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path) -> None:
     Compactor(location, lambda: kept.table._newest_base().__class__.open(location)).run()  # type: ignore[arg-type,return-value]
     assert [call for call in watched[0].calls if call[0] == "sync"] == []
     assert ShardManifestStore(location, kept.table.shards()[0].shard_id).read_latest().sstables == ()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append-only"])
+@pytest.mark.parametrize("stable_row_ids", [False, True], ids=["by hand", "by Lance"])
+def test_small_dictionaries_of_several_generations_stay_readable(
+    tmp_path: Path, keyed: bool, stable_row_ids: bool
+) -> None:
+    """Lance writes a file whose dictionary has more values than its indices can count, and never reads it again."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    key = {"lance-schema:unenforced-primary-key": "true"} if keyed else None
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=key), ("c", kind)])
+    uri = str(tmp_path / "table")
+    lance.write_dataset(schema.empty_table(), uri, enable_stable_row_ids=stable_row_ids)
+    table = mw.enable(uri, sharding=mw.Unsharded())
+    expected = {}
+    for generation in range(3):
+        rows = {100 * generation + i: f"{generation}-{i}" for i in range(100)}
+        with table.writer(compaction=None, fsync=False) as writer:
+            writer.put(pa.record_batch([pa.array(rows), pa.array(rows.values(), kind)], schema=schema))
+        expected |= rows
+    table.compact()
+    shown = lance.dataset(uri).to_table()
+    assert dict(zip(shown["id"].to_pylist(), shown["c"].to_pylist(), strict=True)) == expected
+    assert table.verify().ok

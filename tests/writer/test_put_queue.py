@@ -205,3 +205,17 @@ def test_threads_that_come_and_go_leave_nothing_in_the_queue(tmp_path: Path) -> 
         expected = {1000 * t + k for t in range(6) for k in range(30 + 10 * t)}
         assert set(scanned(writer)) == expected
         assert writer.stats().put_count == len(expected)
+
+
+def test_a_put_that_was_half_inserted_is_not_taken_for_done_by_a_bulk_write(tmp_path: Path) -> None:
+    """The leader was interrupted after it numbered the put, and a bulk write took the same numbers."""
+    with open_writer(tmp_path, max_entry_bytes=4000) as writer:
+        [other] = queued(writer, partial(writer.put, rows([7])))
+        core = writer._core
+        half = core._puts._waiting[0]
+        half.pending = core._place(half.fit(half.batches), None)  # and then the interrupt
+        writer.put(rows(range(1000, 2000)), txn=("app", 1))  # a generation of its own, led by nobody
+        assert not core._is_done(half)
+        half.wake()
+        other.result()
+        assert 7 in scanned(writer)

@@ -97,7 +97,11 @@ class ShardCore(ShardState):
                 put.waited = self._wait_for_room(put.size_bytes, counted=put.waited)
 
     def _is_done(self, put: QueuedPut) -> bool:
-        return put.error is not None or (put.pending is not None and put.pending.end <= self.durable)
+        if put.error is not None:
+            return True
+        pending = put.pending
+        # What is still in the queue may be half inserted, by a leader that was interrupted: its numbers mean nothing.
+        return pending is not None and pending.end <= self.durable and put not in self._puts
 
     def make_durable(self, end: int) -> None:
         """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does.

@@ -88,6 +88,9 @@ class PutQueue:
         with suppress(ValueError):
             self._waiting.remove(put)
 
+    def __contains__(self, put: QueuedPut) -> bool:
+        return put in self._waiting
+
     def is_oldest(self, put: QueuedPut) -> bool:
         """Whether nobody has waited longer."""
         return self._oldest() is put
