@@ -25,6 +25,8 @@ import memwal as mw
 from benchmarks.harness import Bench, Case, Sample, base_directory
 
 GENERATIONS = 200
+_ROWS = 10_000  # a tenth of what a memtable holds by default
+_FEW_ROWS = 2_000  # here opening files is most of the work
 _ROUNDS = 5
 
 
@@ -32,6 +34,14 @@ def cases() -> list[Case]:
     """The cases of this module."""
     return [
         Case("compact 200 generations, by key", partial(compact, True), merge, goal=0.8, unit="rows/s", rounds=_ROUNDS),
+        Case(
+            "compact 200 small generations, by key",
+            partial(compact, True, rows=_FEW_ROWS),
+            partial(merge, rows=_FEW_ROWS),
+            goal=None,
+            unit="rows/s",
+            rounds=_ROUNDS,
+        ),
         Case(
             "compact 200 generations, append-only",
             partial(compact, False),
@@ -72,15 +82,15 @@ def _rows(table: mw.Table, ids: np.ndarray) -> pa.Table:
     return pa.table({"id": ids, "value": ids.astype(np.float64), "name": names}, schema=table.schema)
 
 
-def _copy(bench: Bench, keyed: bool) -> mw.Table:
+def _copy(bench: Bench, keyed: bool, rows: int = _ROWS) -> mw.Table:
     place = Path(bench.directory) / "table"
-    shutil.copytree(_template(keyed, bench.scale(2_000, 100)), place)
+    shutil.copytree(_template(keyed, bench.scale(rows, 100)), place)
     return mw.open_table(str(place))
 
 
-def compact(keyed: bool, bench: Bench) -> Sample:
+def compact(keyed: bool, bench: Bench, *, rows: int = _ROWS) -> Sample:
     """Fold everything with `Table.compact`."""
-    table = _copy(bench, keyed)
+    table = _copy(bench, keyed, rows)
     start = time.perf_counter()
     report = table.compact()
     seconds = time.perf_counter() - start
@@ -88,15 +98,15 @@ def compact(keyed: bool, bench: Bench) -> Sample:
     return Sample(report.rows_written / seconds)
 
 
-def merge(bench: Bench) -> Sample:
+def merge(bench: Bench, *, rows: int = _ROWS) -> Sample:
     """Merge the same rows, de-duplicated and in memory, with one call of Lance."""
-    table = _copy(bench, True)
+    table = _copy(bench, True, rows)
     report = mw.open_table(table.uri).scan(with_generation=True).to_table()
-    rows = report.filter(pc.greater(report["_memtable_gen"], 0)).drop_columns(["_memtable_gen"])
+    fresh = report.filter(pc.greater(report["_memtable_gen"], 0)).drop_columns(["_memtable_gen"])
     dataset = lance.dataset(table.uri)
     start = time.perf_counter()
-    dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
-    return Sample(rows.num_rows / (time.perf_counter() - start))
+    dataset.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(fresh)
+    return Sample(fresh.num_rows / (time.perf_counter() - start))
 
 
 def append(bench: Bench) -> Sample:
