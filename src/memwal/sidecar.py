@@ -239,6 +239,11 @@ class PkSidecar:
             found[keys.is_null().to_numpy(zero_copy_only=False)] = -1
         return found
 
+    @property
+    def num_rows(self) -> int:
+        """The rows that the sidecar lists: all of the generation, if it is whole."""
+        return int(self._load_reader().num_rows())
+
     def all_keys(self) -> pa.Array:
         """Every key once, ascending; composite keys in their encoding."""
         return self.all_entries()[0]

@@ -3,7 +3,8 @@
 Owns `FreshIndex`, made once per list of SSTables and kept. Invariants:
 
 1. Every key is listed once, with the newest generation that has it and the row's offset there.
-2. `hidden` names, per SSTable, the rows that a newer SSTable of the same shard replaced; no other row is hidden.
+2. `hidden` names, per SSTable, the rows that a newer SSTable of the same shard replaced (or a newer row of its own, where
+   its deletion vector does not); no other row is hidden.
 
 Called by: the merge, lookups.
 """
@@ -47,6 +48,9 @@ class FreshIndex:
         self.hidden = (
             [offsets[beaten & (owners == i)] for i in range(len(parts))] if beaten.any() else [_NONE] * len(parts)
         )
+        for i, reader in enumerate(newest_first):
+            if len(reader.stale):
+                self.hidden[i] = np.concatenate([self.hidden[i], reader.stale])
         self._positions: dict[Any, int] | None = None
 
     def _index(self, keys: pa.Array) -> npt.NDArray[np.int64]:

@@ -5,7 +5,9 @@ Owns `SsTableReader` and `SsTableCache`. Invariants:
 1. A generation directory never changes, so what was read of it stays right for ever.
 2. Columns are matched by field id: a column that was renamed since reads under its new name, one that was added reads as
    null, one that was dropped is not read.
-3. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
+3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
+   used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
+4. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
 
 Called by: the merge, lookups.
 """
@@ -27,12 +29,13 @@ from lance.file import LanceFileReader
 
 from memwal.base_table import lance_errors, lance_options
 from memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError, UnavailableError
+from memwal.format.keys import primary_key_columns
 from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import one_array
 from memwal.schema import TableSchema, is_another_column
-from memwal.sidecar import PkSidecar
+from memwal.sidecar import PkSidecar, sort_keys
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import SsTable
@@ -73,6 +76,7 @@ class SsTableReader:
         self._reader: LanceFileReader | None = None
         self._file_lock = threading.Lock()
         self.size_bytes = 0
+        self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -108,9 +112,29 @@ class SsTableReader:
     def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         """Every key once, ascending, and the offset of its newest row."""
         if self._entries is None:
-            self._entries = self.sidecar.all_entries()
+            rows = self.sstable.physical_rows
+            whole = rows is None or self.sidecar.num_rows == rows
+            self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
             self.size_bytes += self._entries[0].nbytes + self._entries[1].nbytes
         return self._entries
+
+    def _entries_of_rows(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        dataset = self.dataset
+        names = primary_key_columns(dataset.schema)
+        if not names:
+            raise CorruptDataError(
+                "a sidecar does not list every row, and the generation does not say which columns are its key",
+                path=paths.sstable_dir(self.shard_id, self.sstable.path),
+            )
+        with self._reading():
+            table = dataset.to_table(columns=names, with_row_address=True)
+        keys = sort_keys([one_array(table.column(name)) for name in names])
+        offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
+        newest = np.ones(len(offsets), dtype=bool)
+        newest[keys.replaced] = False
+        self.stale = np.sort(offsets[keys.replaced])
+        chosen = newest[keys.order]
+        return keys.values.filter(pa.array(chosen)), offsets[keys.order][chosen]
 
     def names_by_column(self, schema: TableSchema) -> list[str | None]:
         """Per table column the name under which this generation holds it, or None."""
