@@ -44,7 +44,17 @@ from memwal.key_set import KeySet
 from memwal.progress import COUNTER_SHARD, PROPERTY, commit_number, encode_property, recorded
 from memwal.replaced import replaced_rows
 
-__all__ = ["Batches", "append_in_two", "append_rows", "mark", "merge_rows", "replace_rows", "sync_version"]
+__all__ = [
+    "Batches",
+    "append_in_two",
+    "append_rows",
+    "commit_by_hand",
+    "mark",
+    "merge_rows",
+    "replace_rows",
+    "sync_version",
+    "write_rows",
+]
 
 _LOG = logging.getLogger(__name__)
 Batches = Callable[[], Iterator[pa.RecordBatch]]
@@ -56,9 +66,9 @@ _ROWS_PER_FILE = 1 << 20
 
 def append_rows(base: BaseTable, batches: Batches, marks: Mapping[str, int], clock: Clock, *, fsync: bool) -> BaseTable:
     """The version right after `base`, with the rows appended and `marks` recorded in one commit."""
-    fragments = _write(base, batches)
+    fragments = write_rows(base, batches(), fsync=fsync)
     reach("compact.after_fragments")
-    return _commit_by_hand(base, fragments, {}, marks, clock, fsync=fsync)
+    return commit_by_hand(base, fragments, {}, marks, clock, fsync=fsync)
 
 
 def replace_rows(
@@ -70,7 +80,7 @@ def replace_rows(
     """
     with thread_pool(1, "memwal-replace") as pool:
         finding = pool.submit(replaced_rows, base, keys)
-        fragments = [] if batches is None else _write(base, batches)
+        fragments = [] if batches is None else write_rows(base, batches(), fsync=fsync)
         replaced = finding.result()
     reach("compact.after_fragments")
     deletions = {
@@ -78,7 +88,7 @@ def replace_rows(
         for number, offsets in replaced.items()
     }
     counted = {**marks, COUNTER_SHARD: commit_number(base) + 1}
-    return _commit_by_hand(base, fragments, deletions, counted, clock, fsync=fsync)
+    return commit_by_hand(base, fragments, deletions, counted, clock, fsync=fsync)
 
 
 def _write_deletions(
@@ -89,7 +99,7 @@ def _write_deletions(
     return deletion
 
 
-def _commit_by_hand(
+def commit_by_hand(
     base: BaseTable,
     fragments: Sequence[Any],
     deletions: Mapping[int, DeletionFile | None],
@@ -98,6 +108,10 @@ def _commit_by_hand(
     *,
     fsync: bool,
 ) -> BaseTable:
+    """The version right after `base`, with `fragments` (already durable), other deletion vectors, and `marks`.
+
+    None for a deletion vector leaves the fragment out. `ConflictError` if somebody else committed that version.
+    """
     commit = append_commit(
         base.manifest_bytes,
         [fragment_of(fragment) for fragment in fragments],
@@ -109,10 +123,6 @@ def _commit_by_hand(
     )
     store = base.location.store
     store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
-    if fsync:
-        for fragment in fragments:
-            for file in fragment.files:
-                store.sync_tree(data_path(str(file.path)))
     reach("compact.before_manifest")
     try:
         store.put_new(commit.manifest_path, commit.manifest, sync=fsync)
@@ -207,7 +217,7 @@ def append_in_two(base: BaseTable, batches: Batches, marks: Mapping[str, int]) -
         reader = pa.RecordBatchReader.from_batches(base.schema, batches())
         _merge(base, lambda: base.dataset.merge_insert([column]).when_not_matched_insert_all(), reader, marks)
         return base.refresh()
-    fragments = _write(base, batches)
+    fragments = write_rows(base, batches(), fsync=False)  # `sync_version` follows
     reach("compact.after_fragments")
     operation = LanceOperation.Update(
         removed_fragment_ids=[],
@@ -230,9 +240,9 @@ def append_in_two(base: BaseTable, batches: Batches, marks: Mapping[str, int]) -
     return mark(base.refresh(), marks)
 
 
-def _write(base: BaseTable, batches: Batches) -> list[Any]:
-    """Data files with all rows, that no version holds yet."""
-    reader = pa.RecordBatchReader.from_batches(base.schema, batches())
+def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: bool) -> list[Any]:
+    """The fragments of data files with all rows, that no version holds yet; with `fsync` they survive power loss."""
+    reader = pa.RecordBatchReader.from_batches(base.schema, batches)
     with lance_errors("writing rows for the base table"):
         transaction = write_fragments(
             reader,
@@ -244,6 +254,10 @@ def _write(base: BaseTable, batches: Batches) -> list[Any]:
             return_transaction=True,
         )
     operation: Any = transaction.operation
+    if fsync:
+        for fragment in operation.fragments:
+            for file in fragment.files:
+                base.location.store.sync_tree(data_path(str(file.path)))
     return list(operation.fragments)
 
 

@@ -21,7 +21,7 @@ after it. Called by: the table facade, the background compaction of the table wr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -46,7 +46,15 @@ from memwal.transactions import load_generation_maps
 from memwal.types import SeenMap, SeenTransaction, ShardManifest, SsTable
 from memwal.wal import list_positions, newest_seen
 
-__all__ = ["DEFAULT_MEMORY_BYTES", "Compactor", "choose", "pending_generations"]
+__all__ = [
+    "DEFAULT_MEMORY_BYTES",
+    "Compactor",
+    "choose",
+    "is_key_indexed",
+    "open_generations",
+    "pending_generations",
+    "size_of",
+]
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 512 << 20
@@ -233,7 +241,8 @@ class Compactor:
     def _fold(self, base: BaseTable, chosen: Mapping[str, Sequence[SsTable]], tally: _Tally) -> BaseTable:
         schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
-        generations = self._open(chosen, schema)
+        members = [(shard_id, sstable) for shard_id, sstables in chosen.items() for sstable in sstables]
+        generations = open_generations(self._location, members, schema, self._memory_bytes)
         folded = fold_newest(generations, schema) if schema.primary_key else fold_all(generations, schema)
         newest = self._commit_folded(base, folded, marks, tally)
         tally.rows_written += folded.rows
@@ -260,21 +269,9 @@ class Compactor:
                 return append_rows(base, batches, marks, clock, fsync=fsync)
             return append_in_two(base, batches, marks)
         upserts = batches if folded.rows else None
-        if base.takes_hand_commit and tally.conflicts < _TRIES_BY_HAND and not _is_key_indexed(base):
+        if base.takes_hand_commit and tally.conflicts < _TRIES_BY_HAND and not is_key_indexed(base):
             return replace_rows(base, KeySet(folded.keys), upserts, marks, clock, fsync=fsync)
         return merge_rows(base, folded.deletes, upserts, marks)
-
-    def _open(self, chosen: Mapping[str, Sequence[SsTable]], schema: TableSchema) -> list[Generation]:
-        """The chosen generations; the rows of those that fit the limit together are read once and kept."""
-        left = self._memory_bytes if schema.primary_key else 0
-        generations = []
-        for shard_id, sstables in chosen.items():
-            for sstable in sstables:
-                size = _size(sstable)
-                keep = size <= left
-                left -= size if keep else 0
-                generations.append(Generation(self._location, shard_id, sstable, schema, keep=keep))
-        return generations
 
     # ------------------------------------------------------------------------------------------------------- trimming
 
@@ -336,7 +333,21 @@ class Compactor:
             return dict(zip([sstable.path for sstable in old], pool.map(load, old), strict=True))
 
 
-def _is_key_indexed(base: BaseTable) -> bool:
+def open_generations(
+    location: Location, members: Iterable[tuple[str, SsTable]], schema: TableSchema, memory_bytes: int
+) -> list[Generation]:
+    """The generations of `members` (with their shards); the rows of those that fit the limit together are kept."""
+    left = memory_bytes if schema.primary_key else 0
+    generations = []
+    for shard_id, sstable in members:
+        size = size_of(sstable)
+        keep = size <= left
+        left -= size if keep else 0
+        generations.append(Generation(location, shard_id, sstable, schema, keep=keep))
+    return generations
+
+
+def is_key_indexed(base: BaseTable) -> bool:
     """Whether Lance finds keys of the base table without reading all of them."""
     key = [base.column_ids[name] for name in base.primary_key]
     return any(list(entry.field_ids) == key for entry in base.index_entries)
@@ -355,7 +366,7 @@ def choose(
     left = memory_bytes
     for shard_id, sstables in pending.items():
         for sstable in sstables:
-            size = _size(sstable)
+            size = size_of(sstable)
             if (size > left and chosen) or at_most == sum(map(len, chosen.values())):
                 break
             chosen.setdefault(shard_id, []).append(sstable)
@@ -365,5 +376,6 @@ def choose(
     return chosen
 
 
-def _size(sstable: SsTable) -> int:
+def size_of(sstable: SsTable) -> int:
+    """The bytes of a generation in memory, or a guess where its manifest does not say."""
     return _UNKNOWN_SIZE_BYTES if sstable.in_memory_bytes is None else sstable.in_memory_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import lance
@@ -13,25 +13,13 @@ from compact_kit import Kept, with_key
 import memwal as mw
 from memwal import base_commit, hooks
 from memwal.progress import COUNTER_SHARD, commit_number, unmarked
+from memwal.testing.points import run_once_at
 
 
 @pytest.fixture(autouse=True)
 def _no_handler_is_left() -> Iterator[None]:
     yield
     hooks.install(None)
-
-
-def run_once_at(point: str, action: Callable[[], object]) -> list[str]:
-    """Let `action` happen when `point` is reached for the first time; returns the list of times it did."""
-    happened: list[str] = []
-
-    def handler(reached: str) -> None:
-        if reached == point and not happened:
-            happened.append(point)
-            action()
-
-    hooks.install(handler)
-    return happened
 
 
 OVERLAPS = [

@@ -22,6 +22,7 @@ from memwal.errors import InvalidInputError
 from memwal.progress import COUNTER_SHARD, recorded
 from memwal.spark.distributed import is_big, newest_base
 from memwal.store.location import resolve
+from memwal.testing.points import run_once_at
 from memwal.testing.profile import scaled
 
 
@@ -29,19 +30,6 @@ from memwal.testing.profile import scaled
 def _no_handler_is_left() -> Iterator[None]:
     yield
     hooks.install(None)
-
-
-def at(point: str, action: Callable[[], object]) -> list[str]:
-    """Let `action` happen when `point` is reached for the first time; the list tells whether it was."""
-    happened: list[str] = []
-
-    def handler(reached: str) -> None:
-        if reached == point and not happened:
-            happened.append(point)
-            action()
-
-    hooks.install(handler)
-    return happened
 
 
 def marks(uri: str) -> dict[str, int]:
@@ -188,7 +176,7 @@ def test_a_crash_anywhere_loses_and_repeats_nothing(tmp_path: Path, kind: str, p
     story = Story(tmp_path / "t", kind)
     story.base()
     story.generations(2)
-    happened = at(point, crash)
+    happened = run_once_at(point, crash)
     with pytest.raises(CrashError):
         compact_by_tasks(story.uri)
     assert happened
@@ -204,7 +192,7 @@ def test_after_a_crash_one_process_may_finish(tmp_path: Path) -> None:
     story = Story(tmp_path / "t", "number")
     story.base()
     story.generations(2)
-    at("compact.before_manifest", crash)
+    run_once_at("compact.before_manifest", crash)
     with pytest.raises(CrashError):
         compact_by_tasks(story.uri)
     hooks.install(None)
@@ -232,7 +220,7 @@ def test_a_compaction_that_was_overtaken_starts_over(
         else:
             mw.open_table(story.uri).compact(max_generations=first_does)
 
-    assert at(point, overtake) is not None
+    assert run_once_at(point, overtake) is not None
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 
@@ -253,7 +241,7 @@ def test_one_process_that_tasks_overtook_starts_over(tmp_path: Path, indexed: bo
     if indexed:  # then one process compacts by Lance's merge, else by a version of its own
         lance.dataset(story.uri).create_scalar_index("id", "BTREE")
     story.generations(3)
-    happened = at(point, lambda: compact_by_tasks(story.uri, max_generations=2))
+    happened = run_once_at(point, lambda: compact_by_tasks(story.uri, max_generations=2))
     assert story.table.compact().conflicts == 1
     assert happened
     story.check()
@@ -266,7 +254,7 @@ def test_a_merge_that_only_inserted_is_a_conflict_too(tmp_path: Path) -> None:
     lance.dataset(story.uri).create_scalar_index("id", "BTREE")
     with story.table.writer(compaction=None) as writer:
         story.put(writer, range(20, 30))
-    at("compact.before_manifest", lambda: mw.open_table(story.uri).compact())
+    run_once_at("compact.before_manifest", lambda: mw.open_table(story.uri).compact())
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 
@@ -281,7 +269,7 @@ def test_after_a_change_of_the_base_only_changed_fragments_are_looked_at_again(t
         story.base_deletes([21, 22])
         story.base([200, 201])
 
-    at("compact.before_manifest", change)
+    run_once_at("compact.before_manifest", change)
     tasks = Tasks()
     report = compact_by_tasks(story.uri, tasks)
     assert report.conflicts == 1
@@ -295,11 +283,11 @@ def test_an_index_and_a_column_that_appear_meanwhile_are_kept(tmp_path: Path) ->
     story = Story(tmp_path / "t", "number")
     story.base()
     story.generations(2)
-    at("compact.before_manifest", lambda: lance.dataset(story.uri).create_scalar_index("id", "BTREE"))
+    run_once_at("compact.before_manifest", lambda: lance.dataset(story.uri).create_scalar_index("id", "BTREE"))
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
     story.generations(1)
-    at("compact.before_manifest", lambda: lance.dataset(story.uri).add_columns(pa.field("more", pa.int32())))
+    run_once_at("compact.before_manifest", lambda: lance.dataset(story.uri).add_columns(pa.field("more", pa.int32())))
     tasks = Tasks()
     assert compact_by_tasks(story.uri, tasks).conflicts == 1
     assert len([call for call in tasks.calls if "members" in call[0]]) == 2  # rows get the columns of the base
@@ -319,7 +307,7 @@ def test_generations_that_were_collected_meanwhile_are_not_missed(tmp_path: Path
         other.compact()
         assert other.gc(grace_seconds=0).count("sstable") > 0
 
-    at("compact.chosen", overtake)
+    run_once_at("compact.chosen", overtake)
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 
@@ -333,7 +321,7 @@ def test_staged_keys_that_were_collected_meanwhile_are_staged_again(tmp_path: Pa
         for path in Path(story.uri, "memwal_stage").rglob("*.arrow"):
             path.unlink()
 
-    at("compact.after_fragments", collect)
+    run_once_at("compact.after_fragments", collect)
     assert compact_by_tasks(story.uri).conflicts == 1
     story.check()
 

@@ -170,6 +170,14 @@ def test_queued_puts_wait_for_room_and_go_on(tmp_path: Path) -> None:
     with open_writer(location, max_unflushed_memtable_bytes=5000) as writer:
         held = store.hold("put", BLOOM)
         writer.put(rows(range(500)))
+        fitted: list[int] = []
+        fit = writer._fit_for_entry
+
+        def counted(batches: list[pa.RecordBatch]) -> Any:
+            fitted.append(batches[0].column("id")[0].as_py())
+            return fit(batches)
+
+        writer._fit_for_entry = counted  # type: ignore[method-assign]
         held_up = [in_thread(partial(writer.put, rows([1000 + k]))) for k in range(4)]
         held.wait_reached()
         wait_queued(writer, 4)
@@ -177,6 +185,7 @@ def test_queued_puts_wait_for_room_and_go_on(tmp_path: Path) -> None:
         held.open()
         for put in held_up:
             put.result()
+        assert sorted(fitted) == [1000, 1001, 1002, 1003], "rows were fitted again because there was no room"
 
 
 def test_a_put_that_a_cast_makes_too_large_for_an_entry_is_published_whole(tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from memwal.base_commit import commit_by_hand
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.compact import Compactor, pending_generations
-from memwal.errors import ConflictError, InvalidInputError, MemWalError, ObjectExistsError, ObjectNotFoundError
-from memwal.format.lance_commit import append_commit, fragment_of
+from memwal.compact import Compactor, is_key_indexed, pending_generations, size_of
+from memwal.errors import InvalidInputError, MemWalError, ObjectNotFoundError
 from memwal.format.lance_manifest import Fragment
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
@@ -46,7 +46,6 @@ __all__ = ["DistributedCompactor", "RunTasks", "is_big", "newest_base"]
 
 _LOG = logging.getLogger(__name__)
 _TASKS_PER_COMMIT = 4  # so many times the memory of a task goes into one commit, since every commit looks at the base
-_UNKNOWN_SIZE_BYTES = 64 << 20
 
 RunTasks = Callable[[Sequence[str], Callable[[str], str]], list[str]]
 """Runs a function on every argument, each in a task of its own; the answers are in the order of the arguments."""
@@ -69,20 +68,15 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
     replace without reading all of it. On an append-only table nothing is replaced.
     """
     size = 0
-    if base.primary_key and not _is_key_indexed(base):
+    if base.primary_key and not is_key_indexed(base):
         size = sum(file.size_bytes for fragment in base.manifest.fragments() for file in fragment.files)
     marks = compacted(base)
     for shard_id in list_shards(location):
         manifest = ShardManifestStore(location, shard_id).read_latest()
         if manifest is not None:
             pending = pending_generations(manifest, marks.get(shard_id, 0))
-            size += sum(sstable.in_memory_bytes or _UNKNOWN_SIZE_BYTES for sstable in pending)
+            size += sum(map(size_of, pending))
     return size >= limit_bytes
-
-
-def _is_key_indexed(base: BaseTable) -> bool:
-    key = [base.column_ids[name] for name in base.primary_key]
-    return any(list(entry.field_ids) == key for entry in base.index_entries)
 
 
 class DistributedCompactor(Compactor):
@@ -197,23 +191,8 @@ class DistributedCompactor(Compactor):
         if base.primary_key:
             marks[COUNTER_SHARD] = commit_number(base) + 1
         made = [FragmentMetadata.from_json(json.dumps(fragment)) for item in new for fragment in item.fragments]
-        commit = append_commit(
-            base.manifest_bytes,
-            [fragment_of(fragment) for fragment in made],
-            marks,
-            deletions={number: item.deletion for number, item in superseded.items()},
-            transaction_uuid=self._clock.uuid4(),
-            index_uuid=self._clock.uuid4(),
-            now_ms=self._clock.now_ms(),
-        )
-        store = base.location.store
-        store.put_new(commit.transaction_path, commit.transaction, sync=self._job.fsync)
-        reach("compact.before_manifest")
-        try:
-            store.put_new(commit.manifest_path, commit.manifest, sync=self._job.fsync)
-        except ObjectExistsError:
-            raise ConflictError(f"somebody else committed base version {commit.version}; start over") from None
-        return base.refresh()
+        deletions = {number: item.deletion for number, item in superseded.items()}
+        return commit_by_hand(base, made, deletions, marks, self._clock, fsync=self._job.fsync)
 
 
 def _units(base: BaseTable, chosen: Chosen) -> list[Unit]:

@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memwal.base_table import BaseTable, lance_errors, lance_options
+from memwal.base_commit import write_rows
+from memwal.base_table import BaseTable, lance_errors
+from memwal.compact import open_generations
 from memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
 from memwal.format.lance_commit import deletion_of
-from memwal.format.lance_manifest import DeletionFile, data_path, deletion_path
-from memwal.generation_rows import Generation, fold_all, fold_newest
+from memwal.format.lance_manifest import DeletionFile, deletion_path
+from memwal.generation_rows import fold_all, fold_newest
 from memwal.scan.keys import KeySet, key_array
 from memwal.schema import TableSchema
 from memwal.store import paths
@@ -136,7 +138,7 @@ def _write_unit(
     job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]], keys_path: str
 ) -> NewRows:
     schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
-    generations = _open(job, location, members, schema)
+    generations = open_generations(location, members, schema, job.memory_bytes)
     if not schema.primary_key:
         folded = fold_all(generations, schema)
         return NewRows(_write(job, base, folded.batches(base.schema)), folded.rows, 0, None)
@@ -156,39 +158,8 @@ def _write_unit(
     return NewRows(fragments, folded.rows, folded.deletes.num_rows, keys_path)
 
 
-def _open(
-    job: Job, location: Location, members: Sequence[tuple[str, SsTable]], schema: TableSchema
-) -> list[Generation]:
-    """The generations; the rows of those that fit the limit together are read once and kept."""
-    left = job.memory_bytes if schema.primary_key else 0
-    generations = []
-    for shard_id, sstable in members:
-        keep = sstable.in_memory_bytes is not None and sstable.in_memory_bytes <= left
-        left -= (sstable.in_memory_bytes or 0) if keep else 0
-        generations.append(Generation(location, shard_id, sstable, schema, keep=keep))
-    return generations
-
-
 def _write(job: Job, base: BaseTable, batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], ...]:
-    from lance.fragment import write_fragments
-
-    reader = pa.RecordBatchReader.from_batches(base.schema, batches)
-    with lance_errors("writing rows for the base table"):
-        transaction: Any = write_fragments(
-            reader,
-            base.dataset,
-            mode="append",
-            data_storage_version=base.data_storage_version,
-            max_rows_per_file=_ROWS_PER_FILE,
-            storage_options=lance_options(base.location),
-            return_transaction=True,
-        )
-    fragments = list(transaction.operation.fragments)
-    if job.fsync:
-        for fragment in fragments:
-            for file in fragment.files:
-                base.location.store.sync_tree(data_path(str(file.path)))
-    return tuple(fragment.to_json() for fragment in fragments)
+    return tuple(fragment.to_json() for fragment in write_rows(base, batches, fsync=job.fsync))
 
 
 def _stage(location: Location, path: str, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:

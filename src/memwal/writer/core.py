@@ -26,9 +26,9 @@ from memwal.schema import TableSchema
 from memwal.transactions import with_transaction
 from memwal.writer.pending import Entry, EntryBuilder, Pending, WriteRows
 from memwal.writer.put_queue import PutQueue, QueuedPut
-from memwal.writer.state import CLOSED, CLOSING, LOOK_AGAIN_SECONDS, OPEN, ShardState
+from memwal.writer.state import LOOK_AGAIN_SECONDS, ShardState
 
-__all__ = ["CLOSED", "CLOSING", "OPEN", "ShardCore"]
+__all__ = ["ShardCore"]
 
 
 class ShardCore(ShardState):

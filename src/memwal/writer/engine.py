@@ -35,12 +35,13 @@ from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
 from memwal.wal import PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
-from memwal.writer.core import CLOSED, CLOSING, OPEN, ShardCore
+from memwal.writer.core import ShardCore
 from memwal.writer.evolve import WriteGate, move_core
 from memwal.writer.flusher import SsTableWriter, flush_once, run_flusher, run_ticker
 from memwal.writer.pending import WriteRows
 from memwal.writer.put_queue import QueuedPut
 from memwal.writer.replay import replay
+from memwal.writer.state import CLOSED, CLOSING, OPEN
 from memwal.writer.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from memwal.writer.target import ShardTarget
 

@@ -25,8 +25,9 @@ from memwal.errors import FencedError, MemWalError, UnavailableError
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore, with_generation
 from memwal.types import FlushResult, ShardManifest, SsTable
-from memwal.writer.core import CLOSED, ShardCore
+from memwal.writer.core import ShardCore
 from memwal.writer.indexing import index_deferred, start_growing, use_newest_indexes
+from memwal.writer.state import CLOSED
 
 __all__ = ["SsTableWriter", "count_flush", "flush_once", "publish", "run_flusher", "run_ticker"]
 

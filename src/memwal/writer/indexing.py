@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 
 from memwal.index import HnswMemIndex
-from memwal.writer.core import OPEN, ShardCore
+from memwal.writer.core import ShardCore
+from memwal.writer.state import OPEN
 
 __all__ = ["grow_graphs", "index_deferred", "start_growing", "use_newest_indexes"]
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import pyarrow as pa
 
@@ -31,7 +30,7 @@ __all__ = ["PutQueue", "QueuedPut"]
 class QueuedPut:
     """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
 
-    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "size_bytes", "started", "waited")
+    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "rows", "size_bytes", "started", "waited")
 
     def __init__(
         self,
@@ -45,6 +44,7 @@ class QueuedPut:
         self.size_bytes = size_bytes
         self.fit = fit
         self.started = started
+        self.rows: WriteRows | None = None
         self.pending: Pending | None = None
         self.error: Exception | None = None
         self.follower: QueuedPut | None = None
@@ -85,8 +85,10 @@ class PutQueue:
 
     def withdraw(self, put: QueuedPut) -> None:
         """Forget a put whose caller was interrupted, if nobody took it yet: it must not show up later."""
-        with suppress(ValueError):
+        try:  # noqa: SIM105 (on the way of every put)
             self._waiting.remove(put)
+        except ValueError:
+            pass
 
     def __contains__(self, put: QueuedPut) -> bool:
         return put in self._waiting
@@ -116,7 +118,9 @@ class PutQueue:
         while (put := self._oldest()) is not None:
             if put.error is None:
                 try:
-                    if not insert(put, put.fit(put.batches)):
+                    if put.rows is None:  # else it found no room before
+                        put.rows = put.fit(put.batches)
+                    if not insert(put, put.rows):
                         return False
                 except Exception as error:
                     put.error = error
