@@ -113,7 +113,6 @@ PATH_PARTS = frozenset(
 )
 
 BANNED_MODULE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
-MAX_LINES = 500
 GENERATED = "_pb2.py"  # files that a generator wrote: exempt from everything but the layers
 
 # --- The check. ------------------------------------------------------------------------------------------------------
@@ -187,9 +186,6 @@ def _check_module(module: Module, tree: ast.Module, text: str, known: set[str]) 
     banned = BANNED_MODULE_NAMES.intersection(module.dotted.split("."))
     for name in sorted(banned):
         yield 1, f"a module named {name!r} says nothing: name it after what it owns"
-    lines = text.count("\n")
-    if lines > MAX_LINES:
-        yield 1, f"{lines} lines, more than {MAX_LINES}: split it along what it owns"
     for line, target in imports:
         yield from ((line, what) for what in _door_problem(module, target))
     yield from _clock_problems(module, tree)
