@@ -170,11 +170,11 @@ def check(source: Path) -> list[Violation]:
     for module in modules(source):
         text = module.file.read_text(encoding="utf-8")
         tree = ast.parse(text, filename=str(module.file))
-        found += (Violation(module.shown, line, what) for line, what in _check_module(module, tree, text, known))
+        found += (Violation(module.shown, line, what) for line, what in _check_module(module, tree, known))
     return sorted(set(found))
 
 
-def _check_module(module: Module, tree: ast.Module, text: str, known: set[str]) -> Iterator[tuple[int, str]]:
+def _check_module(module: Module, tree: ast.Module, known: set[str]) -> Iterator[tuple[int, str]]:
     if module.part not in _ORDER:
         yield 1, f"module {module.part!r} has no layer: add it to LAYERS in tools/check_layers.py"
         return
