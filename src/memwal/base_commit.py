@@ -142,7 +142,7 @@ def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, mark
     if deletes.num_rows:
         reach("compact.before_delete")
         marked = counted if upserts is None else None
-        _merge(base, lambda: base.dataset.merge_insert(key).when_matched_delete(), deletes, marked)
+        _merge(base, lambda: base.handle().merge_insert(key).when_matched_delete(), deletes, marked)
         reach("compact.after_delete")
         if upserts is None:
             return base.refresh()
@@ -153,7 +153,7 @@ def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, mark
     reader = pa.RecordBatchReader.from_batches(base.schema, upserts())
     _merge(
         base,
-        lambda: base.dataset.merge_insert(key).when_matched_update_all().when_not_matched_insert_all(),
+        lambda: base.handle().merge_insert(key).when_matched_update_all().when_not_matched_insert_all(),
         reader,
         counted,
     )
@@ -172,7 +172,7 @@ def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
     """The version after `base` that records `marks` and changes no row."""
     column = list(base.primary_key) or [_joinable(base)]
     empty = base.schema.empty_table()
-    _merge(base, lambda: base.dataset.merge_insert(column).when_not_matched_insert_all(), empty, marks)
+    _merge(base, lambda: base.handle().merge_insert(column).when_not_matched_insert_all(), empty, marks)
     return base.refresh()
 
 
@@ -215,7 +215,7 @@ def append_in_two(base: BaseTable, batches: Batches, marks: Mapping[str, int]) -
     if not present:  # nothing can match in an empty table: one merge inserts every row and carries the marks
         column = _joinable(base)
         reader = pa.RecordBatchReader.from_batches(base.schema, batches())
-        _merge(base, lambda: base.dataset.merge_insert([column]).when_not_matched_insert_all(), reader, marks)
+        _merge(base, lambda: base.handle().merge_insert([column]).when_not_matched_insert_all(), reader, marks)
         return base.refresh()
     fragments = write_rows(base, batches(), fsync=False)  # `sync_version` follows
     reach("compact.after_fragments")

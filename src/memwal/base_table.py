@@ -5,7 +5,9 @@ Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
 1. All answers of one `BaseTable` are about one version; `refresh` returns another value, it never changes this one.
 2. Index entries and feature flags come from that version's manifest file, which is read at most once, on demand.
 3. "There is no base table" is an answer (None) that the store confirmed; a storage failure is an error.
-4. A table that was dropped and created anew at the same place is noticed, also at the same version number: the manifest
+4. A Lance dataset moves on when something is committed through it. Commits go through a `handle` of their own, so that
+   no scan, lookup or cache sees its version change.
+5. A table that was dropped and created anew at the same place is noticed, also at the same version number: the manifest
    that this value was opened from is no longer the same object. `origin` tells such tables apart.
 
 Called by: the table facade, the writer, the reader, flush, compaction.
@@ -13,6 +15,7 @@ Called by: the table facade, the writer, the reader, flush, compaction.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,7 +114,7 @@ class _ManifestFile:
 class BaseTable:
     """One version of the base table: `version`, whose manifest is `stamp`.
 
-    `dataset` may move on by itself when something is committed through it.
+    `dataset` is read by everybody who holds this value: nothing is ever committed through it (see `handle`).
     """
 
     location: Location
@@ -133,6 +136,10 @@ class BaseTable:
             raise
         opened = int(dataset.version)
         return cls(location, dataset, opened, _stamp(location, opened))
+
+    def handle(self) -> lance.LanceDataset:
+        """This version as a dataset that nobody else holds; committing through it moves no other. Costs no request."""
+        return copy.copy(self.dataset)
 
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""

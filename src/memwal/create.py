@@ -255,7 +255,7 @@ def _fitting(base: BaseTable, newest: BaseTable, choices: Choices, details: MemW
     if newest.version == base.version + 1 or _still_fits(base, newest, choices, details):
         return newest
     with lance_errors("taking the MemWAL index back"):
-        newest.dataset.drop_index(INDEX_NAME)
+        newest.handle().drop_index(INDEX_NAME)
     raise ConflictError(f"the columns of {base.location.describe()} changed while it was enabled; retry")
 
 

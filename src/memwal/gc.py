@@ -128,7 +128,7 @@ class Collector:
     def _optimize(self) -> None:
         base = self._newest_base()
         with lance_errors("bringing the indexes of the base table up"):
-            base.dataset.optimize.optimize_indices()
+            base.handle().optimize.optimize_indices()
 
     # ------------------------------------------------------------------------------------------------------ looking
 

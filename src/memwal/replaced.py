@@ -64,8 +64,7 @@ def replaced_rows(base: BaseTable, keys: KeySet) -> dict[int, _Offsets | None]:
 def _parts(base: BaseTable, keys: KeySet) -> Iterator[_Part]:
     names = list(base.primary_key)
     with lance_errors("finding replaced rows in the base table"):
-        dataset = base.dataset if base.dataset.version == base.version else base.dataset.checkout_version(base.version)
-        scanner = dataset.scanner(
+        scanner = base.dataset.scanner(
             columns=names,
             with_row_address=True,
             batch_size=_BATCH_ROWS,

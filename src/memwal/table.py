@@ -197,8 +197,8 @@ class Table(Maintenance):
 
     @property
     def dataset(self) -> lance.LanceDataset:
-        """The newest version of the base table."""
-        return self._newest_base().dataset
+        """The newest version of the base table, as a dataset of the caller's own: what it commits moves no read of ours."""
+        return self._newest_base().handle()
 
     def details(self) -> MemWalDetails:
         """What the MemWAL index of the newest base version records."""

@@ -1,0 +1,123 @@
+"""What a read holds does not move: neither by a compaction of the same process nor by what users commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+import memwal as mw
+from memwal.base_table import BaseTable
+from memwal.compact import Compactor
+from memwal.scan.base_keys import BaseLookup
+from memwal.scan.lookup import lookup_rows
+from memwal.scan.snapshot import SnapshotSource
+from memwal.shard_target import table_schema
+from memwal.store.location import resolve
+
+PLAIN = pa.schema([("id", pa.int64()), ("note", pa.string())])
+KEY = pa.field("id", pa.int64(), False, metadata={"lance-schema:unenforced-primary-key": "true"})
+KEYED = pa.schema([KEY, ("note", pa.string())])
+
+
+def _index_the_key(uri: str) -> None:
+    lance.dataset(uri).create_scalar_index("id", "BTREE")
+
+
+def _nothing(_: str) -> None:
+    return None
+
+
+WAYS: dict[str, tuple[pa.Schema, list[int], dict[str, Any], Callable[[str], None]]] = {
+    "by hand": (KEYED, [1, 2, 3], {}, _nothing),
+    "index on the key": (KEYED, [1, 2, 3], {}, _index_the_key),
+    "stable row ids": (KEYED, [1, 2, 3], {"enable_stable_row_ids": True}, _nothing),
+    "old manifest names": (KEYED, [1, 2, 3], {"enable_v2_manifest_paths": False}, _nothing),
+    "append-only, stable row ids": (PLAIN, [1, 2, 3], {"enable_stable_row_ids": True}, _nothing),
+    "append-only, stable row ids, empty": (PLAIN, [], {"enable_stable_row_ids": True}, _nothing),
+}
+
+
+def _table(place: Path, way: str) -> mw.Table:
+    schema, ids, options, prepare = WAYS[way]
+    uri = str(place)
+    lance.write_dataset(pa.table([ids, ["base"] * len(ids)], schema=schema), uri, **options)
+    prepare(uri)
+    return mw.enable(uri, sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+
+
+def _rows(scan: Any) -> list[tuple[int, str]]:
+    return sorted((row["id"], row["note"]) for row in scan.to_table().to_pylist())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_held_scan_shows_what_it_captured_whatever_is_compacted(tmp_path: Path, way: str) -> None:
+    table = _table(tmp_path / "t", way)
+    with table.writer(compaction=None) as writer:
+        writer.put([{"id": 100, "note": "first"}])
+        writer.flush()
+        held = table.scan()
+        wanted = _rows(table.scan())
+        writer.put([{"id": 1, "note": "second"}, {"id": 101, "note": "second"}])
+        if table.primary_key:
+            writer.delete([2])
+        writer.flush()
+        table.compact()
+        assert _rows(held) == wanted
+        assert held.count_rows() == len(wanted)
+        assert _rows(table.scan()) != wanted
+
+
+@pytest.mark.parametrize("way", [way for way, (schema, *_) in WAYS.items() if schema is KEYED])
+def test_a_lookup_finds_every_row_of_its_snapshot_while_its_process_compacts(tmp_path: Path, way: str) -> None:
+    table = _table(tmp_path / "t", way)
+    newest = BaseTable.open(resolve(table.uri))
+    assert newest is not None
+    held: list[BaseTable] = [newest]
+
+    def base() -> BaseTable:
+        held[0] = held[0].refresh()
+        return held[0]
+
+    source, lookup = SnapshotSource(newest.location, base, table_schema), BaseLookup(["id"])
+    keys = pa.record_batch([pa.array([1, 2, 3])], names=["id"])
+    with table.writer(compaction=None) as writer:
+        for _ in range(12):  # enough for an index of key hashes
+            lookup_rows(source.capture(), lookup, keys, ["id"])
+        snapshot = source.capture()
+        writer.put([{"id": 1, "note": "new"}])
+        writer.flush()
+        Compactor(newest.location, base).run()
+        found = lookup_rows(snapshot, lookup, keys, ["id", "note"]).to_pylist()
+    assert sorted(row["id"] for row in found) == [1, 2, 3]
+    assert {row["note"] for row in found} == {"base"}
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda dataset: dataset.delete("id = 1"),
+        lambda dataset: dataset.update({"note": "'other'"}),
+        lambda dataset: (
+            dataset.merge_insert("id").when_matched_update_all().execute(pa.table([[1], ["merged"]], schema=KEYED))
+        ),
+        lambda dataset: dataset.add_columns(pa.field("more", pa.int64())),
+        lambda dataset: dataset.optimize.compact_files(),
+    ],
+    ids=["delete", "update", "merge_insert", "add_columns", "compact_files"],
+)
+def test_what_a_user_commits_through_the_dataset_of_a_table_moves_no_held_read(
+    tmp_path: Path, move: Callable[[Any], object]
+) -> None:
+    table = _table(tmp_path / "t", "by hand")
+    held = table.scan()
+    wanted = _rows(table.scan())
+    mine = table.dataset
+    move(mine)
+    assert _rows(held) == wanted
+    assert table.dataset is not table.dataset
+    assert table.scan().snapshot.base.version == lance.dataset(table.uri).version
