@@ -5,6 +5,7 @@ Owns `RowAdapter`. Invariants:
 1. A column is matched by its Lance field id if the stored schema carries ids, else by name; never by position.
 2. A column that the rows lack reads as null; a column that the table lacks is ignored; a missing or null key is corruption.
 3. A type that differs from the table's is corruption, never a cast.
+4. Rows have the normal form (`memwal.normal_form`), whoever wrote them.
 
 Called by: replay, the read path (WAL tails and SSTables of an older schema).
 """
@@ -15,9 +16,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from memwal.errors import CorruptDataError
+from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.format.wal_entry import TOMBSTONE
-from memwal.schema import TableSchema, is_another_column, nulls, without_inner_nulls
+from memwal.normal_form import normal, nulls
+from memwal.schema import TableSchema, is_another_column
 
 __all__ = ["RowAdapter", "with_flags"]
 
@@ -44,7 +46,7 @@ class RowAdapter:
             self._columns = batch.schema
         rows = batch.num_rows
         arrays = [
-            without_inner_nulls(batch.column(index)) if index >= 0 else nulls(rows, self._relaxed.field(i).type)
+            _normal(batch, index, position) if index >= 0 else nulls(rows, self._relaxed.field(i).type)
             for i, index in enumerate(self._plan)
         ]
         self._check_keys(arrays, position)
@@ -95,6 +97,13 @@ class RowAdapter:
             for i, field in enumerate(stored)
             if field.metadata and _FIELD_ID in field.metadata
         }
+
+
+def _normal(batch: pa.RecordBatch, index: int, position: int | None) -> pa.Array:
+    try:
+        return normal(batch.column(index))
+    except InvalidInputError as error:
+        raise CorruptDataError(f"column {batch.schema.field(index).name!r}: {error}", position=position) from None
 
 
 def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:

@@ -30,6 +30,7 @@ from memwal.clock import thread_pool
 from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
 from memwal.format.keys import encode_composite
 from memwal.format.wal_entry import TOMBSTONE
+from memwal.normal_form import nulls
 from memwal.schema import TableSchema, is_another_column
 from memwal.sstable_file import SsTableFile, simple_file
 from memwal.store import paths
@@ -170,7 +171,7 @@ class Generation:
             name = names[field.name]
             array = None if name is None else batch.column(name)
             if array is None or (self._schema.field_ids is not None and is_another_column(array.type, field.type)):
-                array = pa.nulls(batch.num_rows, field.type)
+                array = nulls(batch.num_rows, field.type)
             if array.type != field.type:
                 raise CorruptDataError(
                     f"column {field.name!r} is stored as {array.type}, the table has {field.type}",

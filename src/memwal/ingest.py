@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
+from memwal.normal_form import loose, normal
 from memwal.schema import TableSchema, may_cast
 
 __all__ = ["key_batch", "to_batches"]
@@ -64,13 +65,18 @@ def _column(name: str, values: Any, columns: pa.Schema) -> pa.Array | pa.Chunked
     index = columns.get_field_index(name)
     kind = columns.field(index).type if index >= 0 else None
     try:
-        array = pa.array(values, type=kind)
+        array = pa.array(values) if kind is None else _typed(values, kind)
         if kind is not None and isinstance(values, (list, tuple)) and _may_lose(kind):
             _check_exact(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
     return array
+
+
+def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    array = pa.array(values, type=loose(kind))
+    return normal(array, kind) if isinstance(array, pa.Array) else array
 
 
 def _may_lose(kind: pa.DataType) -> bool:

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance.schema import LanceSchema
 
-from memwal.errors import InvalidInputError
-from memwal.format.dictionaries import Place, dictionaries, dictionary_at, small_dictionaries
+from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.format.dictionaries import Place, small_dictionaries
 from memwal.format.keys import check_primary_key, primary_key_columns
-from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
+from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
+from memwal.normal_form import is_always_normal, loose, normal, nulls
 
 __all__ = [
     "FieldId",
@@ -37,8 +35,7 @@ __all__ = [
     "is_another_column",
     "may_cast",
     "nullable_except",
-    "nulls",
-    "without_inner_nulls",
+    "tombstones",
 ]
 
 _FIELD_ID = b"lance:field_id"
@@ -211,15 +208,15 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 class Reconciler:
     """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
 
-    __slots__ = ("_accepted", "_dictionaries", "_nested", "_not_null", "_plan", "columns")
+    __slots__ = ("_accepted", "_check", "_loose", "_not_null", "_plan", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
         self._not_null = [
             i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
         ]
-        self._dictionaries = [place for place, _ in dictionaries(schema.columns)]
-        self._nested = [i for i, column in enumerate(schema.columns) if has_inner_not_null(column.type)]
+        self._loose = [i for i, column in enumerate(schema.columns) if not is_always_normal(column.type)]
+        self._check = EntryCheck(schema)
         self._accepted: pa.Schema | None = None
         self._plan: list[tuple[int, pa.DataType | None]] | None = None
 
@@ -232,30 +229,20 @@ class Reconciler:
             self._accepted = schema
         if self._plan is not None:
             batch = self._apply(batch, self._plan)
-        if self._dictionaries:
-            batch = self._without_null_values(batch)
+        if self._loose:
+            batch = self._in_normal_form(batch)
         for index in self._not_null:
             if batch.column(index).null_count:
                 name = self.columns.field(index).name
                 raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
-        return self._fit_nested(batch) if self._nested else batch
-
-    def _without_null_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with nulls in its indices alone: Arrow cannot join dictionaries that hold a null."""
-        for place in self._dictionaries:
-            if dictionary_at(batch, place).null_count:
-                column = batch.schema.field(place[0])
-                if len(place) > 1:
-                    raise InvalidInputError(f"column {column.name!r}: a dictionary inside it holds a null value")
-                plain = batch.column(place[0]).dictionary_decode().cast(column.type)
-                batch = batch.set_column(place[0], column, plain)
+        self._check.check(batch)
         return batch
 
-    def _fit_nested(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _in_normal_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = batch.columns
-        for index in self._nested:
+        for index in self._loose:
             try:
-                arrays[index] = without_inner_nulls(arrays[index])
+                arrays[index] = normal(arrays[index])
             except InvalidInputError as error:
                 raise InvalidInputError(f"column {self.columns.field(index).name!r}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
@@ -301,6 +288,54 @@ class Reconciler:
         return pa.RecordBatch.from_arrays(arrays, schema=relaxed)
 
 
+def tombstones(keys: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
+    """The rows of tombstones of `keys`: nulls outside the key, in a form that can be read back."""
+    arrays = [
+        keys.column(column.name) if column.name in schema.primary_key else nulls(keys.num_rows, column.type)
+        for column in schema.nullable
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
+    EntryCheck(schema).check(batch)
+    return batch
+
+
+class EntryCheck:
+    """Refuses rows that our own decoder would refuse, before anybody calls them written.
+
+    Input is validated when it is fitted. What we build ourselves (fillers, dictionaries) or what the encoding builds anew
+    is not covered by that; columns which need neither are not looked at, so that most tables pay nothing.
+    """
+
+    __slots__ = ("_encoder",)
+
+    def __init__(self, schema: TableSchema) -> None:
+        plain = all(is_always_normal(column.type) and _is_plain(column.type) for column in schema.columns)
+        self._encoder = None if plain else EntryEncoder(schema.wal, 1, 1)
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Return only if an entry with `batch`, which has the table's columns, can be read."""
+        if self._encoder is None or not batch.num_rows:
+            return
+        flags = pa.repeat(False, batch.num_rows)
+        try:
+            decode_entry(self._encoder.encode([batch.append_column(TOMBSTONE_FIELD, flags)]))
+        except (CorruptDataError, pa.ArrowException) as error:
+            _validate(batch)
+            raise InvalidInputError(f"these rows could not be read back from the log: {error}") from None
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow writes the very buffers that it was given."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_plain(kind.storage_type)
+    if types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_list_view(kind):
+        return False
+    if types.is_string_view(kind) or types.is_binary_view(kind) or types.is_large_list_view(kind):
+        return False
+    return all(_is_plain(kind.field(i).type) for i in range(kind.num_fields))
+
+
 def _validate(batch: pa.RecordBatch) -> None:
     """Refuse what nobody could read back: an entry with it would make the shard impossible to open."""
     try:
@@ -316,7 +351,7 @@ def _validate(batch: pa.RecordBatch) -> None:
 
 def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
     try:
-        return array.cast(column.type, safe=True)
+        return normal(array.cast(loose(column.type), safe=True), column.type)
     except (pa.ArrowException, ValueError) as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason}") from None
@@ -377,50 +412,3 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-# ------------------------------------------------------------------------------------------- NOT NULL inside columns
-
-
-def nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """`count` nulls, in a form that can be written: no null inside a field that must not be null."""
-    empty = pa.nulls(count, kind)
-    return without_inner_nulls(empty) if has_inner_not_null(kind) else empty
-
-
-@lru_cache(maxsize=1024)
-def has_inner_not_null(kind: pa.DataType) -> bool:
-    """Whether a struct in this type has a field, or a list has items, that must not be null."""
-    if not (pa.types.is_struct(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return False
-    inner = [kind.field(i) for i in range(kind.num_fields)]
-    return any(not field.nullable or has_inner_not_null(field.type) for field in inner)
-
-
-def without_inner_nulls(array: pa.Array) -> pa.Array:
-    """The same values without nulls in fields that must not be null: below a null struct they mean nothing, but Lance
-    refuses them; elsewhere they are an `InvalidInputError`."""
-    kind = array.type
-    if not has_inner_not_null(kind):
-        return array
-    if pa.types.is_struct(kind):
-        alive = array.is_valid()
-        children = [_whole_child(array.field(i), kind.field(i), alive) for i in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
-    values, item = array.flatten(), kind.field(0)
-    if values.null_count and not item.nullable:
-        raise InvalidInputError(f"field {item.name!r} must not be null")
-    ends = np.cumsum(pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False))
-    offsets = pa.array(np.concatenate([[0], ends]), pa.int32() if pa.types.is_list(kind) else pa.int64())
-    make = pa.ListArray if pa.types.is_list(kind) else pa.LargeListArray
-    return make.from_arrays(offsets, without_inner_nulls(values), type=kind, mask=array.is_null())
-
-
-def _whole_child(child: pa.Array, field: pa.Field, alive: pa.Array) -> pa.Array:
-    if child.null_count and not field.nullable:
-        if pc.any(pc.and_(alive, child.is_null())).as_py():
-            raise InvalidInputError(f"field {field.name!r} must not be null")
-        blank = pa.array([None], pa.struct([field])).field(0)  # Arrow knows a value of every type that is not null
-        rows = np.where(child.is_null().to_numpy(zero_copy_only=False), len(child), np.arange(len(child)))
-        child = pa.concat_arrays([child, blank]).take(pa.array(rows))
-    return without_inner_nulls(child)

@@ -32,6 +32,7 @@ from memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundErr
 from memwal.format.keys import primary_key_columns
 from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
+from memwal.normal_form import nulls
 from memwal.row_filter import RowFilter
 from memwal.scan.keys import one_array
 from memwal.schema import TableSchema, is_another_column
@@ -235,7 +236,7 @@ def _conform(table: pa.Table, columns: Sequence[str], names: dict[str, str | Non
     for column in columns:
         field = schema.memory.field(column)
         name = names[column]
-        array = pa.nulls(table.num_rows, field.type) if name is None else table.column(name)
+        array = nulls(table.num_rows, field.type) if name is None else table.column(name)
         if array.type != field.type:
             raise CorruptDataError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
         arrays.append(array)

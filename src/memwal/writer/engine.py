@@ -30,7 +30,7 @@ from memwal.log_run import LogRun
 from memwal.maintained import IndexSet
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
-from memwal.schema import Reconciler, nulls
+from memwal.schema import Reconciler, tombstones
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
 from memwal.wal import PersistPolicy, open_log
@@ -288,13 +288,7 @@ class ShardEngine:
         named = key_batch(keys, schema)
         if named.num_rows == 0:
             return WriteRows.of([])
-        batch = pa.RecordBatch.from_arrays(
-            [
-                named.column(f.name) if f.name in schema.primary_key else nulls(named.num_rows, f.type)
-                for f in schema.nullable
-            ],
-            schema=schema.nullable,
-        )
+        batch = tombstones(named, schema)
         if self._target.check_rows is not None:
             self._target.check_rows(self.shard_id, batch)
         return WriteRows.of([batch], tombstones=True)
