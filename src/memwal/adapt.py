@@ -3,8 +3,8 @@
 Owns `RowAdapter`. Invariants:
 
 1. A column is matched by its Lance field id if the stored schema carries ids, else by name; never by position.
-2. A column that the rows lack reads as null; a column that the table lacks is ignored; a missing or null key is corruption.
-3. A type that differs from the table's is corruption, never a cast.
+2. A column that the rows lack reads as null; a column that the table lacks is ignored; a null key is corruption.
+3. A missing key column and a type that differs from the table's are not understood; nothing is cast.
 4. Rows have the normal form (`memwal.normal_form`), whoever wrote them.
 
 Called by: replay, the read path (WAL tails and SSTables of an older schema).
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.normal_form import normal, nulls
 from memwal.schema import TableSchema, is_another_column
@@ -65,7 +65,9 @@ class RowAdapter:
     def _find_tombstone(stored: pa.Schema, position: int | None) -> int:
         index: int = stored.get_field_index(TOMBSTONE)
         if index >= 0 and not pa.types.is_boolean(stored.field(index).type):
-            raise CorruptDataError(f"column {TOMBSTONE!r} is stored as {stored.field(index).type}", position=position)
+            raise UnsupportedFormatError(
+                f"column {TOMBSTONE!r} is stored as {stored.field(index).type}", position=position
+            )
         return index
 
     def _make_plan(self, stored: pa.Schema, position: int | None) -> list[int]:
@@ -74,9 +76,9 @@ class RowAdapter:
         for i, column in enumerate(self._relaxed):
             index = self._match(i, column, stored, by_id)
             if index < 0 and column.name in self._schema.primary_key:
-                raise CorruptDataError(f"key column {column.name!r} is missing", position=position)
+                raise UnsupportedFormatError(f"key column {column.name!r} is missing", position=position)
             if index >= 0 and stored.field(index).type != column.type:
-                raise CorruptDataError(
+                raise UnsupportedFormatError(
                     f"column {column.name!r} is stored as {stored.field(index).type}, the table has {column.type}",
                     position=position,
                 )

@@ -83,8 +83,8 @@ class UnavailableError(MemWalError, OSError):
         self.retryable = retryable
 
 
-class CorruptDataError(MemWalError):
-    """Bytes on storage are wrong: run verify. `path` and `position` say where."""
+class _PlacedError(MemWalError):
+    """An error about an object on storage; its text says where."""
 
     def __init__(self, message: str, *, path: str | None = None, position: int | None = None) -> None:
         self.path = path
@@ -94,8 +94,12 @@ class CorruptDataError(MemWalError):
         super().__init__(f"{message} [{', '.join(where)}]" if where else message)
 
 
-class UnsupportedFormatError(MemWalError):
-    """Written by something newer: upgrade memwal to read it."""
+class CorruptDataError(_PlacedError):
+    """Bytes on storage are damaged: run verify. `path` and `position` say where."""
+
+
+class UnsupportedFormatError(_PlacedError):
+    """Whole, but not understood by this version: upgrade memwal. `path` and `position` say where."""
 
 
 class CollectedError(MemWalError, LookupError):

@@ -2,14 +2,16 @@
 
 Owns `repair_table`. Invariants:
 
-1. Nothing is deleted. The bytes of a torn entry are first copied aside and read back; then a mark-only entry takes their
+1. Only structural damage is mended (a cut stream, a wrong checksum, an empty file), seen in several reads. What is whole
+   but not understood is reported, never touched: it may hold rows that another version acknowledged.
+2. Nothing is deleted. The bytes of a torn entry are first copied aside and read back; then a mark-only entry takes their
    place in one atomic replacement. A freed position below a living writer would defeat the next sentinel.
-2. Only the last entry of a log is replaced: one that is damaged further down may hold acknowledged rows, and a person
+3. Only the last entry of a log is replaced: one that is damaged further down may hold acknowledged rows, and a person
    must decide.
-3. A MemWAL index that was lost (base overwritten, index dropped) is brought back as the newest version of the base table
+4. A MemWAL index that was lost (base overwritten, index dropped) is brought back as the newest version of the base table
    had it, progress included, so that rows which are still in shards reappear and rows that were compacted before do
    not. It is refused where the columns no longer fit by name, id and type.
-4. A dry run writes nothing and says what would be done.
+5. A dry run writes nothing and says what would be done.
 
 Called by: the table facade.
 """
@@ -22,7 +24,7 @@ from collections.abc import Callable
 from memwal.base_table import BaseTable, lance_errors
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.create import commit_entry
-from memwal.errors import ConflictError, MemWalError, UnavailableError
+from memwal.errors import ConflictError, CorruptDataError, MemWalError, UnavailableError, UnsupportedFormatError
 from memwal.format.wal_entry import decode_entry, encode_mark
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
@@ -68,7 +70,7 @@ def _mend_last_entry(
     location: Location, findings: ShardFindings, clock: Clock, *, dry_run: bool
 ) -> RepairAction | None:
     last = max(findings.entries, default=0)
-    if not last or findings.entries[last].readable or findings.manifest is None:
+    if not last or not findings.entries[last].damaged or findings.manifest is None:
         return None
     path = paths.wal_entry_path(findings.shard_id, last)
     aside = paths.quarantine_path(findings.shard_id, last, clock.token_hex(4))
@@ -76,6 +78,10 @@ def _mend_last_entry(
     if dry_run:
         return RepairAction(path, what)
     torn = location.store.get(path)
+    if not _is_damaged(torn, last):
+        raise UnavailableError(
+            f"reads of {path} differ: it is damaged in one and whole in another; nothing was replaced"
+        )
     location.store.put_new(aside, torn, sync=True)
     if location.store.get(aside) != torn:
         raise UnavailableError(f"the copy at {aside} differs from the torn entry; nothing was replaced")
@@ -83,6 +89,16 @@ def _mend_last_entry(
     _put_mark(location, findings.manifest, last, torn)
     _LOG.warning("put a torn entry aside [shard=%s, position=%d, copy=%s]", findings.shard_id, last, aside)
     return RepairAction(path, what, done=True)
+
+
+def _is_damaged(data: bytes, position: int) -> bool:
+    try:
+        decode_entry(data, position)
+    except CorruptDataError:
+        return True
+    except UnsupportedFormatError:
+        return False
+    return False
 
 
 def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: bytes) -> None:

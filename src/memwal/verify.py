@@ -15,6 +15,7 @@ V-8  Every SSTable that readers need is whole: dataset, one fragment, its rows, 
 V-9  Nothing is marked as compacted that was not published.
 V-10 The cursor is not behind the entries of published generations (where only this implementation wrote).
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
+V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
 
 Called by: the table facade, garbage collection (which refuses a shard with problems), repair.
 """
@@ -49,15 +50,17 @@ __all__ = ["EntryInfo", "ShardFindings", "inspect_base", "inspect_shard"]
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
 _RESTORE = "restore the object from a backup; if there is none, the rows in it are lost"
+_UPGRADE = "read it with the version that wrote it, or a newer one; it is not damaged, and repair leaves it alone"
 
 
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
-    """What collection needs to know of one entry of the log; `readable` is False for a damaged one."""
+    """What collection needs to know of one entry of the log; `readable` is False if it is damaged or not understood."""
 
     position: int
     size_bytes: int
     readable: bool = True
+    damaged: bool = False
     writer_epoch: int = 0
     generation: int | None = None
     rows: int = 0
@@ -157,9 +160,11 @@ class _Inspection:
                 read.append(store.read_version(version))
             except ObjectNotFoundError:
                 continue  # collected meanwhile
-            except (CorruptDataError, UnsupportedFormatError) as error:
+            except CorruptDataError as error:
                 remedy = _RESTORE if version == versions[-1] else "nothing reads it any more; delete it"
                 self._found.add("V-1", path, f"the manifest cannot be read: {error}", remedy)
+            except UnsupportedFormatError as error:
+                self._found.add("V-12", path, f"the manifest is not understood by this version: {error}", _UPGRADE)
         if not versions and positions:
             where = paths.manifest_dir(self._shard_id)
             self._found.add("V-1", where, f"{len(positions)} log entries, but no manifest", _RESTORE)
@@ -188,9 +193,13 @@ class _Inspection:
             try:
                 entry = decoder.decode(data, position, path=path)
             except CorruptDataError as error:
-                self._found.entries[position] = EntryInfo(position, len(data), readable=False)
+                self._found.entries[position] = EntryInfo(position, len(data), readable=False, damaged=True)
                 remedy = "run repair: it keeps the bytes aside" if position == positions[-1] else _RESTORE
                 self._found.add("V-3", path, str(error), remedy, position)
+                continue
+            except UnsupportedFormatError as error:
+                self._found.entries[position] = EntryInfo(position, len(data), readable=False)
+                self._found.add("V-12", path, str(error), _UPGRADE, position)
                 continue
             self._found.entries[position] = EntryInfo(
                 position=position,

@@ -38,6 +38,7 @@ from memwal.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     UnavailableError,
+    UnsupportedFormatError,
     WriterPoisonedError,
 )
 from memwal.format.wal_entry import EntryDecoder, decode_entry, decode_extension_tail, encode_sentinel
@@ -146,7 +147,7 @@ class ShardLog:
         except _OccupiedError as met:
             return met.entry
         except WriterPoisonedError as error:  # nothing was acknowledged yet: the open failed, nobody is poisoned
-            if isinstance(error.__cause__, (CorruptDataError, ConflictError)):
+            if isinstance(error.__cause__, (CorruptDataError, UnsupportedFormatError, ConflictError)):
                 raise error.__cause__ from None
             raise UnavailableError(f"shard {self.shard_id} could not be fenced; retry the open") from error
         return None
@@ -185,7 +186,7 @@ class ShardLog:
         """Where to go on after meeting somebody else's entry at our position."""
         try:
             entry = decode_entry(found, position, path=path)
-        except CorruptDataError as error:
+        except (CorruptDataError, UnsupportedFormatError) as error:
             raise self._poison(position, error) from error
         if entry.writer_epoch > self.epoch:
             raise FencedError(self.epoch, entry.writer_epoch, f"shard {self.shard_id}, WAL position {position}")
@@ -354,7 +355,7 @@ class WalTailer:
         """The entry at `position`, or None if the log ends before it.
 
         `CollectedError` if collection passed the position, `CorruptDataError` if the entry is damaged or missing
-        although the log goes on above it.
+        although the log goes on above it, `UnsupportedFormatError` if it is whole but not understood.
         """
         if position < 1:
             raise InvalidInputError(f"WAL positions start at 1, not {position}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format import wal_entry
 from memwal.format.wal_entry import (
     FOOTER_BYTES,
@@ -199,8 +200,66 @@ def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> No
     ("why", "data"),
     [
         ("empty", b""),
+        ("zeros", bytes(2000)),
         ("no end-of-stream marker", stream_of(claimed(FIELDS), rows(1))[:-8]),
-        ("bytes after the end that are no footer", stream_of(claimed(FIELDS), rows(1)) + b"x"),
+        ("cut in a body", stream_of(claimed(FIELDS), rows(1))[:-40]),
+        ("cut in the schema", stream_of(claimed(FIELDS), rows(1))[:100]),
+        ("an end-of-stream marker alone", b"\xff\xff\xff\xff\0\0\0\0"),
+        ("a footer that is cut", EntryEncoder(FIELDS, 1, 1).encode([rows(1)])[:-4]),
+        ("an extension that is cut", EntryEncoder(FIELDS, 1, 1).encode([rows(1)], txn=Transaction("a", 1))[:-40]),
+        ("text", b"hello, this is no entry at all, but a longer text"),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_refused_with_its_place(why: str, data: bytes) -> None:
+    with pytest.raises(CorruptDataError) as error:
+        decode_entry(data, 33, path="wal/33")
+    assert (error.value.position, error.value.path) == (33, "wal/33")
+
+
+def of_the_future(data: bytes) -> bytes:
+    """`data`, whose first message says that it is of a metadata version that no Arrow knows yet."""
+    changed = bytearray(data)
+    (table,) = struct.unpack_from("<I", changed, 8)
+    (back,) = struct.unpack_from("<i", changed, 8 + table)
+    (offset,) = struct.unpack_from("<H", changed, 8 + table - back + 4)
+    struct.pack_into("<h", changed, 8 + table + offset, 9)
+    return bytes(changed)
+
+
+class RefusesItsStorage(pa.ExtensionType):
+    """An extension type whose class takes other storage than the stream has, as an older one of a newer type does."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "memwal.test.refuses")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> RefusesItsStorage:
+        del cls, serialized
+        raise TypeError(f"{storage_type} is of another version")
+
+
+def of_an_extension_type() -> bytes:
+    plain = pa.schema([pa.field("id", pa.int64(), metadata={"ARROW:extension:name": "memwal.test.refuses"})])
+    return stream_of(claimed(plain), pa.record_batch([pa.array([1])], names=["id"]))
+
+
+@pytest.fixture
+def refusing_type() -> Iterator[None]:
+    pa.register_extension_type(RefusesItsStorage())
+    yield
+    pa.unregister_extension_type("memwal.test.refuses")
+
+
+@pytest.mark.usefixtures("refusing_type")
+@pytest.mark.parametrize("with_our_footer", [False, True])
+@pytest.mark.parametrize(
+    ("why", "data"),
+    [
+        ("a metadata version of the future", of_the_future(stream_of(claimed(FIELDS), rows(1)))),
+        ("an extension type that its class refuses", of_an_extension_type()),
         ("a second stream behind the first", stream_of(claimed(FIELDS), rows(1)) * 2),
         ("no epoch", stream_of(FIELDS, rows(1))),
         ("an epoch that is no number", stream_of(claimed(FIELDS, "one"), rows(1))),
@@ -209,7 +268,6 @@ def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> No
         ("a generation that is no number", stream_of(FIELDS.with_metadata({"writer_epoch": "1", "generation": ""}))),
         ("a batch without rows", stream_of(claimed(FIELDS), rows())),
         ("the file format", b"ARROW1\0\0" + stream_of(claimed(FIELDS), rows(1))),
-        ("text", b"hello, this is no entry at all, but a longer text"),
         (
             "more rows than bytes could hold",
             stream_of(
@@ -219,16 +277,22 @@ def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> No
         ),
     ],
 )
-def test_a_stream_that_is_not_whole_is_refused_with_its_place(why: str, data: bytes) -> None:
-    with pytest.raises(CorruptDataError) as error:
-        decode_entry(data, 33, path="wal/33")
+def test_what_is_whole_but_unknown_is_not_called_damaged(why: str, data: bytes, with_our_footer: bool) -> None:
+    with pytest.raises(UnsupportedFormatError, match="not understood by this version") as error:
+        decode_entry(with_footer(data) if with_our_footer else data, 33, path="wal/33")
     assert (error.value.position, error.value.path) == (33, "wal/33")
+
+
+@pytest.mark.parametrize("behind", [b"x", b"some other footer, NEWMAGIC", b"newer" * 9 + b"MWALEND2"])
+def test_bytes_behind_a_whole_stream_that_are_no_footer_of_ours_are_unknown(behind: bytes) -> None:
+    with pytest.raises(UnsupportedFormatError):
+        decode_entry(stream_of(claimed(FIELDS), rows(1)) + behind)
 
 
 def test_text_that_is_not_utf8_in_a_value_is_refused() -> None:
     raw = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
     schema = pa.schema([pa.field("s", pa.string())])
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(UnsupportedFormatError):
         decode_entry(stream_of(claimed(schema), pa.RecordBatch.from_arrays([raw], schema=schema)))
 
 
@@ -236,13 +300,13 @@ def test_text_that_is_not_utf8_in_a_value_is_refused() -> None:
 def test_a_column_name_that_is_not_utf8_is_refused(column: pa.Field) -> None:
     data = stream_of(claimed(pa.schema([column])))
     decode_entry(data)
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(UnsupportedFormatError):
         decode_entry(data.replace(b"text", b"te\xfft"))
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
     data = stream_of(claimed(pa.schema([("left", pa.int64()), ("over", pa.int64())])))
-    with pytest.raises(CorruptDataError, match="twice"):
+    with pytest.raises(UnsupportedFormatError, match="twice"):
         decode_entry(data.replace(b"over", b"left"))
 
 
@@ -272,9 +336,9 @@ def test_two_columns_of_one_name_are_refused() -> None:
 )
 def test_an_extension_that_lies_behind_a_true_checksum_is_refused(extension: bytes) -> None:
     stream = stream_of(claimed(FIELDS), rows(1))
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(UnsupportedFormatError):
         decode_entry(with_footer(stream, extension))
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(UnsupportedFormatError):
         decode_extension_tail(with_footer(stream, extension))
 
 
@@ -307,7 +371,7 @@ def test_a_stream_that_lies_behind_a_true_checksum_is_refused_with_and_without_a
     known = EntryDecoder()
     known.decode(EntryEncoder(FIELDS, 1, 1).encode([rows(1)]), 1)
     for decoder in (known, EntryDecoder()):
-        with pytest.raises(CorruptDataError):
+        with pytest.raises(UnsupportedFormatError):
             decoder.decode(with_footer(stream), 2)
 
 
@@ -322,7 +386,7 @@ def test_a_footer_whose_lengths_do_not_add_up_is_refused() -> None:
 def test_what_is_too_large_for_a_decoder_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)])
     monkeypatch.setattr(wal_entry, "MAX_ENTRY_BYTES", len(data) - 1)
-    with pytest.raises(CorruptDataError, match="exceed"):
+    with pytest.raises(UnsupportedFormatError, match="exceed"):
         decode_entry(data)
     with pytest.raises(InvalidInputError, match="too many"):
         EntryEncoder(FIELDS, 1, 1).encode([rows(1)])

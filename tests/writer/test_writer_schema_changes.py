@@ -11,7 +11,7 @@ import pytest
 from writer_kit import SHARD, base_table, key_field, open_writer, row_entries
 
 import memwal as mw
-from memwal import CorruptDataError
+from memwal import CorruptDataError, UnsupportedFormatError
 from memwal.adapt import RowAdapter
 from memwal.schema import TableSchema
 
@@ -105,22 +105,22 @@ def test_an_entry_without_ids_is_matched_by_name(tmp_path: Path) -> None:
 BASE = TableSchema.from_arrow(WIDE)
 
 
-def test_a_type_that_differs_from_the_tables_is_corruption_and_never_a_cast() -> None:
+def test_a_type_that_differs_from_the_tables_is_not_understood_and_never_a_cast() -> None:
     stored = pa.record_batch({"id": [1], "name": ["n"], "size": pa.array([5], pa.int64())})
-    with pytest.raises(CorruptDataError, match="'size' is stored as int64") as caught:
+    with pytest.raises(UnsupportedFormatError, match="'size' is stored as int64") as caught:
         RowAdapter(BASE).adapt(stored, position=12)
     assert caught.value.position == 12
 
 
-def test_a_missing_or_null_key_is_corruption() -> None:
-    with pytest.raises(CorruptDataError, match="'id' is missing"):
+def test_a_missing_key_column_is_not_understood_and_a_null_key_is_corruption() -> None:
+    with pytest.raises(UnsupportedFormatError, match="'id' is missing"):
         RowAdapter(BASE).adapt(pa.record_batch({"name": ["n"]}))
     with pytest.raises(CorruptDataError, match="'id' holds a null"):
         RowAdapter(BASE).adapt(pa.record_batch({"id": pa.array([None], pa.int64())}))
 
 
-def test_a_tombstone_column_of_another_type_is_corruption() -> None:
-    with pytest.raises(CorruptDataError, match="'_tombstone' is stored as string"):
+def test_a_tombstone_column_of_another_type_is_not_understood() -> None:
+    with pytest.raises(UnsupportedFormatError, match="'_tombstone' is stored as string"):
         RowAdapter(BASE).adapt(pa.record_batch({"id": [1], "_tombstone": ["yes"]}))
 
 

@@ -13,7 +13,7 @@ import typer
 from memwal.cli.options import Json, Options, Uri, open_for, storage_options
 from memwal.cli.output import note, print_batches, print_json, rows_as_json, rows_as_table, show, to_plain
 from memwal.cli.progress import step_bars
-from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.manifest import ShardManifestStore
 from memwal.scan.snapshot import list_shards
 from memwal.store.location import Location, resolve
@@ -111,7 +111,7 @@ wal = typer.Typer(help="Look at the log of a shard: list, show, follow.", no_arg
 
 @wal.command("list")
 def wal_list(uri: Uri, shard: _Shard = None, storage_option: Options = None, json: Json = False) -> None:
-    """List the entries of the log; exit status 1 if one is damaged."""
+    """List the entries of the log; exit status 1 if one is damaged or not understood."""
     location, shard_id = _one_shard(uri, shard, storage_option)
     tailer, records = WalTailer(location, shard_id), list[dict[str, Any]]()
     positions = list_positions(location, shard_id)
@@ -119,8 +119,9 @@ def wal_list(uri: Uri, shard: _Shard = None, storage_option: Options = None, jso
         for number, position in enumerate(positions, 1):
             try:
                 entry = tailer.read_entry(position)
-            except CorruptDataError as error:
-                records.append({"position": position, "kind": "damaged", "error": str(error)})
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                kind = "damaged" if isinstance(error, CorruptDataError) else "not understood"
+                records.append({"position": position, "kind": kind, "error": str(error)})
             else:
                 if entry is not None:
                     records.append(_entry(entry))
@@ -132,6 +133,10 @@ def wal_list(uri: Uri, shard: _Shard = None, storage_option: Options = None, jso
     damaged = [record["position"] for record in records if record["kind"] == "damaged"]
     if damaged:
         raise CorruptDataError(f"{len(damaged)} of {len(records)} entries are damaged", position=damaged[0])
+    unknown = [record["position"] for record in records if record["kind"] == "not understood"]
+    if unknown:
+        text = f"{len(unknown)} of {len(records)} entries are not understood by this version"
+        raise UnsupportedFormatError(text, position=unknown[0])
 
 
 @wal.command("show")

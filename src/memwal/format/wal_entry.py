@@ -12,6 +12,8 @@ there, since the peer refuses unknown keys. The peer ignores what follows the en
 2. An entry without a footer was written by another implementation: its structure is validated fully and its
    end-of-stream marker is required. Bytes after that marker that are no valid footer are corruption.
 3. No batch leaves the decoder unvalidated, and no other exception than `CorruptDataError` or `UnsupportedFormatError` does.
+   The first is for structural damage alone: an empty file, frames that do not lead to the end of the stream, a wrong
+   checksum. What is whole but refused (a type, an IPC feature, metadata or content that we do not take) is the second.
 4. Equal input gives equal bytes, so that a retry sends exactly what the first attempt sent.
 
 Called by: `memwal.wal`.
@@ -30,7 +32,8 @@ from typing import Any, Final, TypeGuard
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from memwal.format.ipc_frames import end_of_stream
 from memwal.types import SeenMap, SeenTransaction, Transaction, WalEntry
 
 __all__ = [
@@ -53,6 +56,7 @@ TOMBSTONE_FIELD: Final = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 MAX_ENTRY_BYTES: Final = 1 << 31
 FOOTER_BYTES: Final = 28
 _MAGIC: Final = b"MWALEND1"
+_ARROW_FILE: Final = b"ARROW1"
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FOOTER: Final = struct.Struct("<QII")
 _CRC: Final = struct.Struct("<I")
@@ -200,11 +204,11 @@ class EntryDecoder:
         self._schema: pa.Schema | None = None
 
     def decode(self, data: bytes, position: int, *, path: str | None = None) -> WalEntry:
-        """The entry in `data`, fully validated, or `CorruptDataError` naming `path` and `position`."""
+        """The entry in `data`, fully validated; else `CorruptDataError` or `UnsupportedFormatError` with its place."""
         try:
             return self._decode(data, position)
         except _MalformedError as error:
-            raise CorruptDataError(f"WAL entry is corrupt: {error}", path=path, position=position) from error.__cause__
+            raise _refusal(error, _damage(data), path, position) from error.__cause__
 
     def _decode(self, data: bytes, position: int) -> WalEntry:
         if len(data) > MAX_ENTRY_BYTES:
@@ -246,7 +250,7 @@ class EntryDecoder:
 
 
 def decode_entry(data: bytes, position: int = 0, *, path: str | None = None) -> WalEntry:
-    """The entry in `data`, fully validated, or `CorruptDataError`."""
+    """The entry in `data`, fully validated; else `CorruptDataError` or `UnsupportedFormatError`."""
     return EntryDecoder().decode(data, position, path=path)
 
 
@@ -260,11 +264,59 @@ def decode_extension_tail(tail: bytes, *, path: str | None = None) -> tuple[Tran
     try:
         return _extension(tail, extension_length)
     except _MalformedError as error:
-        raise CorruptDataError(f"WAL entry is corrupt: {error}", path=path) from error.__cause__
+        raise _refusal(error, _footer_damage(tail, extension_length), path, None) from error.__cause__
 
 
 class _MalformedError(Exception):
-    """Why bytes are no entry; never leaves this module."""
+    """Why bytes are no entry that we take; never leaves this module."""
+
+
+def _refusal(
+    error: _MalformedError, damage: str | None, path: str | None, position: int | None
+) -> CorruptDataError | UnsupportedFormatError:
+    """The error to raise: whether bytes are damaged is told by their structure, never by who refused them."""
+    if damage is not None:
+        return CorruptDataError(f"WAL entry is damaged: {damage}", path=path, position=position)
+    return UnsupportedFormatError(
+        f"WAL entry is whole, but not understood by this version: {error}", path=path, position=position
+    )
+
+
+def _damage(data: bytes) -> str | None:
+    """What is structurally wrong with the bytes of an entry; None if they are whole, understood or not."""
+    if not data:
+        return "it is empty"
+    has_footer = len(data) >= FOOTER_BYTES
+    if has_footer and data.endswith(_MAGIC):
+        return _checksum_damage(data)
+    if has_footer and data[:-1].endswith(_MAGIC[:-1]):  # a footer of another version, or ours with a flipped last byte
+        return None if _checksum_damage(data) is not None else "the last byte of the footer is wrong"
+    if data.startswith(_ARROW_FILE):
+        return None
+    end = end_of_stream(data)
+    if end is None:
+        return "the stream is cut, or its frames do not fit"
+    rest = data[end:]
+    is_cut_footer = rest.startswith(b"{") or struct.pack("<Q", end).startswith(rest[:8])
+    return "the footer is cut, or not ours" if rest and is_cut_footer else None
+
+
+def _checksum_damage(data: bytes) -> str | None:
+    """What is wrong with the footer that ends `data`, or with what it covers."""
+    stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
+    if stream_length + extension_length + FOOTER_BYTES != len(data):
+        return "the footer's lengths do not add up"
+    if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
+        return "the checksum of the stream does not match"
+    return _footer_damage(data, extension_length)
+
+
+def _footer_damage(data: bytes, extension_length: int) -> str | None:
+    """What is wrong with the checksum of the extension and footer that end `data`."""
+    crc_at = len(data) - FOOTER_BYTES + _FOOTER.size
+    covered = memoryview(data)[crc_at - _FOOTER.size - extension_length : crc_at]
+    wrong = zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]
+    return "the checksum of the footer does not match" if wrong else None
 
 
 def _split(data: bytes) -> _Parts:
