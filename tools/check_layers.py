@@ -30,7 +30,18 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("invariants", "normal_form", "schema", "ingest", "adapt", "row_filter")),
     (
         "open",
-        ("sharding", "base_table", "manifest", "wal", "log_run", "transactions", "appender", "survey", "progress"),
+        (
+            "sharding",
+            "base_table",
+            "identity",
+            "manifest",
+            "wal",
+            "log_run",
+            "transactions",
+            "appender",
+            "survey",
+            "progress",
+        ),
     ),
     ("open", ("memtable", "key_index", "key_set", "memscan", "index", "live")),
     (

@@ -31,9 +31,18 @@ import pyarrow.compute as pc
 from memwal.adapt import RowAdapter, with_flags
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.errors import ConflictError, CorruptDataError, FencedError, InvalidInputError, ObjectExistsError
+from memwal.errors import (
+    ConflictError,
+    CorruptDataError,
+    DirectoryNotFoundError,
+    FencedError,
+    InvalidInputError,
+    ObjectExistsError,
+    TableReplacedError,
+)
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
 from memwal.hooks import reach
+from memwal.identity import TableWatch, for_writing
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore, with_generation
 from memwal.schema import Reconciler, TableSchema
@@ -67,6 +76,7 @@ class ShardClaim:
 
     shard_id: str
     epoch: int
+    table_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +125,14 @@ class OnceAppender:
         self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
+        base = for_writing(base, clock)
+        self._watch = TableWatch(base, clock)
         self._adopt(base)
 
     def _adopt(self, base: BaseTable) -> None:
         """Everything that depends on the version of the base table."""
         self._base = base
-        self._target = target_of(self.location, base, None)
+        self._target = target_of(self.location, base, None, watch=self._watch)
         self._config = writer_config(base, None, {}, ())
         details = base.details
         self._sharding = None
@@ -129,11 +141,16 @@ class OnceAppender:
         self._rows = RowFitter(self._target.schema)
 
     def refresh(self) -> None:
-        """Look at the newest version of the base table; says so if it lost its MemWAL index."""
+        """Look at the newest version of the base table; `TableReplacedError` if it is another table."""
         with self._lock:
-            newest = self._base.refresh()
+            newest = self._watch.look()
             if newest is not self._base:
                 self._adopt(newest)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the table turned out to be another one: a new appender is needed."""
+        return self._watch.is_replaced
 
     @property
     def schema(self) -> TableSchema:
@@ -160,8 +177,15 @@ class OnceAppender:
             base_delay_seconds=self._config.wal_persist_retry_base_delay_ms / 1000,
             fsync=self._sync,
         )
-        opened = open_log(self._store(shard_id), spec_id=self._target.spec_id, policy=policy, clock=self._clock)
-        return ShardClaim(shard_id, opened.log.epoch)
+        self.refresh()
+        opened = open_log(
+            self._store(shard_id),
+            spec_id=self._target.spec_id,
+            policy=policy,
+            watch=self._watch,
+            clock=self._clock,
+        )
+        return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
 
     # ------------------------------------------------------------------------------------------------------ appending
 
@@ -177,7 +201,7 @@ class OnceAppender:
 
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         """
-        self.refresh()
+        self._check_claim(claim)
         transaction = as_transaction(txn)
         fitted = [self._rows.fit(batch) for batch in batches if batch.num_rows]
         if not fitted:
@@ -191,6 +215,14 @@ class OnceAppender:
             fitted = pa.Table.from_batches(fitted).combine_chunks().to_batches()
         written_ms = self._clock.now_ms() if now_ms is None else now_ms
         return self._append(claim, fitted, size, transaction, written_ms)
+
+    def _check_claim(self, claim: ShardClaim) -> None:
+        """Return only if the table is still the one that was claimed."""
+        self.refresh()
+        if claim.table_id is not None and claim.table_id != self._watch.table_id:
+            raise TableReplacedError(
+                f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
+            )
 
     def _append(
         self, claim: ShardClaim, fitted: list[pa.RecordBatch], size: int, txn: Transaction | None, now_ms: int
@@ -220,7 +252,10 @@ class OnceAppender:
         """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
         path = paths.wal_entry_path(claim.shard_id, position)
         try:
-            self.location.store.put_new(path, data, sync=self._sync)
+            self.location.store.put_new(path, data, sync=self._sync, make_directory=False)
+        except DirectoryNotFoundError as error:
+            self._watch.look()
+            raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
         except ObjectExistsError:
             met = decode_entry(self.location.store.get(path), position, path=path)
             if met.writer_epoch > claim.epoch:
@@ -362,6 +397,7 @@ class OnceAppender:
         raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
 
     def _write_sstable(self, claim: ShardClaim, generation: int, rows: pa.Table) -> SsTable:
+        self._check_claim(claim)
         return self._target.write_sstable(claim.shard_id, self._config, self._clock, generation, rows)
 
     def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int) -> bool:
@@ -375,6 +411,7 @@ class OnceAppender:
                 return latest
             return with_generation(latest, sstable, covered)
 
+        self._check_claim(claim)
         won = listed(self._store(claim.shard_id).commit_update(claim.epoch, update, landed=listed))
         if won:
             _LOG.info(

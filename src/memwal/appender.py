@@ -27,6 +27,7 @@ from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder
 from memwal.hooks import reach
+from memwal.identity import TableWatch, for_writing
 from memwal.ingest import to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
@@ -81,10 +82,11 @@ class WalAppender:
         """Own the shard: claim an epoch and fence its predecessor. Without a base table the first append sets the columns."""
         location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         base = BaseTable.open(location)
-        schema, sharding, config, spec_id = None, None, WriterConfig(), 0
+        schema, sharding, config, spec_id, watch = None, None, WriterConfig(), 0, None
         if base is not None:
             schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         if base is not None and base.details is not None:
+            watch = TableWatch(for_writing(base, clock), clock)
             sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
             config = WriterConfig.from_defaults(base.details.writer_config_defaults)
             spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
@@ -95,7 +97,7 @@ class WalAppender:
             base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
             fsync=sync,
         )
-        opened = open_log(manifests, spec_id=spec_id, policy=policy, clock=clock)
+        opened = open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, clock=clock)
         return cls(opened, manifests, config, schema=schema, sharding=sharding, clock=clock)
 
     @property

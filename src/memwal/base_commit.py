@@ -10,7 +10,8 @@ Owns the commits; whoever calls decides what goes into them. Invariants:
    rewritten, so that any two of them collide (Lance would rebase a plain append).
 3. Nothing is ever re-executed on a newer version: a row that was decided on old facts is not applied to new ones.
    `ConflictError` says that the base moved; the caller starts over.
-4. An error whose commit landed all the same is success: the newest version is asked.
+4. Nothing is committed into another table than the one that `base` is a version of (`TableReplacedError`).
+5. An error whose commit landed all the same is success: the newest version is asked.
 
 Between the delete pass and the upsert pass of `merge_rows` a crash is harmless: the SSTables, still unmarked, go on
 hiding and replacing what the base table has.
@@ -40,6 +41,7 @@ from memwal.format.deletions import encode_deletions
 from memwal.format.lance_commit import append_commit, fragment_of
 from memwal.format.lance_manifest import BITMAP, DataFile, DeletionFile, data_path, deletion_path, version_path
 from memwal.hooks import reach
+from memwal.identity import TableWatch
 from memwal.key_set import KeySet
 from memwal.progress import COUNTER_SHARD, PROPERTY, commit_number, encode_property, recorded
 from memwal.replaced import replaced_rows
@@ -121,6 +123,7 @@ def commit_by_hand(
         index_uuid=clock.uuid4(),
         now_ms=clock.now_ms(),
     )
+    TableWatch(base).look()
     store = base.location.store
     store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
     reach("compact.before_manifest")
@@ -186,6 +189,7 @@ def _joinable(base: BaseTable) -> str:
 
 def _merge(base: BaseTable, build: Callable[[], Any], rows: Any, marks: Mapping[str, int] | None) -> None:
     """Run one merge on exactly `base`, with `marks`; `ConflictError` if the base moved."""
+    TableWatch(base).look()
     try:
         with lance_errors("compacting into the base table"):
             builder = build().conflict_retries(0)
@@ -229,6 +233,7 @@ def append_in_two(base: BaseTable, batches: Batches, marks: Mapping[str, int]) -
     transaction = Transaction(
         read_version=base.version, operation=operation, transaction_properties={PROPERTY: encode_property(dict(marks))}
     )
+    TableWatch(base).look()
     try:
         with lance_errors("appending to the base table"):
             lance.LanceDataset.commit(

@@ -27,7 +27,7 @@ import lance
 import pyarrow as pa
 
 from memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
-from memwal.format.index_details import INDEX_NAME, MemWalDetails, decode_details
+from memwal.format.index_details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.lance_commit import hand_commit_is_safe
 from memwal.format.lance_manifest import (
@@ -225,6 +225,13 @@ class BaseTable:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)
         return None if entry is None else decode_details(entry.details, path=self._load_manifest().path)
+
+    @cached_property
+    def table_id(self) -> str | None:
+        """The id of the table, see `memwal.identity`; None if it has none (yet)."""
+        details = self.details
+        stored = None if details is None else details.writer_config_defaults.get(TABLE_ID_KEY)
+        return stored or self.manifest.config(TABLE_ID_KEY)
 
 
 def _stamp(location: Location, version: int) -> ObjectMeta:

@@ -6,7 +6,8 @@ Owns `Compactor` and `choose`. Invariants:
    the base table together (`memwal.base_commit`).
 2. A compaction commits only on a version that records what it started from; otherwise it starts over, from fresh
    manifests and a fresh base.
-3. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
+3. It ends where the table turns out to be another one (`TableReplacedError`): it is looked at before every commit, and
+   before a manifest is trimmed. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
 4. A generation leaves the manifest after the base version that holds it is durable (local paths with `fsync`), and only
    if the log's transaction map covers the map beside it; until then readers skip it by its mark.
 5. A table with dictionaries of few values (8 or 16 bits) folds one generation per commit: the values of several may be
@@ -34,6 +35,7 @@ from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, Ob
 from memwal.format.dictionaries import small_dictionaries
 from memwal.generation_rows import Folded, Generation, fold_all, fold_newest
 from memwal.hooks import reach
+from memwal.identity import TableWatch
 from memwal.key_set import KeySet
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted, recorded, unmarked
@@ -124,6 +126,7 @@ class Compactor:
         self._newest_base = newest_base
         self._memory_bytes = memory_bytes
         self._clock = clock
+        self._watch: TableWatch | None = None
 
     # ------------------------------------------------------------------------------------------------------ the run
 
@@ -176,9 +179,13 @@ class Compactor:
         return {shard_id: manifest for shard_id, manifest in found.items() if manifest is not None}
 
     def _base(self) -> BaseTable:
+        """The newest version of the table that this compactor began with."""
+        if self._watch is not None:
+            return self._watch.look()
         base = self._newest_base()
         if base.details is None:
             raise InvalidInputError("the base table has no MemWAL index: nothing can be compacted into it; see repair")
+        self._watch = TableWatch(base, self._clock)
         return base
 
     def _step(self, targets: Mapping[str, int], tally: _Tally) -> int:
@@ -293,15 +300,20 @@ class Compactor:
             sync_version(before, base)
         for shard_id in due:
             reach("compact.before_trim")
-            gone = self._trim_shard(shard_id, marks[shard_id])
+            gone = self._trim_shard(manifests[shard_id], marks[shard_id])
             if gone:
                 tally.trimmed[shard_id] = tally.trimmed.get(shard_id, 0) + gone
         reach("compact.after_trim")
 
-    def _trim_shard(self, shard_id: str, mark_generation: int) -> int:
-        """Remove compacted generations from the low end of the list; returns how many."""
+    def _trim_shard(self, manifest: ShardManifest, mark_generation: int) -> int:
+        """Remove compacted generations of `manifest` from the low end of the list; returns how many.
+
+        What `manifest` did not list stays: it may belong to another table, which was made here meanwhile.
+        """
+        self._base()
+        shard_id = manifest.shard_id
         log = newest_seen(self._location, shard_id, list_positions(self._location, shard_id)) or {}
-        maps = self._generation_maps(shard_id, mark_generation)
+        maps = self._generation_maps(manifest, mark_generation)
         removed = 0
 
         def update(latest: ShardManifest) -> ShardManifest:
@@ -317,11 +329,8 @@ class Compactor:
         ShardManifestStore(self._location, shard_id, clock=self._clock).commit_maintenance(update)
         return removed
 
-    def _generation_maps(self, shard_id: str, mark_generation: int) -> dict[str, SeenMap]:
+    def _generation_maps(self, manifest: ShardManifest, mark_generation: int) -> dict[str, SeenMap]:
         """The transaction maps beside compacted generations; most have none."""
-        manifest = ShardManifestStore(self._location, shard_id).read_latest()
-        if manifest is None:
-            return {}
         old = [sstable for sstable in manifest.sstables if sstable.generation <= mark_generation]
 
         def load(sstable: SsTable) -> SeenMap:

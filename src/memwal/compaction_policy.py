@@ -3,7 +3,8 @@
 Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
 
 1. A failed compaction is logged and tried again later; it never reaches a write.
-2. The thread ends when it is told to stop, within one compaction; it holds nothing that a writer waits for.
+2. The thread ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
+   that a writer waits for.
 
 Called by: the table writer; `due_shards` also by the statistics.
 """
@@ -19,7 +20,7 @@ from typing import Any
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.compact import DEFAULT_MEMORY_BYTES, Compactor
-from memwal.errors import InvalidInputError, ObjectNotFoundError
+from memwal.errors import InvalidInputError, ObjectNotFoundError, TableReplacedError
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
 from memwal.reports import CompactionReport
@@ -132,6 +133,9 @@ class Background:
         while not self._stop.wait(policy.check_interval_seconds * (0.75 + self._clock.random() / 2)):
             try:
                 self.compact_due(policy)
+            except TableReplacedError as error:
+                _LOG.warning("background compaction ends: %s", error)
+                return
             except Exception as error:  # whatever it was, the writer goes on and the next round tries again
                 _LOG.warning(
                     "background compaction failed, it is tried again [table=%s]: %s", self._location.describe(), error

@@ -15,7 +15,7 @@ Called by: the table facade.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lance
@@ -30,6 +30,7 @@ from memwal.config import WriterConfig
 from memwal.errors import ConflictError, InvalidInputError, UnavailableError
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
+from memwal.identity import with_table_id
 from memwal.ingest import to_batches
 from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
@@ -209,7 +210,8 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()
         try:
-            commit_entry(base, details, entry_id)
+            settings = with_table_id(details.writer_config_defaults)
+            commit_entry(base, replace(details, writer_config_defaults=settings), entry_id)
         except (InvalidInputError, UnavailableError):
             newest = base.refresh()
             if newest.version == base.version:

@@ -19,11 +19,13 @@ __all__ = [
     "CollectedError",
     "ConflictError",
     "CorruptDataError",
+    "DirectoryNotFoundError",
     "FencedError",
     "InvalidInputError",
     "MemWalError",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "TableReplacedError",
     "UnavailableError",
     "UnsupportedFormatError",
     "WriterPoisonedError",
@@ -110,6 +112,14 @@ class ClosedError(MemWalError, RuntimeError):
     """The writer is closed: open a new one."""
 
 
+class TableReplacedError(MemWalError):
+    """The table at this place is another one, or an older state of it: open it again.
+
+    It was removed, overwritten, restored or made anew since it was opened. After a restore the text names what
+    `Table.repair` can do.
+    """
+
+
 class ObjectNotFoundError(MemWalError, LookupError):
     """The object is not in the store (an answer of the store, not a failure)."""
 
@@ -124,3 +134,7 @@ class ObjectExistsError(MemWalError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(f"object exists already: {path}")
+
+
+class DirectoryNotFoundError(ObjectNotFoundError):
+    """A put that must make no directory met one that is not there: nothing was written (local paths)."""

@@ -30,6 +30,7 @@ from memwal.base_table import BaseTable, lance_errors
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import InvalidInputError, ObjectNotFoundError
 from memwal.hooks import reach
+from memwal.identity import TableWatch
 from memwal.manifest import ShardManifestStore
 from memwal.progress import recorded
 from memwal.reports import CollectedObject, GcReport, Problem, Progress
@@ -85,8 +86,10 @@ class Collector:
         """
         if grace_seconds < 0:
             raise InvalidInputError(f"grace_seconds must be at least 0, not {grace_seconds}")
-        if self._newest_base().details is None:
+        base = self._newest_base()
+        if base.details is None:
             raise InvalidInputError("the base table has no MemWAL index: nothing can be proven dead; see repair")
+        watch = TableWatch(base, self._clock)
         started = self._clock.monotonic()
         if optimize_indices and not dry_run:
             self._optimize()
@@ -108,7 +111,7 @@ class Collector:
             waiting += self._waiting(shard)
             found = list(self._propose(shard, findings, grace_ms))
             if not dry_run:
-                self._delete(shard_id, found)
+                self._delete(shard_id, found, watch)
             removed += found
             left += len(shard.objects) - len(found)
             if progress is not None:
@@ -242,13 +245,13 @@ class Collector:
 
     # ------------------------------------------------------------------------------------------------------ deleting
 
-    def _delete(self, shard_id: str, found: Sequence[CollectedObject]) -> None:
+    def _delete(self, shard_id: str, found: Sequence[CollectedObject], watch: TableWatch) -> None:
         """Delete what was proposed, if the shard still proves it; otherwise leave it for the next run."""
         if not found:
             return
         reach("gc.proposed")
         newest = ShardManifestStore(self._location, shard_id, clock=self._clock).read_latest()
-        mark = recorded(self._newest_base()).get(shard_id, 0)
+        mark = recorded(watch.look()).get(shard_id, 0)
         if newest is None:
             return
         still = [item for item in found if _still_dead(item, shard_id, newest, mark)]

@@ -25,6 +25,7 @@ from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import (
     ConflictError,
     CorruptDataError,
+    DirectoryNotFoundError,
     FencedError,
     InvalidInputError,
     MemWalError,
@@ -150,7 +151,7 @@ class ShardManifestStore:
             latest = self._read_newest(self._read_twice)
             claimed = self._next_claim(latest, spec_id)
             check_manifest_transition(latest, claimed)
-            if self._create(claimed) is PutResult.CREATED and self._is_newest(claimed.version):
+            if self._create(claimed, make_directory=True) is PutResult.CREATED and self._is_newest(claimed.version):
                 self._write_hint(claimed.version)
                 _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
                 return claimed.writer_epoch, claimed
@@ -224,12 +225,12 @@ class ShardManifestStore:
             raise InvalidInputError(f"epoch {epoch} was never claimed on shard {self.shard_id}; claim it first")
         return latest
 
-    def _create(self, manifest: ShardManifest) -> PutResult | None:
-        """Create this version; None if somebody else's bytes are there."""
-        path = paths.manifest_path(self.shard_id, manifest.version)
+    def _create(self, manifest: ShardManifest, *, make_directory: bool = False) -> PutResult | None:
+        """Create this version; None if somebody else's bytes are there, or the directory is gone with its table."""
+        path, data = paths.manifest_path(self.shard_id, manifest.version), encode_manifest(manifest)
         try:
-            return self.location.store.put_new(path, encode_manifest(manifest), sync=self._fsync)
-        except ObjectExistsError:
+            return self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)
+        except (ObjectExistsError, DirectoryNotFoundError):
             return None
 
     def _is_newest(self, version: int) -> bool:

@@ -438,12 +438,17 @@ class InMemoryMemTableRef:
 
 @dataclass(frozen=True, slots=True)
 class InMemoryMemTables:
-    """Active and frozen memtables of one writer, captured together; frozen oldest first."""
+    """Active and frozen memtables of one writer of one table, captured together; frozen oldest first."""
 
     active: InMemoryMemTableRef
     frozen: tuple[InMemoryMemTableRef, ...]
     shard_id: str
     epoch: int
+    table_id: str | None = None
+
+    def is_of(self, table_id: str | None) -> bool:
+        """Whether the rows may belong to the table of that id: an id that is not known excludes nothing."""
+        return self.table_id is None or table_id is None or self.table_id == table_id
 
     @property
     def ascending(self) -> tuple[InMemoryMemTableRef, ...]:

@@ -14,8 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.base_table import BaseTable
+from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
+from memwal.identity import TableWatch
 from memwal.index import IndexSpec
 from memwal.maintained import IndexSet
 from memwal.schema import TableSchema, as_lance
@@ -41,10 +43,13 @@ def target_of(
     *,
     routed: bool = False,
     indexes: Sequence[IndexSpec] = (),
+    watch: TableWatch | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> ShardTarget:
     """The target of a shard of this table; `routed` means that the caller sends only rows that belong to the shard.
 
-    `indexes` are the caller's own, beside those that the table maintains.
+    `indexes` are the caller's own, beside those that the table maintains. `watch` is the open of the table that the
+    shard belongs to; None begins a new one.
     """
     if base is None:
         if schema is None:
@@ -63,7 +68,13 @@ def target_of(
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
     check = None if routed or sharding is None else partial(_check_rows, sharding, columns.columns)
     return ShardTarget(
-        location, columns, base.data_storage_version, spec_id, check, IndexSet(columns, base, tuple(indexes))
+        location,
+        columns,
+        base.data_storage_version,
+        spec_id,
+        check,
+        IndexSet(columns, base, tuple(indexes)),
+        TableWatch(base, clock) if watch is None else watch,
     )
 
 

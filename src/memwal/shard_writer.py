@@ -17,6 +17,7 @@ from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
+from memwal.identity import for_writing
 from memwal.ingest import key_batch
 from memwal.memscan import MemTableScanner
 from memwal.row_filter import FilterLike
@@ -55,19 +56,24 @@ class ShardWriter(ShardEngine):
         location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         base = BaseTable.open(location)
         settings = writer_config(base, config, overrides, indexes)
-        return cls(target_of(location, base, schema, indexes=indexes), settings, clock)
+        if base is not None:
+            base = for_writing(base, clock)
+        return cls(target_of(location, base, schema, indexes=indexes, clock=clock), settings, clock)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.
 
         Writes wait meanwhile. What was written before is flushed under the old columns, and is read by field id.
         """
-        base = BaseTable.open(self._target.location)
+        watch = self._target.watch
+        base = BaseTable.open(self._target.location) if watch is None else watch.look()
         if base is None:
             raise InvalidInputError("there is no base table whose columns this writer could take over")
         given = self._target.indexes.given if self._target.indexes is not None else ()
         kept = [spec for spec in given if spec.column in base.schema.names]
-        target = target_of(self._target.location, base, None, routed=self._target.check_rows is None, indexes=kept)
+        target = target_of(
+            self._target.location, base, None, routed=self._target.check_rows is None, indexes=kept, watch=watch
+        )
         if target.schema != self._target.schema:
             self._move_to(target)
 

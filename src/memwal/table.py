@@ -25,6 +25,7 @@ from memwal.config import WriterConfig
 from memwal.create import Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import INDEX_NAME, MemWalDetails
+from memwal.identity import TableWatch, for_writing
 from memwal.index import Metric
 from memwal.ingest import key_batch
 from memwal.maintenance import Maintenance
@@ -250,12 +251,14 @@ class Table(Maintenance):
         self.details()
         base = self._newest_base()
         writer_config(base, config, overrides, ())
-        sharding = self._sharding(base)
+        base = for_writing(base)
+        watch = TableWatch(base)
         return TableWriter(
             self,
             self._schema_of(base),
-            sharding,
-            lambda shard_id: self._open_shard(shard_id, config, overrides, routed=True),
+            self._sharding(base),
+            lambda shard_id: self._open_shard(shard_id, config, overrides, routed=True, watch=watch),
+            watch,
             compaction,
         )
 
@@ -267,15 +270,22 @@ class Table(Maintenance):
         return self._open_shard(shard_id, config, overrides, routed=False)
 
     def _open_shard(
-        self, shard_id: str | None, config: WriterConfig | None, overrides: dict[str, Any], *, routed: bool
+        self,
+        shard_id: str | None,
+        config: WriterConfig | None,
+        overrides: dict[str, Any],
+        *,
+        routed: bool,
+        watch: TableWatch | None = None,
     ) -> ShardWriter:
-        base = self._newest_base()
+        base = self._newest_base() if watch is None else watch.look()
         if shard_id is None and not (config is not None and config.shard_id) and "shard_id" not in overrides:
             shard_id = self._default_shard(self._sharding(base))
         settings = writer_config(base, config, overrides, ())
         if shard_id is not None:
             settings = settings.replace(shard_id=shard_id)
-        return ShardWriter(target_of(self.location, base, None, routed=routed), settings, SYSTEM_CLOCK)
+        base = for_writing(base)
+        return ShardWriter(target_of(self.location, base, None, routed=routed, watch=watch), settings, SYSTEM_CLOCK)
 
     def _default_shard(self, sharding: Sharding | None) -> str | None:
         if isinstance(sharding, Bucket | Identity):
@@ -320,9 +330,10 @@ class Table(Maintenance):
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
-        schema = self._schema_of(self._readable_base())
+        base = self._readable_base()
+        schema = self._schema_of(base)
         if columns is None or _are_names(columns, schema.columns):
-            row = get_from_memory(self.location.key, schema, key, columns, self._newest_manifest)
+            row = get_from_memory(self.location.key, base.table_id, schema, key, columns, self._newest_manifest)
             if not isinstance(row, Undecided):
                 return row
         found = self.lookup([key], columns)

@@ -7,8 +7,8 @@ Owns `TableWriter`. Invariants:
 3. Reads through the writer see everything that it acknowledged.
 4. The shards that it writes are compacted in the background by a `CompactionPolicy` (None: never); a failure there is
    logged and tried again, and touches no write.
-5. A table that lost its MemWAL entry (overwritten or dropped base) takes no more writes: they are refused about a second
-   later at the latest, since looking at the base table for every put would cost more than the put.
+5. A writer belongs to the table that it was opened on. Once that was removed, overwritten, restored or made anew at the
+   same place, it takes no more writes and compacts nothing (`TableReplacedError`; see `memwal.identity` for how soon).
 
 Called by: users, through `Table.writer`.
 """
@@ -26,6 +26,7 @@ import pyarrow as pa
 from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.compaction_policy import Background, CompactionPolicy
 from memwal.errors import ClosedError, InvalidInputError
+from memwal.identity import TableWatch
 from memwal.ingest import key_batch, to_batches
 from memwal.scan.scan import Scan
 from memwal.schema import Reconciler, TableSchema
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["TableAck", "TableWriter"]
 
 _PARALLEL_SHARDS = 8
-_LOOK_AGAIN_SECONDS = 1.0
 
 
 class TableAck(Ack):
@@ -74,6 +74,7 @@ class TableWriter:
         schema: TableSchema,
         sharding: Sharding | None,
         open_shard: Callable[[str | None], ShardWriter],
+        watch: TableWatch,
         compaction: CompactionPolicy | None = None,
     ) -> None:
         """Use `Table.writer`."""
@@ -86,9 +87,9 @@ class TableWriter:
         self._writers: dict[str, ShardWriter] = {}
         self._manual: ShardWriter | None = None
         self._closed = False
-        self._compaction = Background(compaction, table.location, table._newest_base, self._writers.keys)
+        self._watch = watch
+        self._compaction = Background(compaction, table.location, watch.look, self._writers.keys)
         weakref.finalize(self, self._compaction.stop)
-        self._look_again_at = SYSTEM_CLOCK.monotonic() + _LOOK_AGAIN_SECONDS
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -170,12 +171,9 @@ class TableWriter:
             raise ClosedError("the table writer is closed; open a new one")
 
     def _admit(self) -> None:
-        """Raise if this writer is closed, or its table has no MemWAL entry any more."""
+        """Raise if this writer is closed, or its table is another one."""
         self._refuse_closed()
-        now = SYSTEM_CLOCK.monotonic()
-        if now >= self._look_again_at:
-            self._table.details()
-            self._look_again_at = now + _LOOK_AGAIN_SECONDS
+        self._watch.look_if_due()
 
     def _each(
         self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], WriteResult]
@@ -189,7 +187,7 @@ class TableWriter:
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
-        base = self._table._newest_base()
+        base = self._watch.look()
         with self._lock:
             self._refuse_closed()
             for writer in self._writers.values():

@@ -12,6 +12,8 @@ Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the rea
    that, is below it. With something above it, it is a hole.
 5. Tailers and readers never write.
 6. A forked child appends nothing: two processes must not share an epoch.
+7. Only a claim makes directories. An entry whose directory is gone is not written: the table is looked at, which is also
+   done now and then while entries are written, and a log whose table is another one says so.
 
 Called by: the writer, the appender, the read path, garbage collection.
 """
@@ -33,16 +35,20 @@ from memwal.errors import (
     CollectedError,
     ConflictError,
     CorruptDataError,
+    DirectoryNotFoundError,
     FencedError,
     InvalidInputError,
+    MemWalError,
     ObjectExistsError,
     ObjectNotFoundError,
+    TableReplacedError,
     UnavailableError,
     UnsupportedFormatError,
     WriterPoisonedError,
 )
 from memwal.format.wal_entry import EntryDecoder, decode_entry, decode_extension_tail, encode_sentinel
 from memwal.hooks import reach
+from memwal.identity import TableWatch
 from memwal.manifest import ShardManifestStore
 from memwal.store import paths
 from memwal.store.location import Location, resolve
@@ -95,6 +101,7 @@ class ShardLog:
         "_policy",
         "_process",
         "_store",
+        "_watch",
         "epoch",
         "location",
         "next_position",
@@ -102,8 +109,16 @@ class ShardLog:
     )
 
     def __init__(
-        self, location: Location, shard_id: str, epoch: int, next_position: int, policy: PersistPolicy, clock: Clock
+        self,
+        location: Location,
+        shard_id: str,
+        epoch: int,
+        next_position: int,
+        policy: PersistPolicy,
+        clock: Clock,
+        watch: TableWatch | None = None,
     ) -> None:
+        """`watch` is the table that the log belongs to; None where there is no base table."""
         self.location = location
         self.shard_id = shard_id
         self.epoch = epoch
@@ -113,15 +128,18 @@ class ShardLog:
         self._store = location.store_once
         self._directory = paths.wal_dir(shard_id)
         self._process = os.getpid()
+        self._watch = watch
 
     def append(self, data: bytes) -> int:
         """The position at which `data`, the bytes of one entry of our epoch, is now durable.
 
-        Raises `FencedError` if a successor owns the log, `WriterPoisonedError` if the entry could not be written: its
-        outcome may be unknown, so the shard must be reopened.
+        Raises `FencedError` if a successor owns the log, `TableReplacedError` if its table is another one,
+        `WriterPoisonedError` if the entry could not be written: its outcome may be unknown, so the shard must be reopened.
         """
         if os.getpid() != self._process:
             raise ClosedError(f"the log of shard {self.shard_id} belongs to the process that opened it; open it here")
+        if self._watch is not None:
+            self._watch.look_if_due()
         position = self._persist(data, self.next_position, placing_sentinel=False)
         self.next_position = position + 1
         return position
@@ -158,6 +176,8 @@ class ShardLog:
             path = paths.entry_path_below(self._directory, position)
             try:
                 found = self._put_or_read(path, data)
+            except DirectoryNotFoundError as error:
+                raise self._gone(position, error) from error
             except (ObjectNotFoundError, UnavailableError) as error:
                 failures += 1
                 if failures > self._policy.max_retries:
@@ -173,7 +193,7 @@ class ShardLog:
         """None once `path` holds `data`, durable; otherwise what it holds instead."""
         sync = self._policy.fsync
         try:
-            self._store.put_new(path, data, sync=sync)
+            self._store.put_new(path, data, sync=sync, make_directory=False)
         except ObjectExistsError:
             found = self._store.get(path)
             if found != data:
@@ -196,6 +216,15 @@ class ShardLog:
             return position + 1
         taken = ConflictError(f"WAL position {position} holds another entry, of epoch {entry.writer_epoch}")
         raise self._poison(position, taken) from taken
+
+    def _gone(self, position: int, error: DirectoryNotFoundError) -> MemWalError:
+        """What it means that the directory of the log is gone: most likely its table is."""
+        try:
+            if self._watch is not None:
+                self._watch.look()
+        except TableReplacedError as replaced:
+            return replaced
+        return self._poison(position, error)
 
     def _poison(self, position: int, cause: Exception) -> WriterPoisonedError:
         return WriterPoisonedError(
@@ -225,12 +254,31 @@ class OpenedLog:
 
 
 def open_log(
-    manifests: ShardManifestStore, *, spec_id: int = 0, policy: PersistPolicy, clock: Clock = SYSTEM_CLOCK
+    manifests: ShardManifestStore,
+    *,
+    spec_id: int = 0,
+    policy: PersistPolicy,
+    watch: TableWatch | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> OpenedLog:
-    """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again."""
+    """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again.
+
+    Then the table is looked at: what was claimed must belong to the table that the caller opened.
+    """
+    opened = _claim_log(manifests, spec_id, policy, watch, clock)
+    if watch is not None:
+        watch.look()
+    return opened
+
+
+def _claim_log(
+    manifests: ShardManifestStore, spec_id: int, policy: PersistPolicy, watch: TableWatch | None, clock: Clock
+) -> OpenedLog:
     location, shard_id = manifests.location, manifests.shard_id
     epoch, manifest = manifests.claim_epoch(spec_id)
-    log = ShardLog(location, shard_id, epoch, manifest.replay_after_wal_entry_position + 1, policy, clock)
+    log = ShardLog(location, shard_id, epoch, manifest.replay_after_wal_entry_position + 1, policy, clock, watch)
+    if location.is_local:
+        location.store.make_directory(paths.wal_dir(shard_id))
     reach("open.after_claim")
     if epoch == 1:
         return OpenedLog(log, manifest, log.next_position, log.next_position, {})

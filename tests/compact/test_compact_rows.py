@@ -199,9 +199,9 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> Any:
+    def put_new(self, path: str, data: bytes, **options: bool) -> Any:
         self.calls.append(("create", path))
-        return self._inner.put_new(path, data, sync=sync)
+        return self._inner.put_new(path, data, **options)
 
     def sync_tree(self, prefix: str) -> None:
         self.calls.append(("sync", prefix))

@@ -72,12 +72,12 @@ class _Sleepy:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
+    def put_new(self, path: str, data: bytes, **options: bool) -> PutResult:
         if self._meanwhile:
             run = self._meanwhile.pop()
             assert callable(run)
             run()
-        return self._inner.put_new(path, data, sync=sync)
+        return self._inner.put_new(path, data, **options)
 
 
 def test_a_claim_above_which_a_newer_version_exists_is_claimed_again(tmp_path: Path) -> None:

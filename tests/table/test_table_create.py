@@ -451,10 +451,10 @@ def test_a_live_writer_stops_soon_after_its_table_lost_the_entry(tmp_path: Path,
     for call in (table.count_rows, writer.count_rows, lambda: writer.get(1), table.writer):
         with pytest.raises(mw.InvalidInputError, match="no MemWAL index"):
             call()
-    with pytest.raises(mw.InvalidInputError, match="no MemWAL index"):
+    with pytest.raises(mw.TableReplacedError, match="no MemWAL index"):
         _put_for_seconds(writer, 30)
     for call in (lambda: writer.delete([1]), lambda: writer.put_nowait([{"id": 3, "v": 1, "s": "a"}])):
-        with pytest.raises(mw.InvalidInputError, match="no MemWAL index"):
+        with pytest.raises(mw.TableReplacedError, match="no MemWAL index"):
             call()
     writer.abort()
 

@@ -200,7 +200,6 @@ def test_an_entry_of_our_epoch_with_other_bytes_poisons(tmp_path: Path) -> None:
     twin = open_writer(tmp_path / "twin")
     twin.put(rows([99]))
     entry = paths.wal_entry_path(writer.shard_id, 1)
-    (tmp_path / entry).parent.mkdir(parents=True)
     (tmp_path / entry).write_bytes((tmp_path / "twin" / entry).read_bytes())  # somebody with our epoch was faster
     with pytest.raises(WriterPoisonedError) as caught:
         writer.put(rows([1]))

@@ -36,6 +36,7 @@ __all__ = [
     "DETAILS_TYPE_URL",
     "INDEX_NAME",
     "MAX_DETAILS_BYTES",
+    "TABLE_ID_KEY",
     "MemWalDetails",
     "ShardingField",
     "ShardingSpec",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 INDEX_NAME = "__lance_mem_wal"
+TABLE_ID_KEY = "memwal.table_id"  # among the writer settings: a UUID that tells tables at one place apart
 DETAILS_TYPE_URL = "/lance.table.MemWalIndexDetails"
 MAX_DETAILS_BYTES = 64 * 1024 * 1024
 

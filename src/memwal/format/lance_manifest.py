@@ -60,7 +60,7 @@ _MAX_VERSION = (1 << 64) - 1
 # Fields of the Manifest message.
 FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3, 5, 6, 7
 READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
-WRITER_VERSION, DATA_FORMAT, TRANSACTION_SECTION = 13, 15, 23
+WRITER_VERSION, DATA_FORMAT, TABLE_CONFIG, TRANSACTION_SECTION = 13, 15, 16, 23
 _STABLE_ROW_IDS = 2
 
 
@@ -146,6 +146,11 @@ class LanceManifest:
     def fragments(self) -> tuple[Fragment, ...]:
         """All fragments, parsed on demand: a large table has many."""
         return tuple(_fragment(field.as_bytes()) for field in self.message if field.number == FRAGMENTS)
+
+    def config(self, key: str) -> str | None:
+        """The value of a key in the table's configuration, or None."""
+        pairs = (wire.Message(field.as_bytes()) for field in self.message if field.number == TABLE_CONFIG)
+        return next((pair.text(2) for pair in pairs if pair.text(1) == key), None)
 
     def index(self, name: str) -> IndexEntry | None:
         """The index entry of that name, or None."""

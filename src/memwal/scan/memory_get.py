@@ -2,8 +2,8 @@
 
 Owns `get_from_memory`. Invariants:
 
-1. A memtable answers only if its writer's epoch is that of the newest manifest and its generation is not flushed yet;
-   then nothing on storage can be newer.
+1. A memtable answers only if its writer is one of this table, its epoch is that of the newest manifest and its generation
+   is not flushed yet; then nothing on storage can be newer.
 2. "Not decided" is an answer too: the caller then reads all tiers.
 
 Called by: `Table.get`.
@@ -33,6 +33,7 @@ UNDECIDED: Final = Undecided()
 
 def get_from_memory(
     table_key: str,
+    table_id: str | None,
     schema: TableSchema,
     key: Any,
     columns: Sequence[str] | None,
@@ -43,7 +44,7 @@ def get_from_memory(
         return UNDECIDED
     for shard in live.all_of(table_key):
         memtables = shard.capture()
-        if memtables is None:
+        if memtables is None or not memtables.is_of(table_id):
             continue
         for ref in reversed(memtables.ascending):
             row = int(ref.find([key])[0]) if ref.num_rows else -1

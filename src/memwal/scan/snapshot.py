@@ -5,7 +5,8 @@ then WAL tails from their cursors, then the base version may meet a row twice bu
 
 1. After the capture, whatever an older tier of it already holds is dropped: memtables and tail entries below the
    manifest's `current_generation`, and everything up to the generation that the captured base version has compacted.
-2. A writer in this process is used only if the newest manifest carries its epoch; otherwise its shard's WAL tail is read.
+2. A writer in this process is used only if it writes this table and the newest manifest carries its epoch; otherwise its
+   shard's WAL tail is read.
 3. A missing WAL position is the tip only if a listing shows nothing above it and the manifest has not moved meanwhile;
    otherwise the shard is captured again, a bounded number of times. A hole is corruption once a second look at the same
    manifest shows it again.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeVar
 
 import pyarrow as pa
@@ -137,16 +139,36 @@ class SnapshotSource:
             wanted = [s for s in wanted if s in candidates]
         else:
             pruned = ()
-        schema = self._schema(self._base())
-        captured = {s: given.get(s) or self._live(s, consistency) for s in wanted}
-        uppers = self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, schema))
-        base = self._base()
+        for _ in range(_MAX_TRIES):
+            before = self._base()
+            captured = {s: self._ours(given.get(s) or self._live(s, consistency), before) for s in wanted}
+            schema = self._schema(before)
+            uppers = self._each(wanted, partial(self._capture_upper, captured, consistency, schema))
+            base = self._base()
+            if base.table_id == before.table_id:
+                break
+        else:
+            raise ConflictError(
+                f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
+            )
         details, schema = base.details, self._schema(base)
         if details is None:
             raise no_entry(self.location)
         marks = compacted(base)
         views = tuple(_view(upper, marks.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None)
         return Snapshot(self.location, schema, base, views, pruned)
+
+    def _ours(self, memtables: InMemoryMemTables | None, base: BaseTable) -> InMemoryMemTables | None:
+        return memtables if memtables is not None and memtables.is_of(base.table_id) else None
+
+    def _capture_upper(
+        self,
+        captured: Mapping[str, InMemoryMemTables | None],
+        consistency: Consistency,
+        schema: TableSchema,
+        shard_id: str,
+    ) -> _Upper | None:
+        return self._capture_shard(shard_id, captured[shard_id], consistency, schema)
 
     def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:
         if consistency == "flushed":

@@ -144,7 +144,7 @@ def appender_of(options: Options) -> OnceAppender:
     location = _location(options)
     slot = (location.key, options.max_entry_bytes)
     found = _APPENDERS.get(slot)
-    if found is None:
+    if found is None or found.is_replaced:
         found = _APPENDERS[slot] = OnceAppender(location, max_entry_bytes=options.max_entry_bytes)
     return found
 

@@ -85,11 +85,21 @@ class ObstoreStore:
     def __repr__(self) -> str:
         return f"ObstoreStore({self._place!r})"
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:  # noqa: ARG002 - durable by itself
+    def put_new(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        sync: bool = False,  # noqa: ARG002 - durable by itself
+        make_directory: bool = True,  # noqa: ARG002 - there are none
+    ) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError`."""
         key = self._key(path)
         self._call("create", path, lambda: obstore.put(self._client, key, data, mode="create", use_multipart=False))
         return PutResult.CREATED
+
+    def make_directory(self, path: str) -> None:
+        """Nothing to do: an object store has no directories."""
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:  # noqa: ARG002 - durable by itself
         """Replace `path` atomically."""

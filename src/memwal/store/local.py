@@ -1,6 +1,6 @@
 """The store on a local or mounted filesystem, with real fsync.
 
-Owns the mapping from store paths to files below one root. Invariants, besides S1 to S6 of the port:
+Owns the mapping from store paths to files below one root. Invariants, besides S1 to S7 of the port:
 
 1. An object gets its name by `link`, after all its bytes are in the file (and fsynced, with `sync`), so a process
    killed at any instant leaves no partial object and, where the kernel has O_TMPFILE, no stray file at all.
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import (
     CorruptDataError,
+    DirectoryNotFoundError,
     InvalidInputError,
     MemWalError,
     ObjectExistsError,
@@ -80,7 +81,7 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"LocalStore({self.root!r})"
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError`."""
         directory, name = self._locate(path)
         flush = self._flush if sync else None
@@ -93,7 +94,9 @@ class LocalStore:
             except FileExistsError:
                 raise ObjectExistsError(path) from None
             except FileNotFoundError:
-                self._make_directory(path)
+                if not make_directory:
+                    raise DirectoryNotFoundError(path.rpartition("/")[0]) from None
+                self._make_parent(path)
                 continue
             except OSError as error:
                 raise unavailable("create", path, error) from error
@@ -110,7 +113,7 @@ class LocalStore:
             try:
                 self._replace_staged(directory, name, data, flush)
             except FileNotFoundError:
-                self._make_directory(path)
+                self._make_parent(path)
                 continue
             except OSError as error:
                 raise unavailable("replace", path, error) from error
@@ -220,14 +223,17 @@ class LocalStore:
             self._directories[relative] = directory
         return directory
 
-    def _make_directory(self, path: str) -> None:
-        relative = path.rpartition("/")[0]
-        self._directories.pop(relative, None)
+    def make_directory(self, path: str) -> None:
+        """Let the directory `path` exist."""
+        self._directories.pop(path, None)
         try:
-            os.makedirs(self._check_directory(relative), exist_ok=True)
+            os.makedirs(self._check_directory(path), exist_ok=True)
         except OSError as error:
-            raise unavailable("create the directory of", path, error, ambiguous=False) from error
-        self._check_directory(relative)
+            raise unavailable("create the directory", path, error, ambiguous=False) from error
+        self._check_directory(path)
+
+    def _make_parent(self, path: str) -> None:
+        self.make_directory(path.rpartition("/")[0])
 
     def _sync_names(self, directory: str, path: str, flush: Flush) -> None:
         try:
@@ -262,6 +268,8 @@ class LocalStore:
         self._use_tmpfile = False
 
     def _link_staged(self, directory: str, name: str, data: bytes, flush: Flush | None) -> None:
+        if not os.path.isdir(directory):  # asked first, since staging would bring the root of a removed table back
+            raise FileNotFoundError(errno.ENOENT, "the directory is gone", directory)
         staged = self._staging.write(data, flush)
         try:
             os.link(staged, f"{directory}/{name}")

@@ -36,16 +36,20 @@ class MeteredStore:
     def __repr__(self) -> str:
         return f"MeteredStore({self._inner!r})"
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError`."""
         started = self._monotonic()
         try:
-            result = self._inner.put_new(path, data, sync=sync)
+            result = self._inner.put_new(path, data, sync=sync, make_directory=make_directory)
         except BaseException as error:
             self._record("put_new", self._monotonic() - started, failed=not isinstance(error, ObjectExistsError))
             raise
         self._record("put_new", self._monotonic() - started, len(data))
         return result
+
+    def make_directory(self, path: str) -> None:
+        """Let the directory `path` exist, where the store has directories."""
+        self._measure("make_directory", self._inner.make_directory, path)
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """Replace `path` atomically."""

@@ -12,6 +12,8 @@ S4. `get`, `get_range`, `get_tail` and `head` raise `ObjectNotFoundError` only i
     object; any other trouble is `UnavailableError`. A storage error is never read as absence.
 S5. `list` returns every object whose creation was acknowledged before the call; an absent prefix is an empty list.
 S6. `delete` of an absent object succeeds.
+S7. Where the store has directories, `put_new(make_directory=False)` into one that is gone raises
+    `DirectoryNotFoundError` and leaves nothing behind. Object stores have none and ignore the flag.
 
 Called by: `memwal.store.location` and everything that reads or writes shards.
 """
@@ -43,10 +45,14 @@ class ObjectMeta:
 
 
 class ObjectStore(Protocol):
-    """A flat namespace of immutable objects; see the module's guarantees S1 to S6."""
+    """A flat namespace of immutable objects; see the module's guarantees S1 to S7."""
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError`."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Let the directory `path` exist, where the store has directories."""
         ...
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:

@@ -92,7 +92,7 @@ class RetryingStore:
     def __repr__(self) -> str:
         return f"RetryingStore({self._inner!r})"
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError` if it holds other bytes.
 
         An object that holds `data` already is `RECOGNISED` only after an ambiguous failure of this call.
@@ -100,7 +100,7 @@ class RetryingStore:
         attempts = _Attempts(f"create {path}", self._policy, self._clock)
         while True:
             try:
-                return self._inner.put_new(path, data, sync=sync)
+                return self._inner.put_new(path, data, sync=sync, make_directory=make_directory)
             except ObjectExistsError:
                 if not attempts.ambiguous:
                     raise
@@ -116,6 +116,10 @@ class RetryingStore:
                 attempts.failed(error)
             else:
                 raise ObjectExistsError(path)
+
+    def make_directory(self, path: str) -> None:
+        """Let the directory `path` exist, where the store has directories."""
+        self._retry(f"make the directory {path}", lambda: self._inner.make_directory(path))
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """Replace `path` atomically."""

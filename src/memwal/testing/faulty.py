@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 _PUTS = frozenset({"put_new", "put"})
 _READS = frozenset({"get", "get_range", "get_tail"})
 _LISTS = frozenset({"list", "list_names"})
-_CALLS = _PUTS | _READS | _LISTS | {"head", "delete", "sync_tree"}
+_CALLS = _PUTS | _READS | _LISTS | {"head", "delete", "sync_tree", "make_directory"}
 
 
 class SimulatedCrash(BaseException):
@@ -207,10 +207,16 @@ class FaultyStore:
     def __repr__(self) -> str:
         return f"FaultyStore({self._inner!r})"
 
-    def put_new(self, path: str, data: bytes, *, sync: bool = False) -> PutResult:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         """Create `path`, unless the script says otherwise."""
         call = self.script.begin("put_new", path)
-        return self._write(call, data, lambda part: self._inner.put_new(path, part, sync=sync))
+        return self._write(
+            call, data, lambda part: self._inner.put_new(path, part, sync=sync, make_directory=make_directory)
+        )
+
+    def make_directory(self, path: str) -> None:
+        """Let the directory `path` exist, unless the script says otherwise."""
+        self._do(self.script.begin("make_directory", path), lambda: self._inner.make_directory(path))
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """Replace `path`, unless the script says otherwise."""

@@ -57,6 +57,7 @@ def _publish(
     if txn is not None and is_repeat(txn, core.seen):
         return None
     active = _flush_all(core)
+    core.look_at_table()
     started = core.clock.monotonic()
     sstable = write(active.generation, _table(core.schema.memory, rows))
     seen = core.seen
@@ -67,6 +68,7 @@ def _publish(
     reach("bulk.before_commit")
     with core.lock:
         core.refuse_commits()
+    core.look_at_table()
     try:
         _commit(core, manifests, sstable, seen, active, active.first_batch + len(rows.batches))
     except FencedError as error:

@@ -20,7 +20,7 @@ import threading
 from itertools import islice
 from typing import Any
 
-from memwal.errors import FencedError, WriterPoisonedError
+from memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
 from memwal.hooks import reach
 from memwal.schema import TableSchema
 from memwal.transactions import with_transaction
@@ -151,6 +151,9 @@ class ShardCore(ShardState):
                 self.log.append(entry.data)
         except FencedError as error:
             self.fail(fenced=error)
+            raise
+        except TableReplacedError as error:
+            self.fail(replaced=error)
             raise
         except WriterPoisonedError as error:
             self.fail(poison=error)

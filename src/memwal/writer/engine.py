@@ -138,7 +138,9 @@ class ShardEngine:
             base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
             fsync=config.fsync and target.location.is_local,
         )
-        opened = open_log(self._manifests, spec_id=config.shard_spec_id, policy=policy, clock=self._clock)
+        opened = open_log(
+            self._manifests, spec_id=config.shard_spec_id, policy=policy, watch=target.watch, clock=self._clock
+        )
         reach("open.after_sentinel")
         memtables = config.enable_memtable
         core = ShardCore(
@@ -149,6 +151,7 @@ class ShardEngine:
             run=LogRun(opened.manifest.current_generation) if memtables else LogRun.of_tail(opened),
             clock=self._clock,
             indexes=target.indexes,
+            watch=target.watch,
         )
         self._write_sstable = self._sstable_writer()
         if memtables:
@@ -333,7 +336,7 @@ class ShardEngine:
         core = self._core
         with core.lock:
             core.wait_until(lambda: not core.exclusive, None)
-            if core.poison is not None or (core.fenced is not None and self._unflushed()):
+            if core.poison is not None or (core.is_stopped and self._unflushed()):
                 core.refuse_commits()
         core.make_durable(core.buffered)
         core.seal()
@@ -396,7 +399,8 @@ class ShardEngine:
             raise InvalidInputError("this writer is in WAL-only mode (enable_memtable=False): it has no memtable")
 
     def check_fenced(self) -> None:
-        """Raise `FencedError` if the newest manifest carries a higher epoch."""
+        """Raise `FencedError` if the newest manifest carries a higher epoch, `TableReplacedError` if the table is another one."""
+        self._core.look_at_table()
         try:
             self._manifests.check_fenced(self.epoch)
         except FencedError as error:
@@ -434,6 +438,11 @@ class ShardEngine:
     def closed(self) -> bool:
         """Whether the writer was closed or aborted."""
         return self._core.state != OPEN
+
+    @property
+    def table_id(self) -> str | None:
+        """The id of the table that this writer belongs to; None where there is no base table."""
+        return None if self._target.watch is None else self._target.watch.table_id
 
     def transactions(self) -> dict[str, SeenTransaction]:
         """The newest version per application that is on storage."""

@@ -10,6 +10,7 @@ Owns `flush_once` and the background threads of a writer. Invariants:
 4. A failure never ends a worker and never hangs a waiter: it is recorded, waiters are woken, the flush is tried again.
 5. A commit is judged by content: it landed if the newest manifest lists our path, or has our epoch and a generation
    above ours.
+6. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
 
 Called by: the shard engine.
 """
@@ -63,12 +64,14 @@ def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWri
         return None
     started = core.clock.monotonic()
     core.make_durable(memtable.end_batch)
+    core.look_at_table()  # before anything is written, since that would bring a removed table's directories back
     use_newest_indexes(core)
     reach("flush.before_write")
     sstable = write(memtable.generation, memtable.capture().table())
     reach("flush.before_commit")
     with core.lock:
         core.refuse_commits()
+    core.look_at_table()
     publish(manifests, core.log.epoch, sstable, memtable.covered_position)
     reach("flush.after_commit")
     core.release(memtable)
@@ -126,7 +129,7 @@ def _record_failure(core: ShardCore, error: BaseException) -> bool:
     if isinstance(error, FencedError):
         core.fail(fenced=error)
     with core.lock:
-        if core.fenced is not None or core.poison is not None or core.state == CLOSED:
+        if core.is_stopped or core.poison is not None or core.state == CLOSED:
             return False
         if not isinstance(error, MemWalError):
             cause, error = (
@@ -170,7 +173,7 @@ def _wait_for_tick(core: ShardCore, next_stats: float | None) -> bool:
     """Wait, holding the lock, until there is something to do; False once the writer is closed or cannot write."""
     interval = _seconds(core.config.max_wal_flush_interval_ms) if not core.config.durable_write else None
     while True:
-        if core.state == CLOSED or core.poison is not None or core.fenced is not None:
+        if core.state == CLOSED or core.poison is not None or core.is_stopped:
             return False
         if (core.drain_wanted and core.pending) or core.index_wanted or core.graph_wanted:
             return True

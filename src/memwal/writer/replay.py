@@ -83,6 +83,7 @@ def _stream(
     sstable = write(generation, batches())
     rows = sstable.physical_rows or 0
     reach("flush.before_commit")
+    core.look_at_table()
     publish(manifests, core.log.epoch, sstable, covered)
     with core.lock:
         memtable.detach()

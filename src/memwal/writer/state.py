@@ -5,7 +5,8 @@ Owns pending writes, memtables and watermarks; `memwal.writer.core` adds the com
 1. A write is inserted whole: its batches get consecutive numbers and go into one memtable and one WAL entry.
 2. In durable mode readers see what is below the durable watermark, otherwise what was inserted; either way active and
    frozen memtables are captured together.
-3. A poisoned writer accepts, shows and commits nothing; a fenced one accepts and commits nothing but still answers reads.
+3. A poisoned writer accepts, shows and commits nothing; a fenced one, or one whose table is another one now, accepts and
+   commits nothing but still answers reads.
 4. A thread that is interrupted anywhere (KeyboardInterrupt) leaves a state that the next caller makes good: a write
    exists from the moment in which it is in `pending`, and what follows from it is derived.
 
@@ -28,7 +29,15 @@ from dataclasses import replace
 
 from memwal.clock import Clock
 from memwal.config import WriterConfig
-from memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError, WriterPoisonedError
+from memwal.errors import (
+    ClosedError,
+    FencedError,
+    InvalidInputError,
+    MemWalError,
+    TableReplacedError,
+    WriterPoisonedError,
+)
+from memwal.identity import TableWatch
 from memwal.log_run import LogRun
 from memwal.maintained import IndexSet
 from memwal.memtable import ByteMeter, InMemoryMemTables, MemTable
@@ -60,6 +69,7 @@ class ShardState:
         run: LogRun,
         clock: Clock,
         indexes: IndexSet | None = None,
+        watch: TableWatch | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
@@ -69,12 +79,14 @@ class ShardState:
         self.graph_wanted = False
         self.growing = False
         self.log = log
+        self._watch = watch
         self.clock = clock
         self.make_locks()
         self.stats = StatsHandle(self.lock)
         self.state = OPEN
         self.poison: WriterPoisonedError | None = None
         self.fenced: FencedError | None = None
+        self.replaced: TableReplacedError | None = None
         self.exclusive = False
         self.pending: deque[Pending] = deque()
         self.pending_since = 0.0
@@ -190,17 +202,35 @@ class ShardState:
     def refuse_writes(self) -> None:
         """Raise if this writer must not accept rows any more."""
         self.refuse()
+        self._refuse_stopped()
+
+    def _refuse_stopped(self) -> None:
+        if self.replaced is not None:
+            raise TableReplacedError(str(self.replaced))
         if self.fenced is not None:
             raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the shard, or its table, belongs to somebody else now."""
+        return self.fenced is not None or self.replaced is not None
+
+    def look_at_table(self) -> None:
+        """Return only if the table is still the one that this writer opened."""
+        if self._watch is not None:
+            try:
+                self._watch.look()
+            except TableReplacedError as error:
+                self.fail(replaced=error)
+                raise
+
     def refuse_commits(self) -> None:
         """Raise if this writer must not write to storage any more."""
-        if self.state == CLOSED and self.poison is None and self.fenced is None:
+        if self.state == CLOSED and self.poison is None and not self.is_stopped:
             raise ClosedError(f"the writer of shard {self.log.shard_id} is closed; the write was not acknowledged")
         if self.poison is not None:
             raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
-        if self.fenced is not None:
-            raise FencedError(self.fenced.our_epoch, self.fenced.current_epoch, f"shard {self.log.shard_id}")
+        self._refuse_stopped()
 
     def _admit(self, size_bytes: int) -> None:
         """Wait for room (backpressure) and for a bulk write to end; raise if the writer cannot accept."""
@@ -307,13 +337,21 @@ class ShardState:
         self.fail(poison=poison)
         return poison
 
-    def fail(self, *, poison: WriterPoisonedError | None = None, fenced: FencedError | None = None) -> None:
+    def fail(
+        self,
+        *,
+        poison: WriterPoisonedError | None = None,
+        fenced: FencedError | None = None,
+        replaced: TableReplacedError | None = None,
+    ) -> None:
         """Remember for good why this writer writes nothing any more, and tell everybody who waits."""
         with self.lock:
             self.poison = self.poison or poison
             self.fenced = self.fenced or fenced
+            self.replaced = self.replaced or replaced
             self.wake_all()
-        _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, poison or fenced)
+        why = poison or fenced or replaced
+        _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, why)
 
     def wake_all(self) -> None:
         """Wake every thread of this writer; `lock` is held."""
@@ -368,7 +406,8 @@ class ShardState:
 
             frozen = tuple(memtable.capture(shown(memtable)) for memtable in self.frozen)
             active = self.active.capture(shown(self.active))
-            return InMemoryMemTables(active, frozen, self.log.shard_id, self.log.epoch)
+            table_id = None if self._watch is None else self._watch.table_id
+            return InMemoryMemTables(active, frozen, self.log.shard_id, self.log.epoch, table_id)
 
     def release(self, memtable: MemTable) -> None:
         """Drop a frozen memtable whose SSTable is published."""

@@ -18,6 +18,7 @@ from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
 from memwal.flush import SsTableSchema, has_null_struct, write_sstable
 from memwal.format.dictionaries import check_dictionaries
+from memwal.identity import TableWatch
 from memwal.maintained import IndexSet
 from memwal.schema import TableSchema
 from memwal.store.location import Location
@@ -30,7 +31,10 @@ _WITHOUT_NULL_STRUCTS = "2.0"
 
 @dataclass(frozen=True, slots=True)
 class ShardTarget:
-    """What a shard writes to: place, columns, file version of the base table, and which rows belong to the shard."""
+    """What a shard writes to: place, columns, file version of the base table, and which rows belong to the shard.
+
+    `watch` is the table itself; None where there is no base table yet.
+    """
 
     location: Location
     schema: TableSchema
@@ -38,6 +42,7 @@ class ShardTarget:
     spec_id: int = 0
     check_rows: Callable[[str, pa.RecordBatch], None] | None = None
     indexes: IndexSet | None = None
+    watch: TableWatch | None = None
 
     def check_storable(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Return only if the base table can hold these rows; `InvalidInputError` names the column."""
