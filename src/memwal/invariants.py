@@ -15,6 +15,7 @@ I-8  SSTables are removed from the low end only; the ones that stay are not alte
 I-9  Every added path is well-formed and of its generation.
 I-10 A SEALED shard stays SEALED; the status is a known one.
 I-11 The first manifest is blank: epoch 0 or 1, cursor 0, generation 1, no SSTables, ACTIVE.
+I-12 Fields of a newer version stay as they are. (Those of SSTables: I-8.)
 
 A breach is our own bug or a caller's bad function: `InvalidInputError`, and nothing has been written.
 
@@ -91,6 +92,8 @@ def _check_identity(old: ShardManifest, new: ShardManifest) -> None:
     _require(spec_stays, "I-2", f"spec id {old.shard_spec_id} cannot become {new.shard_spec_id}")
     entries_stay = old.shard_field_entries in ((), new.shard_field_entries)
     _require(entries_stay, "I-2", "shard field entries cannot change once they are set")
+    unknown_stays = (old.unknown, old.shard_field_unknown) == (new.unknown, new.shard_field_unknown)
+    _require(unknown_stays, "I-12", "fields of a newer version cannot change")
 
 
 def _check_claim(old: ShardManifest, new: ShardManifest) -> None:

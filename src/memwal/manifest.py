@@ -9,7 +9,9 @@ Owns `ShardManifestStore`. Invariants:
    which a newer version is found (a slot that collection emptied can be created again by a claimer that slept).
 4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put.
 5. The hint is written after the verdict, best effort.
-6. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
+6. Fields of a newer version are kept by every commit. A shard that has any takes no claim and no flush: only what they
+   mean could say whether those are right. Maintenance (a trim) is allowed.
+7. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
    the way to us would be written back for good.
 
 Called by: the log (claims), the writer (flush commits), compaction (trims), readers (`read_latest`).
@@ -32,8 +34,9 @@ from memwal.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     UnavailableError,
+    UnsupportedFormatError,
 )
-from memwal.format.shard_manifest import decode_manifest, encode_manifest
+from memwal.format.shard_manifest import decode_manifest, encode_manifest, unknown_fields
 from memwal.invariants import check_manifest_transition
 from memwal.store import paths
 from memwal.store.location import Location, resolve
@@ -161,6 +164,7 @@ class ShardManifestStore:
     def _next_claim(self, latest: ShardManifest | None, spec_id: int) -> ShardManifest:
         if latest is None:
             return ShardManifest(version=1, shard_id=self.shard_id, shard_spec_id=spec_id, writer_epoch=1)
+        self._refuse_unknown(latest)
         if latest.status is ShardStatus.SEALED:
             raise InvalidInputError(f"shard {self.shard_id} is sealed and takes no writer; write to another shard")
         return replace(latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1)
@@ -223,7 +227,18 @@ class ShardManifestStore:
             raise FencedError(epoch, latest.writer_epoch, f"shard {self.shard_id}")
         if epoch is not None and latest.writer_epoch < epoch:
             raise InvalidInputError(f"epoch {epoch} was never claimed on shard {self.shard_id}; claim it first")
+        if epoch is not None:
+            self._refuse_unknown(latest)
         return latest
+
+    def _refuse_unknown(self, manifest: ShardManifest) -> None:
+        unknown = unknown_fields(manifest)
+        if unknown:
+            raise UnsupportedFormatError(
+                f"shard {self.shard_id} can be read, but not written: its manifest is not understood by this version "
+                f"({', '.join(unknown)}); write it with the version that made it, or a newer one",
+                path=paths.manifest_path(self.shard_id, manifest.version),
+            )
 
     def _create(self, manifest: ShardManifest, *, make_directory: bool = False) -> PutResult | None:
         """Create this version; None if somebody else's bytes are there, or the directory is gone with its table."""

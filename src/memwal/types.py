@@ -55,18 +55,26 @@ class ShardStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SsTable:
-    """One flushed generation as the shard manifest lists it; `path` is the directory name alone."""
+    """One flushed generation as the shard manifest lists it; `path` is the directory name alone.
+
+    `unknown` are the fields of a newer version, as they are on storage.
+    """
 
     generation: int
     path: str
     in_memory_bytes: int | None = None
     physical_rows: int | None = None
     primary_key_bytes: int | None = None
+    unknown: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardManifest:
-    """One immutable version of a shard's manifest."""
+    """One immutable version of a shard's manifest.
+
+    `unknown` are the fields of a newer version, as they are on storage; `shard_field_unknown` those of each shard field
+    entry, none if no entry has any.
+    """
 
     version: int
     shard_id: str
@@ -78,6 +86,8 @@ class ShardManifest:
     current_generation: int = 1
     sstables: tuple[SsTable, ...] = ()
     status: ShardStatus = ShardStatus.ACTIVE
+    unknown: bytes = field(default=b"", repr=False)
+    shard_field_unknown: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

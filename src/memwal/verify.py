@@ -35,6 +35,7 @@ from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from memwal.format.keys import encode_composite, primary_key_columns
+from memwal.format.shard_manifest import unknown_fields
 from memwal.format.wal_entry import EntryDecoder
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
@@ -170,7 +171,12 @@ class _Inspection:
             self._found.add("V-1", where, f"{len(positions)} log entries, but no manifest", _RESTORE)
         for old, new in pairwise(read):
             self._check_step(old, new)
-        return read[-1] if read and read[-1].version == versions[-1] else None
+        newest = read[-1] if read and read[-1].version == versions[-1] else None
+        unknown = () if newest is None else unknown_fields(newest)
+        if newest is not None and unknown:
+            what = f"the manifest is not understood by this version: {', '.join(unknown)}"
+            self._found.add("V-12", paths.manifest_path(self._shard_id, newest.version), what, _UPGRADE)
+        return newest
 
     def _check_step(self, old: ShardManifest, new: ShardManifest) -> None:
         for name in ("writer_epoch", "replay_after_wal_entry_position", "current_generation"):

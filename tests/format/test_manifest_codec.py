@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.format.proto import bounded, mem_wal_pb2
-from memwal.format.shard_manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest
+from memwal.format.shard_manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest, unknown_fields
 from memwal.types import ShardManifest, ShardStatus, SsTable
 
 SHARD = "0a0b0c0d-1112-4314-8516-1718191a1b1c"
@@ -82,9 +82,40 @@ def test_an_unknown_status_reads_as_active() -> None:
         assert decode_manifest(message(status=status).SerializeToString()).status is ShardStatus.ACTIVE
 
 
-def test_unknown_fields_are_tolerated_and_dropped() -> None:
+def newer(*, nested: bool) -> bytes:
+    """FULL as a newer version might write it: more fields in the manifest, or in every message inside of it."""
     unknown = b"\xa2\x1f\x03abc" + b"\x28\x05" + b"\x3a\x02hi"  # fields 500, 5 and 7
-    assert decode_manifest(unknown + encode_manifest(FULL)) == FULL
+    if not nested:
+        return encode_manifest(FULL) + unknown
+    parsed = message()
+    for inner in (*parsed.sstables, *parsed.shard_field_entries, parsed.shard_id):
+        inner.MergeFromString(b"\xa2\x1f\x03abc" + b"\xd8\x05\x01")  # fields 500 and 91
+    return bytes(parsed.SerializeToString())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_unknown_fields_are_written_back_as_they_were(nested: bool) -> None:
+    data = newer(nested=nested)
+    decoded = decode_manifest(data)
+    assert encode_manifest(decoded) == data
+    assert decode_manifest(encode_manifest(decoded)) == decoded
+    known = replace(decoded, unknown=b"", shard_field_unknown=(), sstables=FULL.sstables)
+    assert known == FULL
+
+
+def test_an_unknown_status_is_written_back_as_it_was() -> None:
+    for status in (9, -1, 2**31 - 1):
+        data = message(status=status).SerializeToString(deterministic=True)
+        assert encode_manifest(decode_manifest(data)) == data
+
+
+def test_what_is_unknown_is_named() -> None:
+    assert unknown_fields(FULL) == ()
+    assert unknown_fields(decode_manifest(newer(nested=False))) == ("field 500", "field 5", "field 7")
+    names = unknown_fields(decode_manifest(newer(nested=True)))
+    assert [name for name in names if "generation" in name]
+    assert [name for name in names if "shard field" in name]
+    assert unknown_fields(decode_manifest(message(status=9).SerializeToString())) == ("field 15",)
 
 
 def test_a_version_that_differs_from_the_file_name_is_corrupt() -> None:

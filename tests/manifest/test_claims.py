@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memwal import CorruptDataError, InvalidInputError, ShardManifestStore, UnavailableError
+from memwal import CorruptDataError, InvalidInputError, ShardManifestStore, UnavailableError, UnsupportedFormatError
 from memwal.format.shard_manifest import encode_manifest
+from memwal.manifest import with_generation
 from memwal.store import paths
 from memwal.store.port import ObjectStore, PutResult
 from memwal.testing import FaultKind, FaultPlan, FaultScript
@@ -39,6 +40,32 @@ def test_a_sealed_shard_refuses_claims_and_stays_as_it_is(tmp_path: Path) -> Non
     with pytest.raises(InvalidInputError, match="sealed"):
         store.claim_epoch()
     assert (store.list_versions(), store.read_latest()) == ([2], sealed)
+
+
+def test_a_shard_with_fields_of_a_newer_version_takes_no_claim_and_no_flush_but_a_trim(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    listed = (SsTable(1, "0000000a_gen_1", unknown=b"\xd8\x05\x01"), SsTable(2, "0000000b_gen_2"))
+    newer = ShardManifest(5, SHARD, writer_epoch=3, current_generation=3, sstables=listed, unknown=b"\xa2\x1f\x01a")
+    location.store.put_new(paths.manifest_path(SHARD, 5), encode_manifest(newer))
+    store = manifests_at(location)
+    with pytest.raises(UnsupportedFormatError, match="field 500") as caught:
+        store.claim_epoch()
+    assert caught.value.path == paths.manifest_path(SHARD, 5)
+    with pytest.raises(UnsupportedFormatError):
+        store.commit_update(3, lambda latest: with_generation(latest, SsTable(3, "0000000c_gen_3"), 4))
+    assert store.list_versions() == [5]
+    trimmed = store.commit_maintenance(lambda latest: replace(latest, version=6, sstables=latest.sstables[1:]))
+    assert trimmed == replace(newer, version=6, sstables=listed[1:])
+    assert location.store.get(paths.manifest_path(SHARD, 6)).endswith(b"\xa2\x1f\x01a")
+
+
+def test_nested_fields_of_a_newer_version_refuse_a_claim_as_well(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    listed = (SsTable(1, "0000000a_gen_1", unknown=b"\xd8\x05\x01"),)
+    newer = ShardManifest(5, SHARD, writer_epoch=3, current_generation=2, sstables=listed)
+    location.store.put_new(paths.manifest_path(SHARD, 5), encode_manifest(newer))
+    with pytest.raises(UnsupportedFormatError, match="field of generation 1 91"):
+        manifests_at(location).claim_epoch()
 
 
 @pytest.mark.parametrize(

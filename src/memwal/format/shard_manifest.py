@@ -11,8 +11,9 @@ Invariants:
 1. `decode_manifest(encode_manifest(m)) == m`, and equal manifests have equal bytes.
 2. A manifest that leaves `decode_manifest` is whole: shard id present, version and generations at least 1, every
    SSTable path well-formed and of the generation listed, no generation twice. Everything else is `CorruptDataError`.
-3. Unknown fields are tolerated and dropped, an unknown status reads as ACTIVE, as the peer does. Cross-version rules
-   (what may follow what) are not checked here but in `memwal.invariants`.
+3. Fields that we do not know, nested ones too, stay with the value and are written back as they were. An unknown status
+   is such a field; it reads as ACTIVE, as the peer does. `unknown_fields` names them all.
+4. Cross-version rules (what may follow what) are not checked here but in `memwal.invariants`.
 
 Called by: the manifest store, verify, the command line.
 """
@@ -20,6 +21,10 @@ Called by: the manifest store, verify, the command line.
 from __future__ import annotations
 
 import uuid
+from typing import Any
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
 from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.format.proto import mem_wal_pb2
@@ -27,7 +32,7 @@ from memwal.format.proto.bounded import parse_message
 from memwal.store import paths
 from memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
 
-__all__ = ["MAX_MANIFEST_BYTES", "decode_manifest", "encode_manifest"]
+__all__ = ["MAX_MANIFEST_BYTES", "decode_manifest", "encode_manifest", "unknown_fields"]
 
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 
@@ -37,7 +42,7 @@ def encode_manifest(manifest: ShardManifest) -> bytes:
     _check(manifest)
     try:
         data: bytes = _to_message(manifest).SerializeToString(deterministic=True)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, DecodeError) as error:
         raise InvalidInputError(f"manifest value out of range: {error}") from None
     if len(data) > MAX_MANIFEST_BYTES:
         raise InvalidInputError(f"manifest is too large: {len(data)} bytes, at most {MAX_MANIFEST_BYTES}")
@@ -69,6 +74,8 @@ def decode_manifest(
         current_generation=message.current_generation,
         sstables=tuple(_sstable(entry) for entry in message.sstables),
         status=ShardStatus.SEALED if message.status == ShardStatus.SEALED else ShardStatus.ACTIVE,
+        unknown=_unknown_of_manifest(message),
+        shard_field_unknown=_unknown_of_entries(message),
     )
     try:
         _check(manifest)
@@ -81,6 +88,51 @@ def decode_manifest(
         text = f"manifest of shard {manifest.shard_id} lies in the directory of {expected_shard_id}"
         raise CorruptDataError(text, path=path)
     return manifest
+
+
+def unknown_fields(manifest: ShardManifest) -> tuple[str, ...]:
+    """What a newer version put into `manifest`, in words; empty if we understand all of it."""
+    found = _names("field", mem_wal_pb2.ShardManifest, manifest.unknown)
+    for sstable in manifest.sstables:
+        found += _names(f"field of generation {sstable.generation}", mem_wal_pb2.SsTable, sstable.unknown)
+    for unknown in manifest.shard_field_unknown:
+        found += _names("field of a shard field entry", mem_wal_pb2.ShardFieldEntry, unknown)
+    return tuple(dict.fromkeys(found))
+
+
+def _names(what: str, kind: Any, unknown: bytes) -> list[str]:
+    if not unknown:
+        return []
+    message = kind.FromString(unknown)
+    names = [f"{what} {field.number}" for field, _ in message.ListFields()]  # a known field with a value that is not
+    return names + [f"{what} {field.field_number}" for field in UnknownFieldSet(message)]
+
+
+def _unknown_of_manifest(message: mem_wal_pb2.ShardManifest) -> bytes:
+    """The fields that we do not know, as a message of their own; with them a status and parts of the id, if unknown."""
+    rest = mem_wal_pb2.ShardManifest.FromString(_unknown(message))
+    if message.status not in (ShardStatus.ACTIVE, ShardStatus.SEALED):
+        rest.status = message.status
+    of_id = _unknown(message.shard_id)
+    if of_id:
+        rest.shard_id.MergeFromString(of_id)  # two occurrences of a message are merged by whoever parses them
+    return bytes(rest.SerializeToString(deterministic=True))
+
+
+def _unknown_of_entries(message: mem_wal_pb2.ShardManifest) -> tuple[bytes, ...]:
+    found = tuple(_unknown(entry) for entry in message.shard_field_entries)
+    return found if any(found) else ()
+
+
+def _unknown(message: Any) -> bytes:
+    """The bytes of the fields of `message` that its type does not have."""
+    if not len(UnknownFieldSet(message)):
+        return b""
+    rest = type(message)()
+    rest.CopyFrom(message)
+    for field in rest.DESCRIPTOR.fields:
+        rest.ClearField(field.name)
+    return bytes(rest.SerializeToString(deterministic=True))
 
 
 def _shard_id(message: mem_wal_pb2.ShardManifest, path: str | None) -> str:
@@ -96,6 +148,7 @@ def _sstable(entry: mem_wal_pb2.SsTable) -> SsTable:
         in_memory_bytes=entry.in_memory_bytes if entry.HasField("in_memory_bytes") else None,
         physical_rows=entry.physical_rows if entry.HasField("physical_rows") else None,
         primary_key_bytes=entry.primary_key_bytes if entry.HasField("primary_key_bytes") else None,
+        unknown=_unknown(entry),
     )
 
 
@@ -117,6 +170,17 @@ def _check(manifest: ShardManifest) -> None:
 
 
 def _to_message(manifest: ShardManifest) -> mem_wal_pb2.ShardManifest:
+    message = _known_fields(manifest)
+    message.MergeFromString(manifest.unknown)
+    for entry, sstable in zip(message.sstables, manifest.sstables, strict=True):
+        if sstable.unknown:
+            entry.MergeFromString(sstable.unknown)
+    for entry, unknown in zip(message.shard_field_entries, manifest.shard_field_unknown, strict=False):
+        entry.MergeFromString(unknown)
+    return message
+
+
+def _known_fields(manifest: ShardManifest) -> mem_wal_pb2.ShardManifest:
     return mem_wal_pb2.ShardManifest(
         version=manifest.version,
         writer_epoch=manifest.writer_epoch,
