@@ -39,7 +39,7 @@ from memwal.reports import (
 )
 from memwal.scan.scan import Scan
 from memwal.shard_writer import ShardWriter
-from memwal.sharding import Bucket, Identity, Unsharded, route, shard_id_for
+from memwal.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
 from memwal.table import ShardInfo, Table, create_table, enable, open_table
 from memwal.table_writer import TableWriter
 from memwal.types import ShardManifest, ShardStatus, SsTable, WalEntry
@@ -63,6 +63,7 @@ __all__ = [
     "GcReport",
     "Identity",
     "InvalidInputError",
+    "Manual",
     "MemWalDetails",
     "MemWalError",
     "Problem",

@@ -47,7 +47,7 @@ from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore, with_generation
 from memwal.schema import Reconciler, TableSchema
 from memwal.shard_target import target_of, writer_config
-from memwal.sharding import check_rows_in_shard, from_details
+from memwal.sharding import check_rows_in_shard, sharding_of
 from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.transactions import (
@@ -134,10 +134,7 @@ class OnceAppender:
         self._base = base
         self._target = target_of(self.location, base, None, watch=self._watch)
         self._config = writer_config(base, None, {}, ())
-        details = base.details
-        self._sharding = None
-        if details is not None:
-            self._sharding = from_details(details, {number: name for name, number in base.column_ids.items()})
+        self._sharding = sharding_of(base)
         self._rows = RowFitter(self._target.schema)
 
     def refresh(self) -> None:

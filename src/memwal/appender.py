@@ -32,7 +32,7 @@ from memwal.ingest import to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
 from memwal.schema import Reconciler, TableSchema, nullable_except
-from memwal.sharding import Sharding, check_rows_in_shard, from_details
+from memwal.sharding import Manual, Sharding, check_rows_in_shard, sharding_of
 from memwal.store.location import Location, resolve
 from memwal.transactions import as_transaction, is_repeat, with_transaction
 from memwal.types import SeenTransaction, Transaction
@@ -53,7 +53,7 @@ class WalAppender:
         config: WriterConfig,
         *,
         schema: TableSchema | None = None,
-        sharding: Sharding | None = None,
+        sharding: Sharding,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Use `open`."""
@@ -82,12 +82,13 @@ class WalAppender:
         """Own the shard: claim an epoch and fence its predecessor. Without a base table the first append sets the columns."""
         location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         base = BaseTable.open(location)
-        schema, sharding, config, spec_id, watch = None, None, WriterConfig(), 0, None
+        schema, config, spec_id, watch = None, WriterConfig(), 0, None
+        sharding: Sharding = Manual()
         if base is not None:
             schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         if base is not None and base.details is not None:
             watch = TableWatch(for_writing(base, clock), clock)
-            sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
+            sharding = sharding_of(base)
             config = WriterConfig.from_defaults(base.details.writer_config_defaults)
             spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
         sync = fsync and location.is_local

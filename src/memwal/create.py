@@ -36,7 +36,7 @@ from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
 from memwal.scan.snapshot import list_shards
 from memwal.schema import TableSchema, as_lance
-from memwal.sharding import Sharding, check_sharding, num_shards, to_spec
+from memwal.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
 from memwal.store.location import Location
 from memwal.wal import list_positions
 
@@ -87,7 +87,7 @@ def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> 
 class Choices:
     """What a user chose for the MemWAL index of a table."""
 
-    sharding: Sharding | None = None
+    sharding: Sharding = ONE_SHARD
     maintained_indexes: str | Sequence[str] | None = "all"
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None
     allow_keys_across_shards: bool = False

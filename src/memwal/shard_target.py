@@ -21,11 +21,11 @@ from memwal.identity import TableWatch
 from memwal.index import IndexSpec
 from memwal.maintained import IndexSet
 from memwal.schema import TableSchema, as_lance
-from memwal.sharding import Sharding, check_rows_in_shard, from_details
+from memwal.sharding import Manual, Sharding, Unsharded, check_rows_in_shard, shard_id_for, sharding_of
 from memwal.store.location import Location
 from memwal.writer.target import ShardTarget
 
-__all__ = ["table_schema", "target_of", "writer_config"]
+__all__ = ["table_schema", "target_of", "with_shard", "writer_config"]
 
 _DEFAULT_STORAGE_VERSION = "2.1"
 _MAP_STORAGE_VERSION = "2.2"  # the first one with maps and lists of structs of fixed size
@@ -34,6 +34,17 @@ _MAP_STORAGE_VERSION = "2.2"  # the first one with maps and lists of structs of 
 def table_schema(base: BaseTable) -> TableSchema:
     """The columns of a base table with their field ids."""
     return TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+
+
+def with_shard(settings: WriterConfig, sharding: Sharding) -> WriterConfig:
+    """`settings` that name a shard: the only one of an unsharded table. Manual shards may be left open: a new one."""
+    if settings.shard_id is not None or isinstance(sharding, Manual):
+        return settings
+    if isinstance(sharding, Unsharded):
+        return settings.replace(shard_id=shard_id_for(sharding))
+    raise InvalidInputError(
+        f"the table is sharded by {sharding.column!r}: name a shard (memwal.shard_id_for), or use Table.writer()"
+    )
 
 
 def target_of(
@@ -64,9 +75,9 @@ def target_of(
             f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
             "Call memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
         )
-    sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
+    sharding = sharding_of(base)
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
-    check = None if routed or sharding is None else partial(_check_rows, sharding, columns.columns)
+    check = None if routed or isinstance(sharding, Manual) else partial(_check_rows, sharding, columns.columns)
     return ShardTarget(
         location,
         columns,

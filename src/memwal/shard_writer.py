@@ -25,7 +25,8 @@ from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
 from memwal.scan.scan import Scan
 from memwal.scan.snapshot import Snapshot, SnapshotSource, with_restarts
-from memwal.shard_target import table_schema, target_of, writer_config
+from memwal.shard_target import table_schema, target_of, with_shard, writer_config
+from memwal.sharding import sharding_of
 from memwal.store.location import Location, resolve
 from memwal.writer.engine import ShardEngine
 
@@ -57,6 +58,7 @@ class ShardWriter(ShardEngine):
         base = BaseTable.open(location)
         settings = writer_config(base, config, overrides, indexes)
         if base is not None:
+            settings = with_shard(settings, sharding_of(base))
             base = for_writing(base, clock)
         return cls(target_of(location, base, schema, indexes=indexes, clock=clock), settings, clock)
 

@@ -1,14 +1,14 @@
 """Which shard a row belongs to: the sharding of a table, and the routing of batches by it.
 
-Owns `Unsharded`, `Bucket`, `Identity`, their validation, their form in the table's details, and `route`. Invariants:
+Owns `Unsharded`, `Bucket`, `Identity`, `Manual`, their validation, their form in the table's details, and `route`. Invariants:
 
 1. Routing depends on the column's value and type in the *table* alone: every process, and LanceDB, routes alike.
 2. `from_details(details with to_spec(s, ...), ...) == s`.
-3. On a primary-key table the column is part of the key, unless the user allowed keys across shards: otherwise two rows
-   of one key could live in two shards, and newest-wins would hold per shard only.
+3. On a primary-key table the column is part of the key and shards are not named by hand, unless the user allowed keys
+   across shards: otherwise two rows of one key could live in two shards, and newest-wins would hold per shard only.
 4. `route` keeps every row exactly once, in its order within its shard.
 
-`None` in place of a sharding means manual shards: the user names them.
+A table on storage without a sharding spec has manual shards.
 
 Called by: the table facade, the table writer, scan (pruning), Spark.
 """
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.base_table import BaseTable
 from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format.bucket import bucket_of, is_bucket_type
 from memwal.format.index_details import MemWalDetails, ShardingField, ShardingSpec
@@ -32,9 +33,11 @@ from memwal.format.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identi
 
 __all__ = [
     "MAX_BUCKETS",
+    "ONE_SHARD",
     "SPEC_ID",
     "Bucket",
     "Identity",
+    "Manual",
     "Sharding",
     "Unsharded",
     "bucket_shard_id",
@@ -45,6 +48,7 @@ __all__ = [
     "route",
     "shard_id_for",
     "shard_ids",
+    "sharding_of",
     "shards_for_values",
     "to_spec",
 ]
@@ -57,6 +61,9 @@ _FIELD_ID = "bucket"  # of every transform, as the public layout has it
 @dataclass(frozen=True, slots=True)
 class Unsharded:
     """All rows go to one shard."""
+
+
+ONE_SHARD = Unsharded()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +91,36 @@ class Identity:
         _check_column_name(self.column)
 
 
-Sharding = Unsharded | Bucket | Identity
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """Whoever writes names the shard; every writer that names none gets a new one."""
+
+
+Sharding = Unsharded | Bucket | Identity | Manual
 
 
 def check_sharding(
-    sharding: Sharding | None,
+    sharding: Sharding,
     schema: pa.Schema,
     *,
     primary_key: Sequence[str] = (),
     allow_keys_across_shards: bool = False,
 ) -> None:
     """Return only if a table of this schema and key can be sharded so; `InvalidInputError` gives the reason."""
-    if sharding is None or isinstance(sharding, Unsharded):
+    if isinstance(sharding, Unsharded):
+        return
+    if isinstance(sharding, Manual):
+        if primary_key and not allow_keys_across_shards:
+            raise InvalidInputError(
+                f"with manual shards two rows of one primary key ({', '.join(primary_key)}) could be written to two shards, "
+                "and the newest would win per shard only; use Unsharded(), shard by a key column, or pass "
+                "allow_keys_across_shards=True"
+            )
         return
     if not isinstance(sharding, Bucket | Identity):
-        raise InvalidInputError(f"not a sharding: {sharding!r}; use Unsharded(), Bucket(...), Identity(...) or None")
+        raise InvalidInputError(
+            f"not a sharding: {sharding!r}; use Unsharded(), Bucket(...), Identity(...) or Manual()"
+        )
     column = sharding.column
     if column not in schema.names:
         raise InvalidInputError(f"sharding column {column!r} is not in the table; it has {', '.join(schema.names)}")
@@ -111,19 +133,19 @@ def check_sharding(
         )
 
 
-def num_shards(sharding: Sharding | None) -> int:
+def num_shards(sharding: Sharding) -> int:
     """How many shards the details record: 0 where the number is open (identity, manual)."""
     if isinstance(sharding, Unsharded):
         return 1
     return sharding.num_buckets if isinstance(sharding, Bucket) else 0
 
 
-def to_spec(sharding: Sharding | None, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
+def to_spec(sharding: Sharding, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
     """The spec that the table's details record for a checked `sharding`; None for manual shards.
 
     `field_ids` maps column names to Lance field ids.
     """
-    if sharding is None:
+    if isinstance(sharding, Manual):
         return None
     if isinstance(sharding, Unsharded):
         return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, (), "unsharded", "int32"),))
@@ -135,13 +157,13 @@ def to_spec(sharding: Sharding | None, schema: pa.Schema, field_ids: Mapping[str
     return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, source, "identity", result_type),))
 
 
-def from_details(details: MemWalDetails, column_names: Mapping[int, str]) -> Sharding | None:
+def from_details(details: MemWalDetails, column_names: Mapping[int, str]) -> Sharding:
     """The sharding that a table's details record; `UnsupportedFormatError` if it is none that we know.
 
     `column_names` maps Lance field ids to column names (nested ones dotted).
     """
     if not details.sharding_specs:
-        return None
+        return Manual()
     if len(details.sharding_specs) > 1 or len(details.sharding_specs[0].fields) != 1:
         raise UnsupportedFormatError("the table has a sharding of several specs or fields")
     part = details.sharding_specs[0].fields[0]
@@ -157,7 +179,14 @@ def from_details(details: MemWalDetails, column_names: Mapping[int, str]) -> Sha
     return Bucket(column, _stored_buckets(part.parameters.get("num_buckets", "")))
 
 
-def shard_ids(sharding: Sharding | None) -> list[str] | None:
+def sharding_of(base: BaseTable) -> Sharding:
+    """How the MemWAL index of a base table spreads rows over shards; a table without an index has manual shards."""
+    if base.details is None:
+        return Manual()
+    return from_details(base.details, {number: name for name, number in base.column_ids.items()})
+
+
+def shard_ids(sharding: Sharding) -> list[str] | None:
     """All shard ids that `sharding` can lead to; None where they are open (identity, manual)."""
     if isinstance(sharding, Unsharded):
         return [unsharded_shard_id()]
@@ -173,7 +202,7 @@ def shard_id_for(sharding: Sharding, value: Any = None, *, kind: pa.DataType | N
     """
     if isinstance(sharding, Unsharded):
         return unsharded_shard_id()
-    if sharding is None:
+    if isinstance(sharding, Manual):
         raise InvalidInputError("a table with manual shards has no shard per value: name the shard yourself")
     plain = not isinstance(value, pa.Scalar)
     if kind is None:
@@ -183,15 +212,13 @@ def shard_id_for(sharding: Sharding, value: Any = None, *, kind: pa.DataType | N
     return _groups(sharding, array)[0][0]
 
 
-def shards_for_values(
-    sharding: Sharding | None, values: Iterable[Any] | pa.Array, kind: pa.DataType
-) -> frozenset[str] | None:
+def shards_for_values(sharding: Sharding, values: Iterable[Any] | pa.Array, kind: pa.DataType) -> frozenset[str] | None:
     """The shards that can hold a row whose sharding column (of type `kind`) has one of `values`; None: any shard.
 
     For pruning: values that do not convert to `kind` give None, never too few shards. It holds for rows that were
     routed; a writer that was opened on a shard by hand may have put rows anywhere.
     """
-    if sharding is None:
+    if isinstance(sharding, Manual):
         return None
     if isinstance(sharding, Unsharded):
         return frozenset([unsharded_shard_id()])
@@ -205,14 +232,14 @@ def shards_for_values(
 
 
 def route(
-    batch: pa.RecordBatch, sharding: Sharding | None, schema: pa.Schema | None = None
+    batch: pa.RecordBatch, sharding: Sharding, schema: pa.Schema | None = None
 ) -> list[tuple[str, pa.RecordBatch]]:
     """Every row of `batch` with its shard, in order within the shard; only shards that get rows.
 
     `schema` is the table's: the column is hashed as the table holds it. Where all rows go to one shard the batch itself
     is returned; otherwise every shard gets its own copy, so that no shard keeps the rows of another in memory.
     """
-    if sharding is None:
+    if isinstance(sharding, Manual):
         raise InvalidInputError("a table with manual shards cannot route rows: write to a shard by its id")
     if batch.num_rows == 0:
         return []
@@ -224,9 +251,9 @@ def route(
     return [(shard_id, batch.take(pa.array(rows))) for shard_id, rows in groups]
 
 
-def check_rows_in_shard(batch: pa.RecordBatch, sharding: Sharding | None, schema: pa.Schema, shard_id: str) -> None:
+def check_rows_in_shard(batch: pa.RecordBatch, sharding: Sharding, schema: pa.Schema, shard_id: str) -> None:
     """Return only if every row of `batch` belongs to `shard_id`; manual shards take any row."""
-    if sharding is None or batch.num_rows == 0:
+    if isinstance(sharding, Manual) or batch.num_rows == 0:
         return
     elsewhere = [found for found, _ in route(batch, sharding, schema) if found != shard_id]
     if elsewhere:

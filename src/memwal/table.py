@@ -41,15 +41,16 @@ from memwal.scan.scan import Scan
 from memwal.scan.search import SearchRequest, search
 from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards, no_entry, with_restarts
 from memwal.schema import TableSchema
-from memwal.shard_target import table_schema, target_of, writer_config
+from memwal.shard_target import table_schema, target_of, with_shard, writer_config
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import (
+    ONE_SHARD,
     Bucket,
     Identity,
+    Manual,
     Sharding,
-    Unsharded,
-    from_details,
     shard_ids,
+    sharding_of,
     shards_for_values,
 )
 from memwal.store.location import Location, resolve
@@ -79,7 +80,7 @@ def create_table(
     data_or_schema: Any,
     *,
     primary_key: str | Sequence[str] | None = None,
-    sharding: Sharding | None = None,
+    sharding: Sharding = ONE_SHARD,
     maintained_indexes: str | Sequence[str] | None = "all",
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
     allow_keys_across_shards: bool = False,
@@ -88,8 +89,9 @@ def create_table(
 ) -> Table:
     """A new table with a MemWAL index; data that is given becomes its first base rows.
 
-    Without a primary key the table is append-only. `sharding=None` means manual shards. With `exist_ok` a table that is
-    there already is opened as it is (it must have the columns and the key that are asked for); data is not written to it.
+    Without a primary key the table is append-only. All rows go to one shard unless `sharding` spreads them. With
+    `exist_ok` a table that is there already is opened as it is (it must have the columns and the key that are asked for);
+    data is not written to it.
     """
     location = resolve(uri, storage_options)
     choices = Choices(
@@ -113,7 +115,7 @@ def create_table(
 def enable(
     uri_or_lance_dataset: str | lance.LanceDataset,
     *,
-    sharding: Sharding | None = None,
+    sharding: Sharding = ONE_SHARD,
     maintained_indexes: str | Sequence[str] | None = "all",
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
     allow_keys_across_shards: bool = False,
@@ -192,8 +194,8 @@ class Table(Maintenance):
         return list(self._base.primary_key)
 
     @property
-    def sharding(self) -> Sharding | None:
-        """How rows are spread over shards; None for manual shards."""
+    def sharding(self) -> Sharding:
+        """How rows are spread over shards."""
         return self._sharding(self._newest_base())
 
     @property
@@ -250,7 +252,11 @@ class Table(Maintenance):
         """
         self.details()
         base = self._newest_base()
-        writer_config(base, config, overrides, ())
+        settings = writer_config(base, config, overrides, ())
+        if settings.shard_id is not None and not isinstance(self._sharding(base), Manual):
+            raise InvalidInputError(
+                "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
+            )
         base = for_writing(base)
         watch = TableWatch(base)
         return TableWriter(
@@ -279,21 +285,12 @@ class Table(Maintenance):
         watch: TableWatch | None = None,
     ) -> ShardWriter:
         base = self._newest_base() if watch is None else watch.look()
-        if shard_id is None and not (config is not None and config.shard_id) and "shard_id" not in overrides:
-            shard_id = self._default_shard(self._sharding(base))
         settings = writer_config(base, config, overrides, ())
         if shard_id is not None:
             settings = settings.replace(shard_id=shard_id)
+        settings = with_shard(settings, self._sharding(base))
         base = for_writing(base)
         return ShardWriter(target_of(self.location, base, None, routed=routed, watch=watch), settings, SYSTEM_CLOCK)
-
-    def _default_shard(self, sharding: Sharding | None) -> str | None:
-        if isinstance(sharding, Bucket | Identity):
-            raise InvalidInputError(
-                f"the table is sharded by {sharding.column!r}: name a shard (memwal.shard_id_for), or use Table.writer()"
-            )
-        ids = shard_ids(sharding)
-        return ids[0] if ids else None
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -411,10 +408,10 @@ class Table(Maintenance):
             known = self._schemas = (base.version, table_schema(base))
         return known[1]
 
-    def _sharding(self, base: BaseTable) -> Sharding | None:
+    def _sharding(self, base: BaseTable) -> Sharding:
         if base.details is None:
-            return None
-        return from_details(base.details, {number: name for name, number in base.column_ids.items()})
+            raise no_entry(self.location)
+        return sharding_of(base)
 
     def _candidates(self, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
         """The shards in which rows can match, or None for all."""
@@ -436,7 +433,7 @@ class Table(Maintenance):
 
     def _shards_of_keys(self, keys: pa.RecordBatch, base: BaseTable) -> set[str] | None:
         sharding = self._sharding(base)
-        if isinstance(sharding, Unsharded) or not isinstance(sharding, Bucket | Identity):
+        if not isinstance(sharding, Bucket | Identity):
             return None
         if sharding.column not in base.primary_key:
             return None

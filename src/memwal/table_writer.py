@@ -31,7 +31,7 @@ from memwal.ingest import key_batch, to_batches
 from memwal.scan.scan import Scan
 from memwal.schema import Reconciler, TableSchema
 from memwal.shard_writer import ShardWriter
-from memwal.sharding import Bucket, Identity, Sharding, Unsharded, route
+from memwal.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
 from memwal.types import Transaction
 from memwal.writer.engine import Ack, WriteResult
 from memwal.writer.stats import WriteStats
@@ -72,7 +72,7 @@ class TableWriter:
         self,
         table: Table,
         schema: TableSchema,
-        sharding: Sharding | None,
+        sharding: Sharding,
         open_shard: Callable[[str | None], ShardWriter],
         watch: TableWatch,
         compaction: CompactionPolicy | None = None,
@@ -123,7 +123,7 @@ class TableWriter:
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
             return {}
-        if self._sharding is None or isinstance(self._sharding, Unsharded):
+        if isinstance(self._sharding, Unsharded | Manual):
             return {self._single(): batches}
         routed: dict[str, list[pa.RecordBatch]] = {}
         for batch in batches:

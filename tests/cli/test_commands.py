@@ -134,7 +134,9 @@ def test_a_table_that_is_created_without_options_replaces_rows_by_key(tmp_path: 
 def test_tables_with_manual_shards_ask_for_the_shard(tmp_path: Path) -> None:
     uri, data = tmp_path / "t", tmp_path / "a.csv"
     data.write_text("id\n1\n")
-    run("create", uri, "--columns", "id:int64", "-k", "id", "--sharding", "manual")
+    columns = ("--columns", "id:int64", "-k", "id", "--sharding", "manual")
+    assert "allow_keys_across_shards" in one_line(run("create", uri, *columns, status=1))
+    run("create", uri, *columns, "--allow-keys-across-shards")
     run("put", uri, data, "--shard", "new")
     assert "--shard new" in one_line(run("put", uri, data, status=1))
     assert "--shard new" in one_line(run("delete", uri, 1, status=1))

@@ -26,6 +26,7 @@ from memwal.format.shard_ids import encode_identity_value, identity_shard_id, sh
 from memwal.sharding import (
     Bucket,
     Identity,
+    Manual,
     Sharding,
     Unsharded,
     bucket_shard_id,
@@ -65,8 +66,8 @@ def test_shard_ids_are_those_that_lancedb_derives() -> None:
     ]
     assert identity_shard_id("eu", pa.string()) == "dedbd690-6632-519a-8f78-3919befe6c6a"
     assert shard_ids(Identity("region")) is None
-    assert shard_ids(None) is None
-    assert [num_shards(s) for s in (None, Unsharded(), Bucket("id", 7), Identity("id"))] == [0, 1, 7, 0]
+    assert shard_ids(Manual()) is None
+    assert [num_shards(s) for s in (Manual(), Unsharded(), Bucket("id", 7), Identity("id"))] == [0, 1, 7, 0]
 
 
 LANCEDB_CASES: list[tuple[pa.DataType, Any, bytes]] = [
@@ -196,10 +197,10 @@ def test_a_nested_column_that_pylance_chose_is_routed() -> None:
 
 def test_manual_shards_cannot_route() -> None:
     with pytest.raises(InvalidInputError, match="manual shards"):
-        route(rows([1], ["x"]), None, SCHEMA)
+        route(rows([1], ["x"]), Manual(), SCHEMA)
     with pytest.raises(InvalidInputError, match="manual shards"):
-        shard_id_for(None, 1)  # type: ignore[arg-type]
-    check_rows_in_shard(rows([1], ["x"]), None, SCHEMA, str(uuid.UUID(int=1)))
+        shard_id_for(Manual(), 1)
+    check_rows_in_shard(rows([1], ["x"]), Manual(), SCHEMA, str(uuid.UUID(int=1)))
 
 
 def test_rows_of_another_shard_are_refused_at_the_shard() -> None:
@@ -257,11 +258,13 @@ def test_pruning_names_every_shard_that_can_hold_a_value() -> None:
 @pytest.mark.parametrize("values", [[1.5], ["x"], [2**70], [object()]], ids=["fraction", "text", "huge", "object"])
 def test_pruning_never_guesses_from_a_value_that_does_not_convert(values: list[Any]) -> None:
     assert shards_for_values(Bucket("id", 4), values, pa.int64()) is None
-    assert shards_for_values(None, values, pa.int64()) is None
+    assert shards_for_values(Manual(), values, pa.int64()) is None
 
 
-@pytest.mark.parametrize("sharding", [None, Unsharded(), Bucket("id", 4), Bucket("region", 1024), Identity("region")])
-def test_a_sharding_survives_the_tables_details(sharding: Sharding | None) -> None:
+@pytest.mark.parametrize(
+    "sharding", [Manual(), Unsharded(), Bucket("id", 4), Bucket("region", 1024), Identity("region")]
+)
+def test_a_sharding_survives_the_tables_details(sharding: Sharding) -> None:
     check_sharding(sharding, SCHEMA)
     spec = to_spec(sharding, SCHEMA, FIELD_IDS)
     details = MemWalDetails(num_shards=num_shards(sharding), sharding_specs=(spec,) if spec else ())
@@ -270,9 +273,9 @@ def test_a_sharding_survives_the_tables_details(sharding: Sharding | None) -> No
 
 @pytest.mark.parametrize(
     ("name", "sharding"),
-    [("default", None), ("unsharded", Unsharded()), ("bucket", Bucket("id", 4)), ("identity", Identity("name"))],
+    [("default", Manual()), ("unsharded", Unsharded()), ("bucket", Bucket("id", 4)), ("identity", Identity("name"))],
 )
-def test_our_details_of_a_sharding_are_the_bytes_of_pylance(name: str, sharding: Sharding | None) -> None:
+def test_our_details_of_a_sharding_are_the_bytes_of_pylance(name: str, sharding: Sharding) -> None:
     schema = pa.schema([("id", pa.int64()), ("val", pa.float32()), ("name", pa.string())])
     spec = to_spec(sharding, schema, {"id": 0, "val": 1, "name": 2})
     details = MemWalDetails(num_shards(sharding), (spec,) if spec else (), maintain_all_indexes=True)

@@ -22,7 +22,13 @@ SHARD = "11111111-2222-4333-8444-555555555555"
 
 def _wake_after_collection(place: Path, point: str) -> tuple[str, mw.Table]:
     """What a writer says that was stopped at `point` while everything else happened."""
-    table = mw.create_table(str(place), pa.schema([("id", pa.int64()), ("v", pa.string())]), primary_key="id")
+    table = mw.create_table(
+        str(place),
+        pa.schema([("id", pa.int64()), ("v", pa.string())]),
+        primary_key="id",
+        sharding=mw.Manual(),
+        allow_keys_across_shards=True,
+    )
     child = start(put_and_stop, table.uri, SHARD, point)
     assert child.receive(20.0) == ("stopping",)
     child.wait_until_stopped(20.0)

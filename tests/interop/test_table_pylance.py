@@ -149,7 +149,7 @@ def test_we_read_all_shards_of_a_table_that_pylance_wrote(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "sharding"),
     [
-        ({}, None),
+        ({}, mw.Manual()),
         ({"unsharded": True}, mw.Unsharded()),
         ({"bucket_column": "id", "num_buckets": 7}, mw.Bucket("id", 7)),
         ({"identity_column": "id"}, mw.Identity("id")),

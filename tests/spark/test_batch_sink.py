@@ -133,7 +133,9 @@ def test_identity_and_unsharded_tables_take_rows_too(spark: Any, tmp_path: Any) 
         table = mw.create_table(str(tmp_path / name), KEYED, primary_key="id", sharding=sharding)
         save(spark.range(5), str(tmp_path / name))
         assert ids_of(table) == [0, 1, 2, 3, 4]
-    manual = mw.create_table(str(tmp_path / "c"), KEYED, primary_key="id")
+    manual = mw.create_table(
+        str(tmp_path / "c"), KEYED, primary_key="id", sharding=mw.Manual(), allow_keys_across_shards=True
+    )
     with pytest.raises(Exception, match="manual shards"):
         save(spark.range(5), str(tmp_path / "c"))
     assert ids_of(manual) == []

@@ -136,7 +136,9 @@ def test_files_are_made_durable_where_the_table_wants_it(tmp_path: Path) -> None
 
 def test_a_key_that_two_manual_shards_hold_is_one_row(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
-    table = mw.create_table(uri, schema_of("number"), primary_key="id")
+    table = mw.create_table(
+        uri, schema_of("number"), primary_key="id", sharding=mw.Manual(), allow_keys_across_shards=True
+    )
     for shard, numbers in (
         ("00000000-0000-4000-8000-000000000001", [1, 2]),
         ("00000000-0000-4000-8000-000000000002", [2, 3]),

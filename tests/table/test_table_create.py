@@ -216,7 +216,7 @@ def test_a_plain_lance_table_is_opened_only_after_it_was_enabled(tmp_path: Path)
         mw.open_table(uri)
     table = mw.enable(lance.dataset(uri))
     assert table.count_rows() == 2
-    assert mw.open_table(uri).sharding is None
+    assert mw.open_table(uri).sharding == mw.Unsharded()
 
 
 def test_a_table_is_enabled_once(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_null_chooses_bucket_zero_but_no_identity_shard(tmp_path: Path) -> Non
 
 
 def test_manual_shards_are_named_by_whoever_writes(tmp_path: Path) -> None:
-    table = create(str(tmp_path / "t"), sharding=None)
+    table = create(str(tmp_path / "t"), sharding=mw.Manual(), allow_keys_across_shards=True)
     chosen = str(uuid.uuid4())
     with table.shard_writer(chosen) as one, table.shard_writer() as two, table.writer() as three:
         one.put([{"id": 1}])
@@ -141,6 +141,57 @@ def test_manual_shards_are_named_by_whoever_writes(tmp_path: Path) -> None:
         table.scan(shards=["nope"])
     with pytest.raises(mw.InvalidInputError, match="UUID"):
         table.shard_writer("nope")
+
+
+def test_a_table_is_one_shard_unless_asked_otherwise(tmp_path: Path) -> None:
+    """Two writers in turn that put one key into two shards left two rows of it, of which the older one could win."""
+    lance.write_dataset(keyed().empty_table(), str(tmp_path / "e"))
+    tables = [
+        mw.create_table(str(tmp_path / "k"), keyed(), primary_key="id"),
+        mw.create_table(str(tmp_path / "a"), keyed()),
+        mw.enable(str(tmp_path / "e")),
+    ]
+    assert [table.sharding for table in tables] == [mw.Unsharded()] * 3
+    keyed_table = tables[0]
+    for turn in range(4):
+        with keyed_table.writer(fsync=False) as writer:
+            writer.put([{"id": 1, "v": turn, "s": "x"}])
+        with keyed_table.shard_writer(fsync=False) as shard:
+            shard.put([{"id": 2, "v": turn, "s": "x"}])
+        with mw.ShardWriter.open(keyed_table.uri, fsync=False) as shard:
+            shard.put([{"id": 3, "v": turn, "s": "x"}])
+        assert [keyed_table.get(key, ["v"]) for key in (1, 2, 3)] == [{"v": turn}] * 3
+    assert len(keyed_table.shards()) == 1
+    keyed_table.compact()
+    assert rows_of(keyed_table.dataset.to_table()) == [{"id": n, "v": 3, "s": "x"} for n in (1, 2, 3)]
+
+
+def test_manual_shards_are_asked_for_by_name_and_with_a_key_twice(tmp_path: Path) -> None:
+    lance.write_dataset(keyed().empty_table(), str(tmp_path / "l"))
+    with pytest.raises(mw.InvalidInputError, match="allow_keys_across_shards"):
+        mw.create_table(str(tmp_path / "t"), keyed(), primary_key="id", sharding=mw.Manual())
+    for call in (
+        lambda: mw.create_table(str(tmp_path / "t"), keyed(), sharding=None),  # type: ignore[arg-type]
+        lambda: mw.enable(str(tmp_path / "l"), sharding=None),
+    ):  # type: ignore[arg-type]
+        with pytest.raises(mw.InvalidInputError, match=r"Manual\(\)"):
+            call()
+    assert not (tmp_path / "t").exists()
+    assert mw.create_table(str(tmp_path / "a"), keyed(), sharding=mw.Manual()).sharding == mw.Manual()
+    assert mw.open_table(str(tmp_path / "a")).sharding == mw.Manual()
+
+
+def test_a_writer_that_routes_takes_no_shard_id(tmp_path: Path) -> None:
+    """It would put all rows of an unsharded table into a shard where nobody else looks for their keys."""
+    for sharding in (mw.Unsharded(), FOUR):
+        table = create(str(tmp_path / type(sharding).__name__), sharding=sharding)
+        with pytest.raises(mw.InvalidInputError, match="shard_id"):
+            table.writer(shard_id=str(uuid.uuid4()))
+        with pytest.raises(mw.InvalidInputError, match="shard_id"):
+            table.writer(config=mw.WriterConfig(shard_id=str(uuid.uuid4())))
+    with pytest.raises(mw.InvalidInputError, match="sharded by 'id'"):
+        mw.ShardWriter.open(table.uri)
+    assert table.shards() == []
 
 
 def test_the_sharding_column_may_be_renamed_while_shards_hold_rows(tmp_path: Path) -> None:

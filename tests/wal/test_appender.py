@@ -15,6 +15,7 @@ from memwal import (
     Bucket,
     FencedError,
     InvalidInputError,
+    Manual,
     WalAppender,
     WalTailer,
     WriterPoisonedError,
@@ -224,7 +225,13 @@ def test_many_small_batches_are_combined_so_that_every_reader_takes_the_entry(tm
 
 def test_a_slice_counts_its_own_bytes_and_not_those_of_its_parent(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
-    create_table(uri, SCHEMA, writer_defaults={"max_memtable_size": 500_000, "max_entry_bytes": 600_000})
+    create_table(
+        uri,
+        SCHEMA,
+        sharding=Manual(),
+        allow_keys_across_shards=True,
+        writer_defaults={"max_memtable_size": 500_000, "max_entry_bytes": 600_000},
+    )
     parent = rows(*range(40_000))
     assert parent.get_total_buffer_size() > 600_000
     writer = appender(uri)
@@ -235,7 +242,9 @@ def test_a_slice_counts_its_own_bytes_and_not_those_of_its_parent(tmp_path: Path
 
 def test_more_than_an_entry_may_hold_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
-    create_table(uri, SCHEMA, writer_defaults={"max_entry_bytes": 200_000})
+    create_table(
+        uri, SCHEMA, sharding=Manual(), allow_keys_across_shards=True, writer_defaults={"max_entry_bytes": 200_000}
+    )
     writer = appender(uri)
     with pytest.raises(InvalidInputError, match="too many"):
         writer.append(rows(*range(20_000)))

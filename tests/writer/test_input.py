@@ -400,7 +400,7 @@ def test_a_null_struct_is_refused_where_the_files_of_the_base_table_cannot_store
     """It could be flushed, but never compacted."""
     schema = pa.schema([key_field(), pa.field("s", pa.struct([("a", pa.struct([("b", pa.int8())]))]))])
     lance.write_dataset(schema.empty_table(), str(tmp_path), data_storage_version="2.0")
-    table = mw.enable(str(tmp_path))
+    table = mw.enable(str(tmp_path), sharding=mw.Manual(), allow_keys_across_shards=True)
     with open_writer(tmp_path, None) as writer:
         writer.put([{"id": 1, "s": {"a": {"b": None}}}, {"id": 2, "s": {"a": {"b": 2}}}])
         refused: list[list[dict[str, Any]]] = [[{"id": 3, "s": None}], [{"id": 3, "s": {"a": None}}], [{"id": 3}]]

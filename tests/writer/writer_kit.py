@@ -259,7 +259,8 @@ def watched(root: str | Path) -> tuple[WatchedStore, Location]:
 def base_table(
     root: str | Path, schema: pa.Schema = KEYED, data: list[dict[str, Any]] | None = None, **kw: Any
 ) -> mw.Table:
-    """A table with a MemWAL index."""
+    """A table with a MemWAL index; its shards are named by the tests, unless the options say otherwise."""
+    kw = {"sharding": mw.Manual(), "allow_keys_across_shards": True, **kw}
     return mw.create_table(str(root), pa.Table.from_pylist(data, schema=schema) if data else schema, **kw)
 
 

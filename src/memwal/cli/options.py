@@ -15,6 +15,7 @@ import pyarrow as pa
 import typer
 
 from memwal.errors import InvalidInputError
+from memwal.sharding import Manual
 from memwal.table import Table, open_table
 
 __all__ = [
@@ -96,7 +97,7 @@ def _scalar(value: Any, column: pa.Field) -> Any:
 
 def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:
     """The writer's setting that names its shard: only tables with manual shards need one, and they do."""
-    if table.sharding is not None:
+    if not isinstance(table.sharding, Manual):
         if shard is not None:
             raise InvalidInputError("rows of this table go to the shards that their values name: leave --shard out")
         return {}

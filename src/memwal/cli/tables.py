@@ -27,7 +27,7 @@ from memwal.cli.output import show
 from memwal.cli.progress import file_bar
 from memwal.clock import SYSTEM_CLOCK
 from memwal.errors import InvalidInputError, MemWalError
-from memwal.sharding import Bucket, Identity, Sharding, Unsharded
+from memwal.sharding import Bucket, Identity, Manual, Sharding, Unsharded
 from memwal.table import create_table
 from memwal.table import enable as enable_table
 
@@ -43,13 +43,17 @@ _Key = Annotated[str | None, typer.Option("--primary-key", "-k", help="Key colum
 _Sharding = Annotated[
     str, typer.Option("--sharding", "-s", help="unsharded, bucket(column,n), identity(column) or manual.")
 ]
+_AcrossShards = Annotated[
+    bool,
+    typer.Option("--allow-keys-across-shards", help="Rows of one key may be in several shards: newest per shard only."),
+]
 
 
-def _sharding(text: str) -> Sharding | None:
+def _sharding(text: str) -> Sharding:
     name, _, rest = text.strip().partition("(")
     arguments = [part.strip() for part in rest.rstrip(") ").split(",") if part.strip()]
     if name == "manual" and not arguments:
-        return None
+        return Manual()
     if name == "unsharded" and not arguments:
         return Unsharded()
     if name == "bucket" and len(arguments) == 2 and arguments[1].isdigit():
@@ -61,7 +65,7 @@ def _sharding(text: str) -> Sharding | None:
     )
 
 
-def _spelled(sharding: Sharding | None) -> str:
+def _spelled(sharding: Sharding) -> str:
     """A sharding as `--sharding` takes it."""
     if isinstance(sharding, Bucket):
         return f"bucket({sharding.column},{sharding.num_buckets})"
@@ -92,6 +96,7 @@ def create(
     like: Annotated[Path | None, typer.Option("--like", help="Take the columns of this data file.")] = None,
     primary_key: _Key = None,
     sharding: _Sharding = "unsharded",
+    allow_keys_across_shards: _AcrossShards = False,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do nothing if the table is there.")] = False,
     storage_option: Options = None,
     json: Json = False,
@@ -105,6 +110,7 @@ def create(
         schema,
         primary_key=split_names(primary_key),
         sharding=_sharding(sharding),
+        allow_keys_across_shards=allow_keys_across_shards,
         storage_options=storage_options(storage_option),
         exist_ok=exist_ok,
     )

@@ -36,7 +36,7 @@ from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.progress import COUNTER_SHARD, commit_number, compacted
 from memwal.reports import CompactionReport, Progress
-from memwal.sharding import Bucket, Identity, Unsharded, from_details
+from memwal.sharding import Bucket, Identity, Unsharded, sharding_of
 from memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from memwal.store.location import Location
 from memwal.survey import list_shards
@@ -204,9 +204,7 @@ def _units(base: BaseTable, chosen: Chosen) -> list[Unit]:
 
 
 def _keys_stay_apart(base: BaseTable) -> bool:
-    if base.details is None:
-        return False
-    sharding = from_details(base.details, {number: name for name, number in base.column_ids.items()})
+    sharding = sharding_of(base)
     if isinstance(sharding, Bucket | Identity):
         return sharding.column in base.primary_key
     return isinstance(sharding, Unsharded)

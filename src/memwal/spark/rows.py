@@ -26,7 +26,7 @@ from memwal.errors import InvalidInputError
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.scan.keys import as_numbers, key_array
 from memwal.schema import TableSchema
-from memwal.sharding import Bucket, Identity, Sharding, route
+from memwal.sharding import Bucket, Identity, Manual, Sharding, route
 from memwal.spark.options import Operation, Options
 from memwal.spark.types import arrow_type, to_arrow_columns
 from memwal.table import Table
@@ -45,7 +45,7 @@ class WritePlan:
 
     options: Options
     schema: TableSchema
-    sharding: Sharding | None
+    sharding: Sharding
     operation: Operation
 
     @classmethod
@@ -60,7 +60,7 @@ class WritePlan:
         if operation == "append" and key:
             raise InvalidInputError("operation 'append' would replace rows of a table with a primary key; use 'upsert'")
         sharding = table.sharding
-        if sharding is None:
+        if isinstance(sharding, Manual):
             raise InvalidInputError(
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
