@@ -3,15 +3,18 @@
 Owns `OnceAppender`. Whoever runs a job claims each shard once (`claim`); the claim is a small value that can be sent to
 other processes, and each of them may append with it, without a writer and without talking to the others. Invariants:
 
-1. An append first reads the newest manifest and the whole tail, so that everything below the position that it creates is
-   known: a version of an application can be in the log once only, however many attempts race.
+1. An append first reads the whole tail and then confirms the manifest that the reading started from, so that everything
+   below the position that it creates is known: a version of an application can be in the log once only, however many
+   attempts race.
 2. All rows of one transaction are one WAL entry, or one generation where they are too large; never several entries.
-3. The generation of an entry comes from the manifest and the tail that were just read, never from the claim.
-4. An entry that turns out to lie behind the cursor, or below the manifest's generation, was too late and does not count:
-   the append begins again.
-5. A higher epoch, in the manifest or in the log, is a `FencedError`.
-6. A generation is published as the manifest's next one, under our epoch, with the transaction map inside its directory;
-   what was in the log before is flushed first.
+3. Every append is a transaction: the user's, or one of this appender's own. Whether it is in the shard is answered by the
+   map, also after a look at the manifest says that the cursor has passed the entry.
+4. A generation is sealed before it is flushed: a mark at the tip says where it ends. Whoever appends above the mark has
+   read it and takes the next generation, so that no entry comes too late for its generation. A seal holds in its own
+   epoch only.
+5. Rows without an entry are announced by a bulk mark at the tip, after they are written and while nothing else is in the
+   tail. The mark decides: whoever reads it first publishes what it announces, and only then goes on.
+6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
 
 What was read of a log is remembered per process: entries never change, so that only new ones are read again.
 
@@ -21,6 +24,7 @@ Called by: the Spark sinks; usable from plain Python.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +44,14 @@ from memwal.errors import (
     ObjectExistsError,
     TableReplacedError,
 )
-from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
+from memwal.format.wal_entry import (
+    TOMBSTONE,
+    TOMBSTONE_FIELD,
+    EntryEncoder,
+    RowEncoder,
+    decode_entry,
+    encode_mark,
+)
 from memwal.hooks import reach
 from memwal.identity import TableWatch, for_writing
 from memwal.log_run import LogRun
@@ -50,16 +61,9 @@ from memwal.shard_target import target_of, writer_config
 from memwal.sharding import check_rows_in_shard, sharding_of
 from memwal.store import paths
 from memwal.store.location import Location, resolve
-from memwal.transactions import (
-    as_transaction,
-    encode_map,
-    is_repeat,
-    load_generation_maps,
-    merge_seen,
-    with_transaction,
-)
-from memwal.types import SeenTransaction, ShardManifest, SsTable, Transaction, WalEntry
-from memwal.wal import PersistPolicy, list_positions, newest_seen, open_log, read_run
+from memwal.transactions import OWN_PREFIX, TransactionMap, as_transaction, load_generation_maps
+from memwal.types import EntryFooter, EntryTransaction, ShardManifest, SsTable, Transaction, WalEntry
+from memwal.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
 
 __all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "RowFitter", "ShardClaim", "ShardTail"]
 
@@ -92,14 +96,18 @@ class AppendResult:
 
 @dataclass(slots=True)
 class ShardTail:
-    """What this process knows of a shard: its manifest, its unflushed entries, and its transactions."""
+    """What this process knows of a shard: its manifest, its unflushed entries, and its transactions.
 
-    manifest: ShardManifest | None = None
+    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet.
+    """
+
+    manifest: ShardManifest
+    transactions: TransactionMap
     last_position: int = 0
     run: LogRun = field(default_factory=lambda: LogRun(1))
     entries: int = 0
     size_bytes: int = 0
-    seen: dict[str, SeenTransaction] = field(default_factory=dict)
+    announced: tuple[int, SsTable] | None = None
     maps_read: set[str] = field(default_factory=set)
 
 
@@ -127,6 +135,7 @@ class OnceAppender:
         self._tails: dict[str, ShardTail] = {}
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
+        self._own = _OwnTransactions(clock)
         self._adopt(base)
 
     def _adopt(self, base: BaseTable) -> None:
@@ -136,6 +145,7 @@ class OnceAppender:
         self._config = writer_config(base, None, {}, ())
         self._sharding = sharding_of(base)
         self._rows = RowFitter(self._target.schema)
+        self._encoder = RowEncoder(self._target.schema.wal)
 
     def refresh(self) -> None:
         """Look at the newest version of the base table; `TableReplacedError` if it is another table."""
@@ -192,26 +202,24 @@ class OnceAppender:
         batches: Sequence[pa.RecordBatch],
         *,
         txn: Transaction | tuple[str, int] | None = None,
-        now_ms: int | None = None,
     ) -> AppendResult:
         """All rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         """
         self._check_claim(claim)
-        transaction = as_transaction(txn)
+        transaction = as_transaction(txn) or self._own.next()
         fitted = [self._rows.fit(batch) for batch in batches if batch.num_rows]
         if not fitted:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         for batch in fitted:
             check_rows_in_shard(batch, self._sharding, self.schema.columns, claim.shard_id)
-        size = sum(batch.nbytes for batch in fitted)
+        size = self._encoder.measure(fitted)
         if size > self._max_entry_bytes:
             return self._publish(claim, fitted, transaction)
         if len(fitted) > self._config.max_memtable_batches:
             fitted = pa.Table.from_batches(fitted).combine_chunks().to_batches()
-        written_ms = self._clock.now_ms() if now_ms is None else now_ms
-        return self._append(claim, fitted, size, transaction, written_ms)
+        return self._append(claim, fitted, size, transaction)
 
     def _check_claim(self, claim: ShardClaim) -> None:
         """Return only if the table is still the one that was claimed."""
@@ -221,27 +229,29 @@ class OnceAppender:
                 f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
             )
 
-    def _append(
-        self, claim: ShardClaim, fitted: list[pa.RecordBatch], size: int, txn: Transaction | None, now_ms: int
-    ) -> AppendResult:
+    def _append(self, claim: ShardClaim, fitted: list[pa.RecordBatch], size: int, txn: Transaction) -> AppendResult:
         rows = sum(batch.num_rows for batch in fitted)
+        created: AppendResult | None = None
         for attempt in range(_MAX_TRIES):
             tail = self.catch_up(claim)
-            if txn is not None and is_repeat(txn, tail.seen):
-                return AppendResult(claim.shard_id, rows, skipped=True)
+            if tail.transactions.is_repeat(txn):
+                return created or AppendResult(claim.shard_id, rows, skipped=True)
+            tail.transactions.admit(txn)
             run = replace(tail.run)
             generation = run.add(rows, len(fitted), size, self._config)
-            seen = tail.seen if txn is None else with_transaction(tail.seen, txn, now_ms)
-            data = EntryEncoder(self.schema.wal, claim.epoch, generation).encode(fitted, txn=txn, seen=seen)
+            footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
+            data = EntryEncoder(self.schema.wal, claim.epoch, generation).encode(fitted, footer)
             position = tail.last_position + 1
             reach("once.before_put")
             if self._create(claim, position, data):
                 reach("once.after_put")
-                if self._counts(claim, position, generation):
-                    tail.last_position, tail.run, tail.seen = position, run, dict(seen)
+                created = AppendResult(claim.shard_id, rows, position, generation)
+                if self._is_above_cursor(claim, position):
+                    tail.last_position, tail.run = position, run
+                    tail.transactions.take(footer, generation)
                     tail.entries += 1
                     tail.size_bytes += len(data)
-                    return AppendResult(claim.shard_id, rows, position, generation)
+                    return created
             self._back_off(attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
 
@@ -260,11 +270,9 @@ class OnceAppender:
             return False
         return True
 
-    def _counts(self, claim: ShardClaim, position: int, generation: int) -> bool:
-        """Whether readers will find the entry that we just created: a slot that collection emptied looks free."""
-        manifest = self._store(claim.shard_id).check_fenced(claim.epoch)
-        cursor = manifest.replay_after_wal_entry_position
-        return position > cursor and generation >= manifest.current_generation
+    def _is_above_cursor(self, claim: ShardClaim, position: int) -> bool:
+        """Whether the entry that we just created is in the tail: a slot that collection emptied looks free."""
+        return position > self._store(claim.shard_id).check_fenced(claim.epoch).replay_after_wal_entry_position
 
     def _fenced(self, claim: ShardClaim, current: int, position: int) -> FencedError:
         return FencedError(claim.epoch, current, f"shard {claim.shard_id}, WAL position {position}")
@@ -276,14 +284,16 @@ class OnceAppender:
     # ------------------------------------------------------------------------------------------------------ the tail
 
     def catch_up(self, claim: ShardClaim) -> ShardTail:
-        """The shard as it is now: manifest, then every entry up to the tip by the reader's rule."""
+        """The shard as it is now: manifest, then every entry up to the tip by the reader's rule; nothing is announced."""
         store = self._store(claim.shard_id)
-        known = self._tails.setdefault(claim.shard_id, ShardTail())
+        known = self._tails.get(claim.shard_id)
         doubted: set[int] = set()
         for attempt in range(_MAX_TRIES):
             manifest = store.check_fenced(claim.epoch)
             positions = list_positions(self.location, claim.shard_id)
-            tail = known if known.manifest == manifest else self._restart(manifest, known, positions)
+            tail = known
+            if tail is None or tail.manifest != manifest:
+                tail = self._restart(manifest, known, positions)
             end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
             try:
                 for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end):
@@ -292,25 +302,30 @@ class OnceAppender:
                 if manifest.version in doubted:
                     raise
                 doubted.add(manifest.version)
-                known = ShardTail()
+                known = None
             else:
                 self._tails[claim.shard_id] = known = tail
-                if store.list_versions()[-1:] == [manifest.version]:
+                if tail.announced is not None:
+                    position, sstable = tail.announced
+                    self._commit(claim, sstable, position)
+                elif store.list_versions()[-1:] == [manifest.version]:
                     return tail
             self._back_off(attempt)
         raise ConflictError(f"shard {claim.shard_id} changes faster than it can be read; retry")
 
-    def _restart(self, manifest: ShardManifest, known: ShardTail, positions: list[int]) -> ShardTail:
+    def _restart(self, manifest: ShardManifest, known: ShardTail | None, positions: list[int]) -> ShardTail:
         """A tail that begins at the cursor of `manifest`, with every transaction that is known so far."""
-        unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in known.maps_read)
-        beside = load_generation_maps(self.location, replace(manifest, sstables=unread))
-        cursor = manifest.replay_after_wal_entry_position
-        log = newest_seen(self.location, manifest.shard_id, positions)
+        maps_read = set() if known is None else known.maps_read
+        unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
+        transactions = read_transactions(self.location, manifest, positions, self._clock)
+        transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
+        if known is not None:
+            transactions.follow(known.transactions)
         return ShardTail(
             manifest=manifest,
-            last_position=cursor,
+            transactions=transactions,
+            last_position=manifest.replay_after_wal_entry_position,
             run=LogRun(manifest.current_generation),
-            seen=merge_seen([known.seen, log, beside]),
             maps_read={sstable.path for sstable in manifest.sstables},
         )
 
@@ -318,8 +333,9 @@ class OnceAppender:
         if entry.writer_epoch > claim.epoch:
             raise self._fenced(claim, entry.writer_epoch, entry.position)
         tail.last_position = entry.position
-        tail.seen = merge_seen([tail.seen, entry.seen])
-        current = 0 if tail.manifest is None else tail.manifest.current_generation
+        if entry.footer is not None:
+            self._take_footer(claim, tail, entry, entry.footer)
+        current = tail.manifest.current_generation
         if not entry.batches or (entry.generation is not None and entry.generation < current):
             return
         if entry.generation is not None and entry.generation > tail.run.generation:
@@ -330,25 +346,45 @@ class OnceAppender:
         tail.entries += 1
         tail.size_bytes += entry.size_bytes
 
+    def _take_footer(self, claim: ShardClaim, tail: ShardTail, entry: WalEntry, footer: EntryFooter) -> None:
+        tail.transactions.take(footer, entry.generation, decided=False)
+        if entry.writer_epoch != claim.epoch:
+            return  # what an older epoch began holds no longer
+        if footer.seal is not None and footer.seal >= tail.run.generation:
+            tail.run = LogRun(footer.seal + 1)
+        if footer.bulk is not None and footer.bulk.generation == tail.manifest.current_generation:
+            tail.announced = (entry.position, footer.bulk)
+
     # ------------------------------------------------------------------------------------------------------ generations
 
     def flush_tail(self, claim: ShardClaim) -> int:
-        """Publish every entry of the tail as generations; returns how many. Nobody may append meanwhile."""
+        """Publish every entry that is in the tail now as generations; returns how many."""
         published = 0
-        tail = self.catch_up(claim)
-        while tail.entries:
+        tail = self._sealed(claim)
+        last = tail.run.generation - 1
+        while tail.manifest.current_generation <= last:
             generation, covered, rows = self._oldest_generation(claim, tail)
             sstable = self._write_sstable(claim, generation, rows)
-            self._commit(claim, sstable, covered)
-            published += 1
+            reach("once.before_commit")
+            published += self._commit(claim, sstable, covered)
             tail = self.catch_up(claim)
         return published
+
+    def _sealed(self, claim: ShardClaim) -> ShardTail:
+        """The tail, once everything in it is below a seal."""
+        for attempt in range(_MAX_TRIES):
+            tail = self.catch_up(claim)
+            if not tail.run.batches:
+                return tail
+            footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag)
+            reach("once.before_seal")
+            self._create(claim, tail.last_position + 1, encode_mark(claim.epoch, footer))
+            self._back_off(attempt)
+        raise ConflictError(f"the log of shard {claim.shard_id} grows faster than it can be sealed; retry")
 
     def _oldest_generation(self, claim: ShardClaim, tail: ShardTail) -> tuple[int, int, pa.Table]:
         """The rows of the manifest's next generation and the last position that they cover."""
         manifest = tail.manifest
-        if manifest is None:
-            raise AssertionError("the tail was read")
         adapter, memory = RowAdapter(self.schema), self.schema.memory
         current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
         batches: list[pa.RecordBatch] = []
@@ -366,30 +402,34 @@ class OnceAppender:
             )
         return current, covered, pa.Table.from_batches(batches, schema=memory)
 
-    def _publish(self, claim: ShardClaim, fitted: list[pa.RecordBatch], txn: Transaction | None) -> AppendResult:
+    def _publish(self, claim: ShardClaim, fitted: list[pa.RecordBatch], txn: Transaction) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
         memory = self.schema.memory
         table = pa.Table.from_batches([pa.RecordBatch.from_arrays(b.columns, schema=memory) for b in fitted])
+        txns = (EntryTransaction(txn, 0, table.num_rows),)
+        created: AppendResult | None = None
+        sstable: SsTable | None = None
         for attempt in range(_MAX_TRIES):
             tail = self.catch_up(claim)
-            if txn is not None and is_repeat(txn, tail.seen):
-                return AppendResult(claim.shard_id, table.num_rows, skipped=True)
+            if tail.transactions.is_repeat(txn):
+                return created or AppendResult(claim.shard_id, table.num_rows, skipped=True)
+            tail.transactions.admit(txn)
             if tail.entries:
                 self.flush_tail(claim)
                 continue
-            manifest = tail.manifest
-            if manifest is None:
-                raise AssertionError("the tail was read")
-            generation = manifest.current_generation
-            sstable = self._write_sstable(claim, generation, table)
-            if txn is not None:
-                seen = with_transaction(tail.seen, txn, self._clock.now_ms())
-                path = paths.txn_map_path(claim.shard_id, sstable.path)
-                self.location.store.put(path, encode_map(seen), sync=self._sync)
-            reach("once.before_commit")
-            if self._commit(claim, sstable, tail.last_position):
-                reach("once.after_commit")
-                return AppendResult(claim.shard_id, table.num_rows, generation=generation)
+            generation = tail.manifest.current_generation
+            if sstable is None or sstable.generation != generation:
+                sstable = self._write_sstable(claim, generation, table)
+                continue  # that took a while: look again
+            footer = replace(tail.transactions.mark(table=self._watch.tag), txns=txns, bulk=sstable)
+            position = tail.last_position + 1
+            reach("once.before_mark")
+            if self._create(claim, position, encode_mark(claim.epoch, footer)):
+                created = AppendResult(claim.shard_id, table.num_rows, generation=generation)
+                reach("once.before_commit")
+                if self._commit(claim, sstable, position):
+                    reach("once.after_commit")
+                    return created
             self._back_off(attempt)
         raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
 
@@ -421,6 +461,25 @@ class OnceAppender:
 
     def __repr__(self) -> str:
         return f"OnceAppender({self.location.describe()!r})"
+
+
+class _OwnTransactions:
+    """Transactions for appends that have none of their user's: one id per process, which counts."""
+
+    __slots__ = ("_app", "_clock", "_lock", "_process", "_version")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._process = 0
+
+    def next(self) -> Transaction:
+        """A transaction that nobody has used."""
+        with self._lock:
+            if self._process != os.getpid():  # a forked child must not count on with its parent's id
+                self._process, self._app, self._version = os.getpid(), OWN_PREFIX + self._clock.uuid4(), 0
+            self._version += 1
+            return Transaction(self._app, self._version)
 
 
 class RowFitter:

@@ -7,6 +7,8 @@ Owns `WalAppender`. Invariants:
 3. An appender whose log failed refuses everything that follows, since the outcome of an entry may be unknown.
 4. What the appender remembers (columns, transactions, the run of its generation) changes only with an entry on storage.
 5. An entry is one that every reader takes: rows of this shard, at most `max_memtable_batches` batches.
+6. An entry whose bytes may be on storage, left by an append that was interrupted, is sent again as it is before anything
+   else is written. The same append, made again, is that entry.
 
 Called by: users who need a queue or a feed without a memtable.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,7 @@ from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError
-from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder
+from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, RowEncoder
 from memwal.hooks import reach
 from memwal.identity import TableWatch, for_writing
 from memwal.ingest import to_batches
@@ -34,13 +37,11 @@ from memwal.manifest import ShardManifestStore
 from memwal.schema import Reconciler, TableSchema, nullable_except
 from memwal.sharding import Manual, Sharding, check_rows_in_shard, sharding_of
 from memwal.store.location import Location, resolve
-from memwal.transactions import as_transaction, is_repeat, with_transaction
-from memwal.types import SeenTransaction, Transaction
+from memwal.transactions import as_transaction
+from memwal.types import EntryFooter, EntryTransaction, Transaction
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 
 __all__ = ["WalAppender"]
-
-_QUICK_COUNT_BYTES = 64 * 1024
 
 
 class WalAppender:
@@ -63,7 +64,8 @@ class WalAppender:
         self._sharding = sharding
         self._clock = clock
         self._run = LogRun.of_tail(opened)
-        self._seen: dict[str, SeenTransaction] = opened.seen
+        self._transactions = opened.transactions
+        self._in_flight: _Entry | None = None
         self._rows = None if schema is None else _Rows(schema)
         self._encoder: EntryEncoder | None = None
         self._lock = threading.Lock()
@@ -131,13 +133,18 @@ class WalAppender:
         with self._lock:
             if self._failed is not None:
                 raise self._failed
+            left = self._in_flight
+            if left is not None:
+                position = self._send(left)
             rows = self._rows or _Rows.like(given[0])
             fitted = self._fit(rows, given)
-            if transaction is not None and is_repeat(transaction, self._seen):
-                return 0
-            position = self._append(rows, fitted, transaction)
-            self._rows = rows
-            return position
+            if left is not None and left.holds(fitted, transaction):
+                return position
+            if transaction is not None:
+                if self._transactions.is_repeat(transaction):
+                    return 0
+                self._transactions.admit(transaction)
+            return self._send(self._encode(rows, fitted, transaction))
 
     def _fit(self, rows: _Rows, given: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         fitted = [rows.fit(batch) for batch in given]
@@ -148,28 +155,42 @@ class WalAppender:
             check_rows_in_shard(batch, self._sharding, rows.schema.columns, self.shard_id)
         return fitted
 
-    def _append(self, rows: _Rows, fitted: list[pa.RecordBatch], txn: Transaction | None) -> int:
-        size = sum(map(_size_bytes, fitted))
-        if size > self._config.max_entry_bytes:
+    def _encode(self, rows: _Rows, fitted: list[pa.RecordBatch], txn: Transaction | None) -> _Entry:
+        limit = self._config.max_entry_bytes
+        size = rows.encoder.measure(fitted)
+        if size > limit:
             raise InvalidInputError(
-                f"{size} bytes are too many for one WAL entry; use ShardWriter.put or several appends"
+                f"{size} bytes are too many for one WAL entry, at most {limit}; use ShardWriter.put or several appends"
             )
+        count = sum(batch.num_rows for batch in fitted)
         run = self._run.copy()
-        generation = run.add(sum(batch.num_rows for batch in fitted), len(fitted), size, self._config)
+        generation = run.add(count, len(fitted), size, self._config)
         encoder = self._encoder
         if encoder is None or encoder.generation != generation:
             encoder = EntryEncoder(rows.schema.wal, self.epoch, generation)
-        seen = self._seen if txn is None else with_transaction(self._seen, txn, self._clock.now_ms())
-        data = encoder.encode(fitted, txn=txn, seen=seen)
-        reach("wal.before_put")
+        txns = () if txn is None else (EntryTransaction(txn, 0, count),)
+        footer = self._transactions.footer(generation, txns, self._log.table)
         try:
-            position = self._log.append(data)
+            data = encoder.encode(fitted, footer)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
+        return _Entry(self._log.next_position, data, fitted, footer, run, encoder, rows)
+
+    def _send(self, entry: _Entry) -> int:
+        """Make `entry` durable and remember what it changed; sending it again changes nothing."""
+        reach("wal.before_put")
+        self._in_flight = entry
+        try:
+            if self._log.next_position == entry.position:  # else an interrupted append left it on storage
+                self._log.append(entry.data)
         except MemWalError as error:
             self._failed = error
             raise
         reach("wal.after_put")
-        self._run, self._seen, self._encoder = run, seen, encoder
-        return position
+        self._transactions.take(entry.footer, entry.encoder.generation)
+        self._run, self._encoder, self._rows = entry.run, entry.encoder, entry.rows
+        self._in_flight = None
+        return self._log.next_position - 1
 
     def _columns(self) -> pa.Schema:
         return pa.schema([]) if self._rows is None else self._rows.schema.columns
@@ -186,19 +207,32 @@ class WalAppender:
         return f"WalAppender(shard_id={self.shard_id!r}, epoch={self.epoch}, next_position={self.next_position})"
 
 
-def _size_bytes(batch: pa.RecordBatch) -> int:
-    """The bytes of the rows; a slice does not count its parent (the exact count is slow, so small batches get the quick one)."""
-    size: int = batch.get_total_buffer_size()
-    return size if size <= _QUICK_COUNT_BYTES else int(batch.nbytes)
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry on its way to storage, and what the appender remembers once it is there."""
+
+    position: int
+    data: bytes
+    batches: list[pa.RecordBatch]
+    footer: EntryFooter
+    run: LogRun
+    encoder: EntryEncoder
+    rows: _Rows
+
+    def holds(self, batches: list[pa.RecordBatch], txn: Transaction | None) -> bool:
+        """Whether this entry is what an append of `batches` would write."""
+        same = len(batches) == len(self.batches) and all(map(pa.RecordBatch.equals, batches, self.batches))
+        return same and [item.txn for item in self.footer.txns] == ([] if txn is None else [txn])
 
 
 class _Rows:
     """Input made to fit the columns of the table, `_tombstone` last."""
 
-    __slots__ = ("_flags", "_reconciler", "_with_nulls", "schema")
+    __slots__ = ("_flags", "_reconciler", "_with_nulls", "encoder", "schema")
 
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
+        self.encoder = RowEncoder(schema.wal)
         self._reconciler = Reconciler(schema)
         relaxed = nullable_except(schema.columns, schema.primary_key)
         self._with_nulls = Reconciler(TableSchema(relaxed, schema.primary_key, schema.field_ids))

@@ -45,8 +45,8 @@ from memwal.store import paths
 from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.transactions import load_generation_maps
-from memwal.types import SeenMap, SeenTransaction, ShardManifest, SsTable
-from memwal.wal import list_positions, newest_seen
+from memwal.types import SeenMap, ShardManifest, SsTable
+from memwal.wal import list_positions, read_transactions
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -66,7 +66,6 @@ _BACKOFF_SECONDS = 0.02
 _MAX_BACKOFF_SECONDS = 1.0
 _UNKNOWN_SIZE_BYTES = 64 << 20
 _READ_AT_ONCE = 8
-_NOT_READ: SeenMap = {"": SeenTransaction(1 << 63, 0)}  # no log covers it: what was not looked at stays listed
 
 Manifests = Mapping[str, ShardManifest]
 
@@ -312,7 +311,7 @@ class Compactor:
         """
         self._base()
         shard_id = manifest.shard_id
-        log = newest_seen(self._location, shard_id, list_positions(self._location, shard_id)) or {}
+        log = read_transactions(self._location, manifest, list_positions(self._location, shard_id), self._clock)
         maps = self._generation_maps(manifest, mark_generation)
         removed = 0
 
@@ -320,7 +319,8 @@ class Compactor:
             nonlocal removed
             stays_from = mark_generation + 1
             for sstable in sorted(latest.sstables, key=lambda s: s.generation):
-                if sstable.generation < stays_from and not _is_covered(maps.get(sstable.path, _NOT_READ), log):
+                covered = sstable.path in maps and log.covers(maps[sstable.path])  # what was not looked at stays listed
+                if sstable.generation < stays_from and not covered:
                     stays_from = sstable.generation
             kept = tuple(sstable for sstable in latest.sstables if sstable.generation >= stays_from)
             removed = len(latest.sstables) - len(kept)
@@ -360,11 +360,6 @@ def is_key_indexed(base: BaseTable) -> bool:
     """Whether Lance finds keys of the base table without reading all of them."""
     key = [base.column_ids[name] for name in base.primary_key]
     return any(list(entry.field_ids) == key for entry in base.index_entries)
-
-
-def _is_covered(beside: SeenMap, log: SeenMap) -> bool:
-    """Whether the log's transaction map has everything that the map beside a generation has."""
-    return all(app in log and log[app].version >= item.version for app, item in beside.items())
 
 
 def choose(

@@ -6,7 +6,8 @@ it), delete. Invariants:
 
 1. No sentinel is ever deleted, nor is the newest entry: a writer that slept through its successor's claim finds the
    sentinel at its next position, however much was collected (one tiny object per takeover stays).
-2. The newest entry that carries a transaction map stays, so that no repeat is taken for new.
+2. The newest entry that carries a whole transaction map stays, and so does everything above it, whatever it carries: no
+   repeat is taken for new, and no slot is emptied into which a late append could put a transaction that would count.
 3. An entry goes only if it is at or below the replay cursor; entries go in ascending order, so that a crash leaves the
    end of the log contiguous.
 4. An SSTable goes only if it is compacted, listed by no manifest that a reader may use, and needed by no index that lags
@@ -183,11 +184,11 @@ class Collector:
         if shard.witness is None or not entries:
             return
         cursor = min(shard.witness.replay_after_wal_entry_position, shard.newest.replay_after_wal_entry_position)
-        with_map = max((position for position, info in entries.items() if info.has_footer), default=0)
         newest = max(entries)
+        with_map = max((position for position, info in entries.items() if info.has_map), default=newest)
         for position in sorted(entries):
             info = entries[position]
-            stays = info.is_sentinel or not info.readable or position in (with_map, newest)
+            stays = info.is_sentinel or not info.readable or position >= with_map
             if position <= cursor and not stays:
                 path = paths.wal_entry_path(shard.shard_id, position)
                 yield CollectedObject(path, info.size_bytes, "entry")

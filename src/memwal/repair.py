@@ -33,10 +33,10 @@ from memwal.schema import TableSchema
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.survey import list_shards
-from memwal.transactions import load_generation_maps, merge_seen
+from memwal.transactions import load_generation_maps
 from memwal.types import ShardManifest
 from memwal.verify import ShardFindings, inspect_base, inspect_shard
-from memwal.wal import list_positions, newest_seen
+from memwal.wal import list_positions, read_transactions
 
 __all__ = ["repair_table"]
 
@@ -106,12 +106,13 @@ def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: 
     shard_id = manifest.shard_id
     path = paths.wal_entry_path(shard_id, position)
     below = [p for p in list_positions(location, shard_id) if p < position]
-    seen = merge_seen([newest_seen(location, shard_id, below), load_generation_maps(location, manifest)])
+    known = read_transactions(location, manifest, below)
+    known.merge(load_generation_maps(location, manifest))
     epoch = max(1, manifest.writer_epoch)
     latest = ShardManifestStore(location, shard_id).read_latest()
     if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:
         raise ConflictError(f"shard {shard_id} was taken over while it was repaired; run verify again")
-    location.store.put(path, encode_mark(epoch, seen), sync=True)
+    location.store.put(path, encode_mark(epoch, known.mark()), sync=True)
     decode_entry(location.store.get(path), position, path=path)
 
 

@@ -55,9 +55,9 @@ from memwal.sharding import (
 )
 from memwal.store.location import Location, resolve
 from memwal.table_writer import TableWriter
-from memwal.transactions import load_generation_maps, merge_seen
+from memwal.transactions import load_generation_maps
 from memwal.types import ShardManifest, ShardStatus
-from memwal.wal import list_positions, newest_seen
+from memwal.wal import list_positions, read_transactions
 
 __all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
 
@@ -232,9 +232,9 @@ class Table(Maintenance):
         for shard_id in list_shards(self.location):
             manifest = ShardManifestStore(self.location, shard_id).read_latest()
             if manifest is not None:
-                log = newest_seen(self.location, shard_id, list_positions(self.location, shard_id))
-                seen = merge_seen([log, load_generation_maps(self.location, manifest)])
-                found[shard_id] = {app: item.version for app, item in seen.items()}
+                known = read_transactions(self.location, manifest, list_positions(self.location, shard_id))
+                known.merge(load_generation_maps(self.location, manifest))
+                found[shard_id] = {app: item.version for app, item in known.whole().items()}
         return found
 
     # ------------------------------------------------------------------------------------------------------ writing

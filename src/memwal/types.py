@@ -19,6 +19,8 @@ import pyarrow as pa
 from memwal.errors import InvalidInputError
 
 __all__ = [
+    "EntryFooter",
+    "EntryTransaction",
     "Epoch",
     "FlushResult",
     "Generation",
@@ -112,11 +114,39 @@ SeenMap = Mapping[str, SeenTransaction]
 
 
 @dataclass(frozen=True, slots=True)
+class EntryTransaction:
+    """A transaction in an entry, and which of its rows are its own; `num_rows` None: all of them."""
+
+    txn: Transaction
+    first_row: int = 0
+    num_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFooter:
+    """What the footer of an entry says beside the checksums; the keys are those of RFC 0003.
+
+    `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without its
+    own transactions; `delta` is what is known beside the entries since the last whole map. `seal` ends a generation,
+    `bulk` announces one that is not in the log. `unknown` names the keys that this version does not understand.
+    """
+
+    table: str | None = None
+    written_ms: int | None = None
+    txns: tuple[EntryTransaction, ...] = ()
+    seen: SeenMap | None = None
+    delta: SeenMap | None = None
+    seal: int | None = None
+    bulk: SsTable | None = None
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WalEntry:
     """One decoded, fully validated entry of a shard's WAL.
 
-    `batches` are as stored, `_tombstone` last. `generation` is None where the writer stored none.
-    `seen` is None where the entry has no footer map (other implementations, or nothing seen yet).
+    `batches` are as stored, `_tombstone` last. `generation` is None where the writer stored none. `footer` is None
+    where another implementation wrote the entry.
     """
 
     position: int
@@ -124,16 +154,19 @@ class WalEntry:
     generation: int | None
     batches: tuple[pa.RecordBatch, ...]
     is_sentinel: bool = False
-    txn: Transaction | None = None
-    seen: SeenMap | None = None
+    footer: EntryFooter | None = None
     schema: pa.Schema | None = None
     size_bytes: int = 0
-    has_footer: bool = False
 
     @property
     def num_rows(self) -> int:
         """Rows in all batches, tombstones included."""
         return sum(batch.num_rows for batch in self.batches)
+
+    @property
+    def txn(self) -> Transaction | None:
+        """The first transaction of the entry; most have none or one."""
+        return self.footer.txns[0].txn if self.footer is not None and self.footer.txns else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from memwal.reports import Problem
 from memwal.sidecar import PkSidecar
 from memwal.store import paths
 from memwal.store.location import Location
+from memwal.transactions import is_whole
 from memwal.types import ShardManifest, SsTable
 from memwal.wal import list_positions
 
@@ -67,6 +68,7 @@ class EntryInfo:
     rows: int = 0
     is_sentinel: bool = False
     has_footer: bool = False
+    has_map: bool = False
 
 
 @dataclass(slots=True)
@@ -214,7 +216,8 @@ class _Inspection:
                 generation=entry.generation,
                 rows=entry.num_rows,
                 is_sentinel=entry.is_sentinel,
-                has_footer=entry.has_footer,
+                has_footer=entry.footer is not None,
+                has_map=entry.footer is not None and is_whole(entry.footer),
             )
 
     def _check_log(self, manifest: ShardManifest) -> None:

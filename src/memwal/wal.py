@@ -46,14 +46,14 @@ from memwal.errors import (
     UnsupportedFormatError,
     WriterPoisonedError,
 )
-from memwal.format.wal_entry import EntryDecoder, decode_entry, decode_extension_tail, encode_sentinel
+from memwal.format.wal_entry import EntryDecoder, decode_entry, decode_footer, encode_sentinel
 from memwal.hooks import reach
 from memwal.identity import TableWatch
 from memwal.manifest import ShardManifestStore
 from memwal.store import paths
 from memwal.store.location import Location, resolve
-from memwal.transactions import load_generation_maps, merge_seen
-from memwal.types import SeenMap, SeenTransaction, ShardManifest, Transaction, WalEntry, check_shard_id
+from memwal.transactions import ShardTime, TransactionMap, is_whole, load_generation_maps, newest_of
+from memwal.types import EntryFooter, ShardManifest, WalEntry, check_shard_id
 
 __all__ = [
     "OpenedLog",
@@ -61,9 +61,9 @@ __all__ = [
     "ShardLog",
     "WalTailer",
     "list_positions",
-    "newest_seen",
     "open_log",
     "read_run",
+    "read_transactions",
 ]
 
 _MAX_SENTINEL_MOVES = 10_000
@@ -130,6 +130,11 @@ class ShardLog:
         self._process = os.getpid()
         self._watch = watch
 
+    @property
+    def table(self) -> str | None:
+        """The tag of the table, which its entries carry."""
+        return None if self._watch is None else self._watch.tag
+
     def append(self, data: bytes) -> int:
         """The position at which `data`, the bytes of one entry of our epoch, is now durable.
 
@@ -144,18 +149,20 @@ class ShardLog:
         self.next_position = position + 1
         return position
 
-    def place_sentinel(self, seen: SeenMap) -> tuple[int, dict[str, SeenTransaction]]:
-        """The position of our sentinel, the first free one from `next_position` on, and the map that it carries.
+    def place_sentinel(self, transactions: TransactionMap) -> int:
+        """The position of our sentinel, the first free one from `next_position` on; it carries the whole map.
 
-        A sentinel that moves on takes over the map of the entry that it met, so that it covers everything below it.
+        A sentinel that moves on takes over what the entry says that it met, so that it covers everything below it.
         """
-        known = dict(seen)
         for _ in range(_MAX_SENTINEL_MOVES):
-            met = self._persist_sentinel(encode_sentinel(self.epoch, known))
+            footer = transactions.mark(table=self.table)
+            met = self._persist_sentinel(encode_sentinel(self.epoch, footer))
             self.next_position += 1
             if met is None:
-                return self.next_position - 1, known
-            known = merge_seen([known, met.seen])
+                transactions.take(footer)
+                return self.next_position - 1
+            if met.footer is not None:
+                transactions.take(met.footer, decided=False)
         raise UnavailableError(f"the log of shard {self.shard_id} grows faster than it can be fenced", retryable=True)
 
     def _persist_sentinel(self, data: bytes) -> WalEntry | None:
@@ -244,13 +251,13 @@ class _OccupiedError(Exception):
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
     """A claimed log: the manifest of the claim, the positions that replay must read (`replay_end` excluded), and the
-    shard's transaction map."""
+    shard's transactions."""
 
     log: ShardLog
     manifest: ShardManifest
     replay_start: int
     replay_end: int
-    seen: dict[str, SeenTransaction]
+    transactions: TransactionMap
 
 
 def open_log(
@@ -281,40 +288,62 @@ def _claim_log(
         location.store.make_directory(paths.wal_dir(shard_id))
     reach("open.after_claim")
     if epoch == 1:
-        return OpenedLog(log, manifest, log.next_position, log.next_position, {})
+        transactions = TransactionMap({}, ShardTime(clock))
+        return OpenedLog(log, manifest, log.next_position, log.next_position, transactions)
     positions = list_positions(location, shard_id)
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
-    seen = merge_seen([newest_seen(location, shard_id, positions), load_generation_maps(location, manifest)])
-    sentinel, seen = log.place_sentinel(seen)
+    transactions = read_transactions(location, manifest, positions, clock)
+    transactions.merge(load_generation_maps(location, manifest))
+    sentinel = log.place_sentinel(transactions)
     manifest = manifests.check_fenced(epoch)
-    return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, seen)
+    return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions)
 
 
-def newest_seen(location: Location, shard_id: str, positions: list[int]) -> SeenMap | None:
-    """The transaction map of the newest entry that has one; entries of other implementations have none."""
-    read = partial(_extension_at, location, shard_id)
-    newest_first, step = positions[::-1], 1  # ours answers at the first look; a long log of others is read in parallel
+# -------------------------------------------------------------------------------------------------- its transactions
+
+
+def read_transactions(
+    location: Location, manifest: ShardManifest, positions: list[int], clock: Clock = SYSTEM_CLOCK
+) -> TransactionMap:
+    """The transactions in the log of a shard: the newest whole map and all that came after it.
+
+    `manifest` was read before `positions` were listed: a bulk mark that it has not reached does not count.
+    """
+    footers = _newest_footers(location, manifest.shard_id, positions)
+    newest_ms = max((footer.written_ms or newest_of(footer.seen or {}) for _, footer in footers), default=0)
+    known = TransactionMap({}, ShardTime(clock, newest_ms))
+    for position, footer in reversed(footers):
+        known.take(footer, decided=position <= manifest.replay_after_wal_entry_position)
+    return known
+
+
+def _newest_footers(location: Location, shard_id: str, positions: list[int]) -> list[tuple[int, EntryFooter]]:
+    """The footers from the newest entry down to the one with the newest whole map; other implementations have none."""
+    read = partial(_footer_at, location, shard_id)
+    found: list[tuple[int, EntryFooter]] = []
+    newest_first, step = positions[::-1], 1  # a sentinel answers at the first look; a long log is read in parallel
     while newest_first:
-        for found in _read_each(location, newest_first[:step], read):
-            if found is not None:
-                return found[1]
+        for position, footer in zip(newest_first, _read_each(location, newest_first[:step], read), strict=False):
+            if footer is not None:
+                found.append((position, footer))
+                if is_whole(footer):
+                    return found
         newest_first, step = newest_first[step:], min(step * _READ_AHEAD, _READ_AHEAD**2)
-    return None
+    return found
 
 
-def _extension_at(location: Location, shard_id: str, position: int) -> tuple[Transaction | None, SeenMap | None] | None:
+def _footer_at(location: Location, shard_id: str, position: int) -> EntryFooter | None:
     path = paths.wal_entry_path(shard_id, position)
     try:
         tail = location.store.get_tail(path, _TAIL_BYTES)
-        found = decode_extension_tail(tail, path=path)
+        found = decode_footer(tail, path=path)
         if found is not None:
             return found
         data = tail if len(tail) < _TAIL_BYTES else location.store.get(path)
     except ObjectNotFoundError:
         return None
-    entry = decode_entry(data, position, path=path)  # no footer, or a map larger than the tail
-    return (entry.txn, entry.seen) if entry.has_footer else None
+    return decode_entry(data, position, path=path).footer  # no footer, or a map larger than the tail
 
 
 def _read_each(location: Location, positions: list[int], read: Callable[[int], _T]) -> Iterator[_T]:

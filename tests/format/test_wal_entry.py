@@ -22,11 +22,11 @@ from memwal.format.wal_entry import (
     EntryDecoder,
     EntryEncoder,
     decode_entry,
-    decode_extension_tail,
+    decode_footer,
     encode_mark,
     encode_sentinel,
 )
-from memwal.types import SeenTransaction, Transaction
+from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -61,7 +61,7 @@ def test_an_entry_comes_back_with_its_batches_epoch_and_generation() -> None:
     entry = decode_entry(EntryEncoder(FIELDS, 5, 9).encode([rows(1, 2), rows(-3)]), 12)
     assert (entry.position, entry.writer_epoch, entry.generation, entry.is_sentinel) == (12, 5, 9, False)
     assert [batch.to_pylist() for batch in entry.batches] == [rows(1, 2).to_pylist(), rows(-3).to_pylist()]
-    assert (entry.num_rows, entry.txn, entry.seen, entry.has_footer) == (3, None, None, True)
+    assert (entry.num_rows, entry.txn, entry.footer) == (3, None, EntryFooter())
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:
@@ -71,27 +71,52 @@ def test_the_bytes_are_those_of_the_specification() -> None:
 
 
 def test_an_entry_with_a_transaction_has_the_extension_of_the_specification() -> None:
-    seen = {"a": SeenTransaction(3, 17, "q")}
-    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], txn=Transaction("a", 3, "q"), seen=seen)
+    footer = EntryFooter(
+        table="0123abcd",
+        written_ms=18,
+        txns=(EntryTransaction(Transaction("a", 3, "q"), 0, 1),),
+        seen={"a": SeenTransaction(2, 17, None)},
+        delta={"b": SeenTransaction(1, 16, None)},
+        seal=4,
+        bulk=SsTable(5, "00c0ffee_gen_5", 100, 2, None),
+    )
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], footer)
     length = struct.unpack("<I", data[-20:-16])[0]
     assert json.loads(data[-FOOTER_BYTES - length : -FOOTER_BYTES]) == {
-        "txn": {"app": "a", "version": 3, "query": "q"},
-        "seen": {"a": [3, 17, "q"]},
+        "t": "0123abcd",
+        "ms": 18,
+        "txns": [["a", 3, "q", 0, 1]],
+        "seen": {"a": [2, 17, None]},
+        "delta": {"b": [1, 16, None]},
+        "seal": 4,
+        "bulk": {"generation": 5, "path": "00c0ffee_gen_5", "sizes": [100, 2, None]},
     }
+    assert decode_entry(data).footer == footer
+
+
+def test_an_entry_of_the_first_layout_has_one_transaction_and_a_map_that_holds_it() -> None:
+    extension = b'{"txn":{"app":"a","version":3,"query":"q"},"seen":{"a":[3,17,"q"]}}'
+    footer = decode_entry(with_footer(stream_of(claimed(FIELDS), rows(1)), extension)).footer
+    assert footer == EntryFooter(
+        txns=(EntryTransaction(Transaction("a", 3, "q"), 0, None),), seen={"a": SeenTransaction(3, 17, "q")}
+    )
 
 
 def test_equal_input_gives_equal_bytes_whatever_the_order_of_the_map() -> None:
     first = {"a": SeenTransaction(1, 2), "b": SeenTransaction(3, 4)}
     second = dict(reversed(first.items()))
     encoders = [EntryEncoder(FIELDS, 1, 1) for _ in range(2)]
-    encoded = {e.encode([rows(1)], seen=seen) for e in encoders for seen in (first, second) for _ in range(2)}
+    encoded = {
+        e.encode([rows(1)], EntryFooter(seen=seen)) for e in encoders for seen in (first, second) for _ in range(2)
+    }
     assert len(encoded) == 1
 
 
 @pytest.mark.parametrize("is_sentinel", [True, False])
 def test_sentinels_and_marks_have_an_empty_schema_and_nothing_but_their_metadata(is_sentinel: bool) -> None:
     seen = {"a": SeenTransaction(1, 2)}
-    data = encode_sentinel(7, seen) if is_sentinel else encode_mark(7, seen)
+    footer = EntryFooter(written_ms=3, seen=seen)
+    data = encode_sentinel(7, footer) if is_sentinel else encode_mark(7, footer)
     with ipc.open_stream(data) as reader:
         assert reader.schema.names == []
         wanted = {b"writer_epoch": b"7"} | ({b"fence_sentinel": b"true"} if is_sentinel else {})
@@ -99,7 +124,7 @@ def test_sentinels_and_marks_have_an_empty_schema_and_nothing_but_their_metadata
         assert list(reader) == []
     entry = decode_entry(data)
     assert (entry.writer_epoch, entry.is_sentinel, entry.generation, entry.batches) == (7, is_sentinel, None, ())
-    assert entry.seen == seen
+    assert entry.footer == footer
 
 
 @settings(deadline=None)
@@ -114,27 +139,28 @@ def test_any_transaction_and_map_come_back_whole_and_from_the_tail_alone(
 ) -> None:
     txn = Transaction(app, version, query)
     seen = {name: SeenTransaction(*pair) for name, pair in others.items()} | {app: SeenTransaction(version, 1, query)}
-    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], txn=txn, seen=seen)
+    footer = EntryFooter(written_ms=version, txns=(EntryTransaction(txn, 0, 1),), seen=seen)
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], footer)
     entry = decode_entry(data)
-    assert (entry.txn, entry.seen) == (txn, seen)
+    assert (entry.txn, entry.footer) == (txn, footer)
     extension = struct.unpack("<I", data[-20:-16])[0]
-    assert decode_extension_tail(data[-FOOTER_BYTES - extension :]) == (txn, seen)
-    assert decode_extension_tail(data) == (txn, seen)
+    assert decode_footer(data[-FOOTER_BYTES - extension :]) == footer
+    assert decode_footer(data) == footer
 
 
 def test_a_tail_without_the_whole_extension_or_without_a_footer_says_nothing() -> None:
-    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], seen={"a": SeenTransaction(1, 2)})
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], EntryFooter(seen={"a": SeenTransaction(1, 2)}))
     extension = struct.unpack("<I", data[-20:-16])[0]
     for size in range(FOOTER_BYTES + extension):
-        assert decode_extension_tail(data[len(data) - size :]) is None
-    assert decode_extension_tail(stream_of(claimed(FIELDS), rows(1))) is None
+        assert decode_footer(data[len(data) - size :]) is None
+    assert decode_footer(stream_of(claimed(FIELDS), rows(1))) is None
 
 
 def test_a_damaged_tail_is_an_error_that_names_the_path() -> None:
-    data = bytearray(EntryEncoder(FIELDS, 1, 1).encode([rows(1)], seen={"a": SeenTransaction(1, 2)}))
+    data = bytearray(EntryEncoder(FIELDS, 1, 1).encode([rows(1)], EntryFooter(seen={"a": SeenTransaction(1, 2)})))
     data[-FOOTER_BYTES - 3] ^= 1
     with pytest.raises(CorruptDataError, match="checksum") as error:
-        decode_extension_tail(bytes(data), path="some/path")
+        decode_footer(bytes(data), path="some/path")
     assert error.value.path == "some/path"
 
 
@@ -192,7 +218,7 @@ def test_a_decoder_that_remembers_a_schema_answers_like_one_that_does_not() -> N
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> None:
     entry = decode_entry(stream_of(claimed(FIELDS, "4"), rows(1, 2), compression=compression))
-    assert (entry.writer_epoch, entry.generation, entry.has_footer) == (4, None, False)
+    assert (entry.writer_epoch, entry.generation, entry.footer) == (4, None, None)
     assert entry.batches[0].to_pylist() == rows(1, 2).to_pylist()
 
 
@@ -206,7 +232,7 @@ def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> No
         ("cut in the schema", stream_of(claimed(FIELDS), rows(1))[:100]),
         ("an end-of-stream marker alone", b"\xff\xff\xff\xff\0\0\0\0"),
         ("a footer that is cut", EntryEncoder(FIELDS, 1, 1).encode([rows(1)])[:-4]),
-        ("an extension that is cut", EntryEncoder(FIELDS, 1, 1).encode([rows(1)], txn=Transaction("a", 1))[:-40]),
+        ("an extension that is cut", EntryEncoder(FIELDS, 1, 1).encode([rows(1)], EntryFooter(written_ms=1))[:-30]),
         ("text", b"hello, this is no entry at all, but a longer text"),
     ],
 )
@@ -326,6 +352,16 @@ def test_two_columns_of_one_name_are_refused() -> None:
         b'{"txn":{"app":"a","version":true,"query":null}}',
         b'{"txn":{"app":"a","version":1.0,"query":null}}',
         b'{"txn":{"app":"a","version":18446744073709551616,"query":null}}',
+        b'{"t":"0123ABCD"}',
+        b'{"t":7}',
+        b'{"ms":-1}',
+        b'{"seal":"1"}',
+        b'{"txns":{}}',
+        b'{"txns":[["a",1,null,0]]}',
+        b'{"txns":[["a",1,null,0,-1]]}',
+        b'{"bulk":{"generation":1}}',
+        b'{"bulk":{"generation":1,"path":"x","sizes":[1,2]}}',
+        b'{"delta":[]}',
         b'{"seen":[]}',
         b'{"seen":{"a":[1,2]}}',
         b'{"seen":{"a":[1,NaN,null]}}',
@@ -339,12 +375,13 @@ def test_an_extension_that_lies_behind_a_true_checksum_is_refused(extension: byt
     with pytest.raises(UnsupportedFormatError):
         decode_entry(with_footer(stream, extension))
     with pytest.raises(UnsupportedFormatError):
-        decode_extension_tail(with_footer(stream, extension))
+        decode_footer(with_footer(stream, extension))
 
 
-def test_unknown_keys_of_an_extension_are_ignored() -> None:
-    entry = decode_entry(with_footer(stream_of(claimed(FIELDS), rows(1)), b'{"later":{"a":1},"seen":{"a":[1,2,null]}}'))
-    assert entry.seen == {"a": SeenTransaction(1, 2)}
+def test_keys_of_an_extension_that_are_unknown_or_reserved_are_named() -> None:
+    extension = b'{"later":{"a":1},"seen":{"a":[1,2,null]},"joint":true}'
+    footer = decode_entry(with_footer(stream_of(claimed(FIELDS), rows(1)), extension)).footer
+    assert footer == EntryFooter(seen={"a": SeenTransaction(1, 2)}, unknown=("joint", "later"))
 
 
 def _prefix() -> bytes:
@@ -396,4 +433,4 @@ def test_a_map_that_is_too_large_for_a_decoder_is_not_written(monkeypatch: pytes
     seen: dict[str, Any] = {"a" * 200: SeenTransaction(1, 2)}
     monkeypatch.setattr(wal_entry, "_MAX_EXTENSION_BYTES", 100)
     with pytest.raises(InvalidInputError, match="map is too large"):
-        encode_sentinel(1, seen)
+        encode_sentinel(1, EntryFooter(seen=seen))

@@ -19,7 +19,7 @@ from memwal.format.wal_entry import (
     encode_mark,
     encode_sentinel,
 )
-from memwal.types import SeenTransaction, Transaction, WalEntry
+from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction, WalEntry
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])
@@ -34,16 +34,15 @@ def rows(count: int) -> pa.RecordBatch:
 def one_kilobyte() -> bytes:
     """An entry with rows, a transaction and a map, of 1 KB and no more than a row's difference."""
     encoder = EntryEncoder(FIELDS, 3, 2)
-    txn = Transaction("app", 7, "q")
-    return next(
-        data for count in range(1, 100) if len(data := encoder.encode([rows(count)], txn=txn, seen=SEEN)) >= 1024
-    )
+    txns = (EntryTransaction(Transaction("app", 7, "q"), 0, 1),)
+    footer = EntryFooter(table="0123abcd", written_ms=1_700_000_000_000, txns=txns, seen=SEEN)
+    return next(data for count in range(1, 100) if len(data := encoder.encode([rows(count)], footer)) >= 1024)
 
 
 ENTRIES = {
     "an entry of 1 KB": one_kilobyte(),
-    "a sentinel": encode_sentinel(4, SEEN),
-    "a mark": encode_mark(4, SEEN),
+    "a sentinel": encode_sentinel(4, EntryFooter(written_ms=1, seen=SEEN)),
+    "a mark": encode_mark(4, EntryFooter(written_ms=1, seen=SEEN, seal=3)),
 }
 
 

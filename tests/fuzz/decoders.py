@@ -122,6 +122,8 @@ def wal_extension_corpus() -> list[bytes]:
     return [
         b"",
         b'{"txn":{"app":"a","version":7,"query":null}}',
+        b'{"t":"0123abcd","ms":1700000000000,"txns":[["a",7,null,0,3]],"delta":{"b":[1,2,null]},"seal":3}',
+        b'{"ms":1,"bulk":{"generation":4,"path":"00c0ffee_gen_4","sizes":[1,10,null]},"joint":true}',
         b'{"txn":{"app":"a","version":7,"query":"q"},"seen":{"a":[7,1700000000000,"q"],"b":[1,2,null]}}',
     ]
 
@@ -146,9 +148,9 @@ def wal_messages_corpus() -> list[bytes]:
 
 
 def wal_extension_tail(data: bytes) -> None:
-    from memwal.format.wal_entry import decode_extension_tail
+    from memwal.format.wal_entry import decode_footer
 
-    decode_extension_tail(data)
+    decode_footer(data)
 
 
 def wal_extension_tail_corpus() -> list[bytes]:
@@ -226,7 +228,7 @@ def _our_entries() -> list[bytes]:
     import pyarrow as pa
 
     from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
-    from memwal.types import SeenTransaction, Transaction
+    from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
     seen = {"app": SeenTransaction(7, 1_700_000_000_000, "q")}
     nested = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])
@@ -236,8 +238,10 @@ def _our_entries() -> list[bytes]:
     rows = [{"id": n, "s": {"a": n, "b": ["x", None]}, "d": "ab"[n % 2], "_tombstone": False} for n in range(5)]
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
     encoder = EntryEncoder(schema, 3, 2)
-    transaction = Transaction("app", 7, "q")
-    return [encoder.encode([batch, batch], txn=transaction, seen=seen), encode_sentinel(4, seen), encode_mark(4, seen)]
+    txns = (EntryTransaction(Transaction("app", 7, "q"), 0, 10),)
+    footer = EntryFooter(table="0123abcd", written_ms=1_700_000_000_001, txns=txns, seen=seen)
+    bulk = EntryFooter(written_ms=1, txns=txns, delta=seen, seal=3, bulk=SsTable(4, "00c0ffee_gen_4", 1, 10, None))
+    return [encoder.encode([batch, batch], footer), encode_sentinel(4, footer), encode_mark(4, bulk)]
 
 
 def _known_schema() -> tuple[bytes, bytes]:

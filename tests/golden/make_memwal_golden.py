@@ -5,11 +5,13 @@ Owns `tests/golden/memwal`. Run by hand when a layout is added:
     python tests/golden/make_memwal_golden.py
 
 The committed files are the contract: what decodes them today must decode them for ever, to the same values. Files are never
-replaced, only added; `test_golden_memwal.py` spells their values.
+replaced, only added; `test_golden_memwal.py` spells their values. Those of a layout that is no longer written
+(`entry_with_txn`: a single transaction, without a time) cannot be made again.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,7 +19,15 @@ import pyarrow as pa
 
 from memwal.format.shard_manifest import encode_manifest
 from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
-from memwal.types import SeenTransaction, ShardManifest, ShardStatus, SsTable, Transaction
+from memwal.types import (
+    EntryFooter,
+    EntryTransaction,
+    SeenTransaction,
+    ShardManifest,
+    ShardStatus,
+    SsTable,
+    Transaction,
+)
 
 TARGET = Path(__file__).resolve().parent / "memwal"
 SHARD = "12345678-9abc-4def-8123-456789abcdef"
@@ -67,16 +77,29 @@ def many_types() -> pa.RecordBatch:
 
 def entries() -> dict[str, bytes]:
     encoder = EntryEncoder(FIELDS, 3, 2)
-    transaction = Transaction("orders", 41, "query-1")
+    txns = (
+        EntryTransaction(Transaction("orders", 41, "query-1"), 0, 1),
+        EntryTransaction(Transaction("memwal:client", 7), 1, 2),
+    )
+    timed = EntryFooter(table="0123abcd", written_ms=1_700_000_000_001)
+    bulk = SsTable(4, "00c0ffee_gen_4", 4096, 10, None)
     return {
         "entry": encoder.encode([batch([1, 2, 3], [False, False, True])]),
         "entry_of_two_batches": encoder.encode([batch([1], [False]), batch([2, 1], [False, True])]),
-        "entry_with_txn": encoder.encode([batch([4], [False])], txn=transaction, seen=SEEN),
-        "entry_with_map": encoder.encode([batch([5], [False])], seen=SEEN),
+        "entry_with_map": encoder.encode([batch([5], [False])], EntryFooter(seen=SEEN)),
+        "entry_with_time": encoder.encode([batch([6], [False])], timed),
+        "entry_with_txns": encoder.encode([batch([7, 8, 9], [False] * 3)], replace(timed, txns=txns)),
+        "entry_with_txns_and_map": encoder.encode(
+            [batch([7, 8, 9], [False] * 3)], replace(timed, txns=txns, seen=SEEN)
+        ),
+        "entry_with_delta": encoder.encode([batch([6], [False])], replace(timed, delta=SEEN)),
         "entry_of_many_types": EntryEncoder(MANY_TYPES, 1, 1).encode([many_types()]),
         "sentinel": encode_sentinel(4),
-        "sentinel_with_map": encode_sentinel(5, SEEN),
-        "mark": encode_mark(6, SEEN),
+        "sentinel_with_map": encode_sentinel(5, EntryFooter(seen=SEEN)),
+        "sentinel_with_time": encode_sentinel(5, replace(timed, seen={})),
+        "mark": encode_mark(6, EntryFooter(seen=SEEN)),
+        "seal": encode_mark(6, replace(timed, seen=SEEN, seal=3)),
+        "bulk": encode_mark(6, replace(timed, seen=SEEN, txns=txns, bulk=bulk)),
     }
 
 

@@ -25,8 +25,8 @@ from wal.wal_kit import (
     place,
     read_all,
     rows,
-    seen,
     story,
+    with_map,
 )
 
 
@@ -92,7 +92,7 @@ def test_pylance_accepts_our_sentinels_marks_and_transactions_as_no_rows(tmp_pat
     writer.append(rows(1), txn=("app", 1))
     writer = appender(uri)
     writer.append(rows(2), txn=("app", 2))
-    writer._log.append(encode_mark(writer.epoch, seen(app=2)))
+    writer._log.append(encode_mark(writer.epoch, with_map(app=2)))
     writer = appender(uri)
     writer.append(rows(3))
     log = story(read_all(location))
@@ -273,7 +273,7 @@ def test_we_tail_what_pylance_writes_while_it_lives(tmp_path: Path) -> None:
     theirs.delete(pa.table({"id": [1]}, schema=pa.schema([SCHEMA.field("id")])))
     put, delete = tailer.read_entry(1), tailer.read_entry(2)
     assert put is not None
-    assert (put.writer_epoch, put.generation, put.has_footer, put.seen) == (1, 1, False, None)
+    assert (put.writer_epoch, put.generation, put.footer) == (1, 1, None)
     assert put.batches[0].to_pylist() == [{"id": n, "name": f"n{n}", "_tombstone": False} for n in (1, 2)]
     assert delete is not None
     assert delete.batches[0].to_pylist() == [{"id": 1, "name": None, "_tombstone": True}]

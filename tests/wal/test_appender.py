@@ -20,6 +20,7 @@ from memwal import (
     WalTailer,
     WriterPoisonedError,
     create_table,
+    hooks,
     route,
 )
 from memwal.config import WriterConfig
@@ -298,9 +299,7 @@ def test_an_appender_that_learned_of_its_fence_from_the_manifest_appends_nothing
 
 
 @pytest.mark.parametrize("landed", [False, True], ids=["before its put", "after its put"])
-def test_an_append_that_was_interrupted_counts_for_nothing_and_the_log_says_what_became_of_it(
-    landed: bool, tmp_path: Path
-) -> None:
+def test_an_append_that_was_interrupted_is_in_the_log_before_the_next_one(landed: bool, tmp_path: Path) -> None:
     uri = lance_table(tmp_path, max_memtable_rows=2)
     calls = interrupted("put_new", paths.wal_entry_path(SHARD, 2), _interrupt, before=not landed)
     writer = appender(place(tmp_path, wrap=calls))
@@ -308,21 +307,25 @@ def test_an_append_that_was_interrupted_counts_for_nothing_and_the_log_says_what
     with pytest.raises(KeyboardInterrupt):
         writer.append(rows(3, 4))
     assert writer.next_position == 2
-    if landed:
-        with pytest.raises(WriterPoisonedError):
-            writer.append(rows(5, 6))
-    else:
-        assert writer.append(rows(5, 6)) == 2
-    assert [entry.generation for entry in read_all(uri)] == [1, 2]
-    assert [ids(entry) for entry in read_all(uri)] == [[1, 2], [3, 4] if landed else [5, 6]]
+    assert writer.append(rows(5, 6)) == 3
+    assert [entry.generation for entry in read_all(uri)] == [1, 2, 3]
+    assert [ids(entry) for entry in read_all(uri)] == [[1, 2], [3, 4], [5, 6]]
 
 
-def test_an_interrupted_append_that_is_made_again_is_one_entry(tmp_path: Path) -> None:
-    calls = interrupted("put_new", paths.wal_entry_path(SHARD, 1), _interrupt)
+@pytest.mark.parametrize("txn", [None, ("app", 1)], ids=["rows", "transaction"])
+@pytest.mark.parametrize("point", ["put_new", "wal.after_put"])
+def test_an_interrupted_append_that_is_made_again_is_one_entry(
+    point: str, txn: tuple[str, int] | None, tmp_path: Path
+) -> None:
+    calls = interrupted("put_new", paths.wal_entry_path(SHARD, 1), _interrupt) if point == "put_new" else None
     writer = appender(place(tmp_path, wrap=calls))
-    with pytest.raises(KeyboardInterrupt):
-        writer.append(rows(1))
-    assert [writer.append(rows(1)), writer.append(rows(2))] == [1, 2]
+    hooks.install(lambda reached: _interrupt() if reached == point else None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            writer.append(rows(1), txn=txn)
+    finally:
+        hooks.install(None)
+    assert [writer.append(rows(1), txn=txn), writer.append(rows(2))] == [1, 2]
     assert story(read_all(place(tmp_path))) == [(1, 1, [1]), (2, 1, [2])]
 
 

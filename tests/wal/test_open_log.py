@@ -17,7 +17,7 @@ from memwal.store.location import Location
 from memwal.testing import FaultKind, FaultPlan, FaultScript
 from memwal.transactions import encode_map
 from memwal.types import ShardManifest, ShardStatus
-from memwal.wal import newest_seen
+from memwal.wal import read_transactions
 from wal.wal_kit import (
     SHARD,
     delete_entry,
@@ -25,6 +25,7 @@ from wal.wal_kit import (
     flushed,
     interrupted,
     manifests_at,
+    map_of,
     open_shard,
     place,
     put_entry,
@@ -32,7 +33,10 @@ from wal.wal_kit import (
     rows,
     seen,
     story,
+    with_map,
 )
+
+CLAIMED = ShardManifest(1, SHARD, writer_epoch=1)
 
 
 @pytest.fixture
@@ -152,10 +156,10 @@ def test_a_sentinel_that_meets_an_entry_moves_on_and_takes_over_its_map(tmp_path
     race = interrupted("list_names", paths.wal_dir(SHARD), lambda: first.append(rows(2), txn=("b", 7)))
     opened = open_shard(place(tmp_path, wrap=race))
     assert (opened.replay_end, opened.log.next_position) == (3, 4)
-    assert {app: item.version for app, item in opened.seen.items()} == {"a": 1, "b": 7}
+    assert {app: item.version for app, item in opened.transactions.whole().items()} == {"a": 1, "b": 7}
     found = decode_entry(location.store.get(paths.wal_entry_path(SHARD, 3)))
     assert found.is_sentinel
-    assert found.seen == opened.seen
+    assert map_of(found) == {"a": 1, "b": 7}
     assert [e.position for e in read_all(location)] == [1, 2, 3]
 
 
@@ -165,14 +169,14 @@ def test_a_sentinel_that_meets_a_lower_sentinel_or_a_mark_moves_on(tmp_path: Pat
     manifests_at(location).claim_epoch()
 
     def late() -> None:
-        put_entry(location, 1, encode_sentinel(2, seen(a=3)))
-        put_entry(location, 2, encode_mark(1, seen(b=4)))
+        put_entry(location, 1, encode_sentinel(2, with_map(a=3)))
+        put_entry(location, 2, encode_mark(1, with_map(b=4)))
         put_entry(location, 3, entry_bytes(0, 5))
 
     race = interrupted("list_names", paths.wal_dir(SHARD), late)
     opened = open_shard(place(tmp_path, wrap=race))
     assert (opened.log.epoch, opened.replay_end, opened.log.next_position) == (3, 4, 5)
-    assert {app: item.version for app, item in opened.seen.items()} == {"a": 3, "b": 4}
+    assert {app: item.version for app, item in opened.transactions.whole().items()} == {"a": 3, "b": 4}
 
 
 def test_a_sentinel_that_meets_a_higher_epoch_is_fenced(tmp_path: Path) -> None:
@@ -343,7 +347,7 @@ def test_the_map_of_an_opened_log_is_the_maximum_over_the_log_and_the_files_of_l
     manifest = flushed(location, 2)
     beside = paths.txn_map_path(SHARD, manifest.sstables[0].path)
     location.store.put(beside, encode_map(seen(**{"in both": 9, "beside": 2})))
-    found = open_shard(location).seen
+    found = open_shard(location).transactions.whole()
     assert {app: item.version for app, item in found.items()} == {"in the log": 4, "in both": 9, "beside": 2}
 
 
@@ -364,9 +368,9 @@ def test_the_map_is_found_behind_entries_of_other_writers_and_in_a_map_larger_th
     location = place(tmp_path)
     manifests_at(location).claim_epoch()
     many = {f"application number {n}": n for n in range(3_000)}
-    put_entry(location, 1, encode_mark(1, seen(**many)))
+    put_entry(location, 1, encode_mark(1, with_map(**many)))
     put_entry(location, 2, entry_bytes(1, 2)[:-28])  # as another implementation leaves it: no footer
-    found = open_shard(location).seen
+    found = open_shard(location).transactions.whole()
     assert {app: item.version for app, item in found.items()} == many
 
 
@@ -376,15 +380,15 @@ def test_the_map_is_found_behind_any_number_of_entries_of_other_writers_with_one
     others: int, is_local: bool, tmp_path: Path
 ) -> None:
     location = place(tmp_path)
-    put_entry(location, 1, encode_mark(1, seen(old=1)))
-    put_entry(location, 2, encode_mark(1, seen(app=5)))
+    put_entry(location, 1, encode_mark(1, with_map(old=1)))
+    put_entry(location, 2, encode_mark(1, with_map(app=5)))
     bare = entry_bytes(1, 1)[:-28]
     for position in range(3, 3 + others):
         put_entry(location, position, bare)
     script = FaultScript()
     through = replace(place(tmp_path, wrap=script.wrap), is_local=is_local)
-    found = newest_seen(through, SHARD, list(range(1, 3 + others)))
-    assert {app: item.version for app, item in (found or {}).items()} == {"app": 5}
+    found = read_transactions(through, CLAIMED, list(range(1, 3 + others))).whole()
+    assert {app: item.version for app, item in found.items()} == {"app": 5}
     assert {call.kind for call in script.calls} == {"get_tail"}
     assert others + 1 <= len(script.calls) <= others + 2
 
@@ -392,16 +396,16 @@ def test_the_map_is_found_behind_any_number_of_entries_of_other_writers_with_one
 def test_a_log_of_other_writers_alone_has_no_map(tmp_path: Path) -> None:
     location = place(tmp_path)
     put_entry(location, 1, entry_bytes(1, 1)[:-28])
-    assert newest_seen(location, SHARD, [1]) is None
-    assert newest_seen(location, SHARD, []) is None
+    assert read_transactions(location, CLAIMED, [1]).whole() == {}
+    assert read_transactions(location, CLAIMED, []).whole() == {}
 
 
 def test_a_damaged_footer_is_not_taken_for_an_entry_of_another_writer(tmp_path: Path) -> None:
     """Its map would be lost, and a transaction that is in it would be written again."""
     location = place(tmp_path)
-    put_entry(location, 1, encode_mark(1, seen(app=5))[:-1] + b"2")
+    put_entry(location, 1, encode_mark(1, with_map(app=5))[:-1] + b"2")
     with pytest.raises(CorruptDataError) as error:
-        newest_seen(location, SHARD, [1])
+        read_transactions(location, CLAIMED, [1])
     assert error.value.position == 1
 
 

@@ -8,12 +8,23 @@ from typing import Any
 import pytest
 
 from memwal import InvalidInputError, WalAppender
+from memwal.clock import SystemClock
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.testing.clocks import SkippingClock
-from memwal.transactions import EXPIRY_MS, as_transaction, encode_map, is_repeat, merge_seen, with_transaction
+from memwal.transactions import (
+    EXPIRY_MS,
+    OWN_EXPIRY_MS,
+    ShardTime,
+    TransactionMap,
+    as_transaction,
+    encode_map,
+    is_repeat,
+    merge_seen,
+)
 from memwal.types import SeenTransaction, Transaction
-from wal.wal_kit import SHARD, entry_bytes, flushed, manifests_at, place, put_entry, read_all, rows, seen, story
+from memwal.wal import list_positions, read_transactions
+from wal.wal_kit import SHARD, entry_bytes, flushed, manifests_at, map_of, place, put_entry, read_all, rows, seen, story
 
 
 def appender(location: Location, **options: Any) -> WalAppender:
@@ -21,9 +32,11 @@ def appender(location: Location, **options: Any) -> WalAppender:
 
 
 def versions(location: Location) -> dict[str, int]:
-    """The map that the newest entry carries."""
-    newest = read_all(location)[-1].seen
-    return {app: item.version for app, item in (newest or {}).items()}
+    """The transactions that the log holds."""
+    manifest = manifests_at(location).read_latest()
+    assert manifest is not None
+    known = read_transactions(location, manifest, list_positions(location, SHARD))
+    return {app: item.version for app, item in known.whole().items()}
 
 
 def test_an_equal_version_is_skipped_and_returns_0(tmp_path: Path) -> None:
@@ -60,7 +73,9 @@ def test_a_repeat_of_rows_that_do_not_fit_is_refused_and_not_skipped(tmp_path: P
         writer.append([], txn=("app", 5))
 
 
-def test_the_map_stands_on_every_later_entry_once_there_is_one(tmp_path: Path) -> None:
+def test_the_whole_map_stands_on_the_first_entry_and_on_sentinels_and_never_holds_its_own_transaction(
+    tmp_path: Path,
+) -> None:
     location = place(tmp_path)
     writer = appender(location)
     writer.append(rows(1))
@@ -69,7 +84,7 @@ def test_the_map_stands_on_every_later_entry_once_there_is_one(tmp_path: Path) -
     appender(location)
     entries = read_all(location)
     assert [None if e.txn is None else e.txn.version for e in entries] == [None, 5, None, None]
-    assert [None if e.seen is None else sorted(e.seen) for e in entries] == [None, ["app"], ["app"], ["app"]]
+    assert [map_of(e) for e in entries] == [{}, None, None, {"app": 5}]
     assert entries[-1].is_sentinel
 
 
@@ -86,7 +101,7 @@ def test_a_transaction_survives_the_collection_of_its_entry(tmp_path: Path) -> N
     location = place(tmp_path)
     writer = appender(location)
     writer.append(rows(1), txn=("app", 5))
-    writer.append(rows(2))
+    appender(location).append(rows(2))
     flushed(location, 1)
     location.store.delete(paths.wal_entry_path(SHARD, 1))
     assert appender(location).append(rows(1), txn=("app", 5)) == 0
@@ -113,7 +128,7 @@ def test_a_transaction_of_a_generation_without_entries_is_known(tmp_path: Path) 
     assert versions(location) == {"app": 9, "bulk": 2}
 
 
-def test_an_application_that_was_silent_for_long_leaves_the_map_with_the_next_transaction(tmp_path: Path) -> None:
+def test_an_application_that_was_silent_for_long_leaves_the_map_with_the_next_whole_one(tmp_path: Path) -> None:
     location = place(tmp_path)
     clock = SkippingClock()
     writer = appender(location, clock=clock)
@@ -122,7 +137,8 @@ def test_an_application_that_was_silent_for_long_leaves_the_map_with_the_next_tr
     writer.append(rows(2))
     assert versions(location) == {"old": 5}
     writer.append(rows(3), txn=("new", 1))
-    assert versions(location) == {"new": 1}
+    appender(location, clock=clock)
+    assert map_of(read_all(location)[-1]) == {"new": 1}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +172,7 @@ def test_what_is_no_transaction_is_refused_and_the_log_stays_readable(txn: Any, 
     assert len(read_all(location)) == 1
 
 
-@pytest.mark.parametrize("app", ["ünïcode", "\ud800 alone", "a" * 10_000, "\0", 'quo"te'], ids=ascii)
+@pytest.mark.parametrize("app", ["ünïcode", "\ud800 alone", "a" * 512, "\0", 'quo"te'], ids=ascii)
 def test_any_name_of_an_application_comes_back_and_can_be_taken_over(app: str, tmp_path: Path) -> None:
     location = place(tmp_path)
     appender(location).append(rows(1), txn=(app, 5))
@@ -192,8 +208,19 @@ def test_maps_are_merged_to_the_highest_version_of_each_application() -> None:
     assert {app: item.version for app, item in merged.items()} == {"a": 3, "b": 5, "c": 1}
 
 
-def test_a_transaction_is_kept_for_exactly_its_time() -> None:
-    known = {"app": SeenTransaction(5, 1_000)}
-    last = with_transaction(known, Transaction("new", 1), 1_000 + EXPIRY_MS - 1)
-    assert sorted(last) == ["app", "new"]
-    assert sorted(with_transaction(known, Transaction("new", 1), 1_000 + EXPIRY_MS)) == ["new"]
+@pytest.mark.parametrize(("app", "expiry_ms"), [("app", EXPIRY_MS), ("memwal:client", OWN_EXPIRY_MS)])
+def test_a_transaction_is_kept_for_exactly_its_time(app: str, expiry_ms: int) -> None:
+    for age_ms, kept in ((expiry_ms - 1, True), (expiry_ms, False)):
+        newest_ms = 1_000 + expiry_ms
+        known = TransactionMap({app: SeenTransaction(5, newest_ms - age_ms)}, ShardTime(_Stopped(), newest_ms))
+        assert (app in known.whole()) == kept
+
+
+class _Stopped(SystemClock):
+    """A clock that stands still, far in the future."""
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return 0.0
+
+    def now_ms(self) -> int:
+        return 1 << 60

@@ -11,6 +11,7 @@ import lance
 import pyarrow as pa
 
 from memwal import CorruptDataError, WalEntry, WalTailer
+from memwal.clock import SYSTEM_CLOCK
 from memwal.format.wal_entry import EntryEncoder, decode_entry
 from memwal.manifest import ShardManifestStore
 from memwal.schema import TableSchema
@@ -18,7 +19,7 @@ from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.store.port import ObjectStore
 from memwal.testing.clocks import SkippingClock
-from memwal.types import SeenTransaction, ShardManifest, SsTable
+from memwal.types import EntryFooter, SeenTransaction, ShardManifest, SsTable
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 
 SHARD = "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10"
@@ -164,4 +165,16 @@ def collected(location: Location, up_to: int, shard_id: str = SHARD) -> None:
 
 
 def seen(**versions: int) -> dict[str, SeenTransaction]:
-    return {app: SeenTransaction(version, 1_700_000_000_000) for app, version in versions.items()}
+    return {app: SeenTransaction(version, SYSTEM_CLOCK.now_ms()) for app, version in versions.items()}
+
+
+def map_of(entry: WalEntry) -> dict[str, int] | None:
+    """The versions in the whole map of an entry; None if it carries none."""
+    if entry.footer is None or entry.footer.seen is None:
+        return None
+    return {app: item.version for app, item in entry.footer.seen.items()}
+
+
+def with_map(**versions: int) -> EntryFooter:
+    """A footer of the first layout, which has no time: its map is whole."""
+    return EntryFooter(seen=seen(**versions))

@@ -217,7 +217,7 @@ def test_an_unexpected_failure_while_encoding_poisons_instead_of_leaving_the_row
     class Broken:
         generation = 1
 
-        def encode(self, *args: object, **kwargs: object) -> bytes:
+        def assemble(self, *args: object, **kwargs: object) -> bytes:
             raise MemoryError("no memory for the entry")
 
     monkeypatch.setattr(writer._core._entries, "_encoder", Broken())

@@ -6,7 +6,9 @@ Owns encoding and decoding of entries, sentinels and mark-only entries. Layout (
     [u64 stream length][u32 extension length][u32 crc32 of the stream][u32 crc32 of extension + these 16 bytes]["MWALEND1"]
 
 The stream's schema metadata holds `writer_epoch`, `generation` and, on a sentinel, `fence_sentinel`; nothing else may be
-there, since the peer refuses unknown keys. The peer ignores what follows the end-of-stream marker. Invariants:
+there, since the peer refuses unknown keys. The peer ignores what follows the end-of-stream marker. The keys of the
+extension are those of RFC 0003; a key never changes its shape, and one that we do not know is named on the decoded
+footer. Invariants:
 
 1. Every entry that we encode carries the footer; a flipped bit or a cut is detected on decoding.
 2. An entry without a footer was written by another implementation: its structure is validated fully and its
@@ -34,7 +36,7 @@ import pyarrow.ipc as ipc
 
 from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format.ipc_frames import end_of_stream
-from memwal.types import SeenMap, SeenTransaction, Transaction, WalEntry
+from memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
 
 __all__ = [
     "FOOTER_BYTES",
@@ -43,8 +45,9 @@ __all__ = [
     "TOMBSTONE_FIELD",
     "EntryDecoder",
     "EntryEncoder",
+    "RowEncoder",
     "decode_entry",
-    "decode_extension_tail",
+    "decode_footer",
     "encode_mark",
     "encode_sentinel",
     "parse_seen",
@@ -66,6 +69,10 @@ _MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
 _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
+_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
+_TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
+_PLAIN: Final = EntryFooter()
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _ARROW_ERRORS: Final = (
     pa.ArrowException,
     ValueError,
@@ -81,61 +88,94 @@ _ARROW_ERRORS: Final = (
 # ---------------------------------------------------------------------------------------------------- encoding
 
 
+class RowEncoder:
+    """Encodes rows of one schema as messages of an Arrow stream, which entries of any epoch and generation take over.
+
+    What cannot be encoded fails here, before anybody relies on it.
+    """
+
+    __slots__ = ("_has_dictionaries", "_prefix_bytes", "_schema")
+
+    def __init__(self, fields: pa.Schema) -> None:
+        """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
+        self._schema = fields
+        self._has_dictionaries = any(_holds_dictionary(field.type) for field in fields)
+        self._prefix_bytes = len(_prefix(fields))
+
+    def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
+        """The messages of `batches`, with their dictionaries in front."""
+        if not self._has_dictionaries:
+            return [batch.serialize() for batch in batches]
+        stream = pa.py_buffer(_encode_stream(self._schema, batches))
+        return [stream.slice(self._prefix_bytes, stream.size - self._prefix_bytes - len(_END_OF_STREAM))]
+
+    def measure(self, batches: Sequence[pa.RecordBatch]) -> int:
+        """The bytes of `messages`, without making them."""
+        if not self._has_dictionaries:
+            return sum(ipc.get_record_batch_size(batch) for batch in batches)
+        sink = pa.MockOutputStream()
+        _write_stream(sink, self._schema, batches)
+        return int(sink.size()) - self._prefix_bytes - len(_END_OF_STREAM)
+
+
 class EntryEncoder:
     """Encodes entries of one (epoch, generation): the schema message and its checksum are made once."""
 
-    __slots__ = ("_has_dictionaries", "_prefix", "_prefix_crc", "_schema", "epoch", "generation")
+    __slots__ = ("_prefix", "_prefix_crc", "_rows", "epoch", "generation")
 
     def __init__(self, fields: pa.Schema, epoch: int, generation: int) -> None:
         """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
         self.epoch = epoch
         self.generation = generation
-        self._schema = fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)})
-        self._has_dictionaries = any(_holds_dictionary(field.type) for field in fields)
-        self._prefix = self._schema.serialize().to_pybytes()
+        self._rows = RowEncoder(fields)
+        self._prefix = _prefix(fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)}))
         self._prefix_crc = zlib.crc32(self._prefix)
 
-    def encode(
-        self, batches: Sequence[pa.RecordBatch], *, txn: Transaction | None = None, seen: SeenMap | None = None
-    ) -> bytes:
+    def encode(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter = _PLAIN) -> bytes:
         """The bytes of one entry that holds `batches`, whose columns are those of the WAL schema."""
-        extension = _encode_extension(txn, seen) if txn is not None or seen else b""
-        if self._has_dictionaries:
-            return _with_footer(_encode_stream(self._schema, batches), extension)
+        return self.assemble(self._rows.messages(batches), footer)
+
+    def assemble(self, messages: Sequence[pa.Buffer], footer: EntryFooter = _PLAIN) -> bytes:
+        """The bytes of one entry that holds `messages` of a `RowEncoder` of the same columns."""
+        extension = _encode_extension(footer)
         crc = self._prefix_crc
         length = len(self._prefix) + len(_END_OF_STREAM)
-        parts: list[Any] = [self._prefix]
-        for batch in batches:
-            message = batch.serialize()
+        for message in messages:
             crc = zlib.crc32(message, crc)
             length += message.size
-            parts.append(message)
         crc = zlib.crc32(_END_OF_STREAM, crc)
-        parts += (_END_OF_STREAM, extension, _footer(length, crc, extension))
-        return _bounded(b"".join(parts))
+        tail = (_END_OF_STREAM, extension, _footer(length, crc, extension))
+        return _bounded(b"".join((self._prefix, *messages, *tail)))
 
 
-def encode_sentinel(epoch: int, seen: SeenMap | None = None) -> bytes:
+def _prefix(schema: pa.Schema) -> bytes:
+    return _encode_stream(schema, ())[: -len(_END_OF_STREAM)]
+
+
+def encode_sentinel(epoch: int, footer: EntryFooter = _PLAIN) -> bytes:
     """A fence sentinel: an empty schema, no batches, the claimed epoch."""
-    return _encode_empty({_EPOCH_KEY: str(epoch), _SENTINEL_KEY: "true"}, seen)
+    return _encode_empty({_EPOCH_KEY: str(epoch), _SENTINEL_KEY: "true"}, footer)
 
 
-def encode_mark(epoch: int, seen: SeenMap | None = None) -> bytes:
+def encode_mark(epoch: int, footer: EntryFooter = _PLAIN) -> bytes:
     """A mark-only entry: like a sentinel without the fence; other implementations replay it as a no-op."""
-    return _encode_empty({_EPOCH_KEY: str(epoch)}, seen)
+    return _encode_empty({_EPOCH_KEY: str(epoch)}, footer)
 
 
-def _encode_empty(metadata: dict[bytes, str], seen: SeenMap | None) -> bytes:
-    stream = _encode_stream(pa.schema([], metadata=metadata), ())
-    return _with_footer(stream, _encode_extension(None, seen) if seen else b"")
+def _encode_empty(metadata: dict[bytes, str], footer: EntryFooter) -> bytes:
+    return _with_footer(_encode_stream(pa.schema([], metadata=metadata), ()), _encode_extension(footer))
 
 
 def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
     sink = pa.BufferOutputStream()
+    _write_stream(sink, schema, batches)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
     with ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def _with_footer(stream: bytes, extension: bytes) -> bytes:
@@ -154,13 +194,27 @@ def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
     return fixed + _CRC.pack(zlib.crc32(fixed, zlib.crc32(extension))) + _MAGIC
 
 
-def _encode_extension(txn: Transaction | None, seen: SeenMap | None) -> bytes:
+def _encode_extension(footer: EntryFooter) -> bytes:
     value: dict[str, Any] = {}
-    if txn is not None:
-        value["txn"] = {"app": txn.app, "version": txn.version, "query": txn.query}
-    if seen:
-        value["seen"] = seen_to_json(seen)
-    data = json.dumps(value, separators=(",", ":")).encode()  # ASCII: any text that JSON can hold comes back unchanged
+    if footer.table is not None:
+        value["t"] = footer.table
+    if footer.written_ms is not None:
+        value["ms"] = footer.written_ms
+    if footer.txns:
+        value["txns"] = [[t.txn.app, t.txn.version, t.txn.query, t.first_row, t.num_rows] for t in footer.txns]
+    if footer.seen is not None:
+        value["seen"] = seen_to_json(footer.seen)
+    if footer.delta is not None:
+        value["delta"] = seen_to_json(footer.delta)
+    if footer.seal is not None:
+        value["seal"] = footer.seal
+    if footer.bulk is not None:
+        bulk = footer.bulk
+        sizes = [bulk.in_memory_bytes, bulk.physical_rows, bulk.primary_key_bytes]
+        value["bulk"] = {"generation": bulk.generation, "path": bulk.path, "sizes": sizes}
+    if not value:
+        return b""
+    data = _to_json(value).encode()  # ASCII: any text that JSON can hold comes back unchanged
     if len(data) > _MAX_EXTENSION_BYTES:
         raise InvalidInputError(f"the transaction map is too large: {len(data)} bytes, at most {_MAX_EXTENSION_BYTES}")
     return data
@@ -184,11 +238,10 @@ def _holds_dictionary(data_type: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An entry taken apart by its footer; `stream_length` is None where there is no footer."""
+    """An entry taken apart by its footer; both are None where there is none."""
 
-    stream_length: int | None
-    txn: Transaction | None = None
-    seen: SeenMap | None = None
+    stream_length: int | None = None
+    footer: EntryFooter | None = None
 
 
 class EntryDecoder:
@@ -254,8 +307,8 @@ def decode_entry(data: bytes, position: int = 0, *, path: str | None = None) -> 
     return EntryDecoder().decode(data, position, path=path)
 
 
-def decode_extension_tail(tail: bytes, *, path: str | None = None) -> tuple[Transaction | None, SeenMap | None] | None:
-    """The transaction and map in the last bytes of an entry; None if `tail` holds no footer or not all of its extension."""
+def decode_footer(tail: bytes, *, path: str | None = None) -> EntryFooter | None:
+    """The footer in the last bytes of an entry; None if `tail` holds no footer or not all of its extension."""
     if len(tail) < FOOTER_BYTES or not tail.endswith(_MAGIC):
         return None
     _, extension_length, _ = _FOOTER.unpack_from(tail, len(tail) - FOOTER_BYTES)
@@ -321,17 +374,17 @@ def _footer_damage(data: bytes, extension_length: int) -> str | None:
 
 def _split(data: bytes) -> _Parts:
     if len(data) < FOOTER_BYTES or not data.endswith(_MAGIC):
-        return _Parts(None)
+        return _Parts()
     stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
     if stream_length + extension_length + FOOTER_BYTES != len(data):
         raise _MalformedError("the footer's lengths do not add up")
-    txn, seen = _extension(data, extension_length)
+    footer = _extension(data, extension_length)
     if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
         raise _MalformedError("the checksum of the stream does not match")
-    return _Parts(stream_length, txn, seen)
+    return _Parts(stream_length, footer)
 
 
-def _extension(data: bytes, extension_length: int) -> tuple[Transaction | None, SeenMap | None]:
+def _extension(data: bytes, extension_length: int) -> EntryFooter:
     """The checked extension in front of the footer that ends `data`."""
     if extension_length > _MAX_EXTENSION_BYTES:
         raise _MalformedError(f"an extension of {extension_length} bytes exceeds the limit")
@@ -340,23 +393,64 @@ def _extension(data: bytes, extension_length: int) -> tuple[Transaction | None, 
     if zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]:
         raise _MalformedError("the checksum of the footer does not match")
     if not extension_length:
-        return None, None
+        return _PLAIN
     try:
         value = json.loads(bytes(covered[:extension_length]))
     except (ValueError, RecursionError) as error:
         raise _MalformedError("the extension is not JSON") from error
     if not isinstance(value, dict):
         raise _MalformedError("the extension is not an object")
-    txn = _parse_txn(value["txn"]) if value.get("txn") is not None else None
-    return txn, _parse_seen(value["seen"]) if value.get("seen") is not None else None
+    return _parse_footer(value)
 
 
-def _parse_txn(value: Any) -> Transaction:
-    if isinstance(value, dict):
-        app, version, query = value.get("app"), value.get("version"), value.get("query")
-        if isinstance(app, str) and _is_u64(version) and (query is None or isinstance(query, str)):
-            return Transaction(app, version, query)
+def _parse_footer(value: dict[str, Any]) -> EntryFooter:
+    table, written_ms, seal = value.get("t"), value.get("ms"), value.get("seal")
+    if not (table is None or (isinstance(table, str) and _TABLE_TAG.fullmatch(table) is not None)):
+        raise _MalformedError("the extension's table is malformed")
+    if not all(number is None or _is_u64(number) for number in (written_ms, seal)):
+        raise _MalformedError("a number of the extension is malformed")
+    return EntryFooter(
+        table=table,
+        written_ms=written_ms,
+        txns=_parse_txns(value),
+        seen=_parse_seen(value["seen"]) if value.get("seen") is not None else None,
+        delta=_parse_seen(value["delta"]) if value.get("delta") is not None else None,
+        seal=seal,
+        bulk=_parse_bulk(value["bulk"]) if value.get("bulk") is not None else None,
+        unknown=tuple(sorted(value.keys() - _KNOWN_KEYS)),
+    )
+
+
+def _parse_txns(value: dict[str, Any]) -> tuple[EntryTransaction, ...]:
+    """The transactions of an entry: a list, or the single one of the first layout, which is all of its rows."""
+    if value.get("txn") is not None:
+        single = value["txn"]
+        if not isinstance(single, dict):
+            raise _MalformedError("the extension's transaction is malformed")
+        return (_parse_txn([single.get("app"), single.get("version"), single.get("query"), 0, None]),)
+    items = value.get("txns")
+    if items is None:
+        return ()
+    if not isinstance(items, list):
+        raise _MalformedError("the extension's transactions are malformed")
+    return tuple(map(_parse_txn, items))
+
+
+def _parse_txn(value: Any) -> EntryTransaction:
+    if isinstance(value, list) and len(value) == 5:
+        app, version, query, first_row, num_rows = value
+        named = isinstance(app, str) and _is_u64(version) and (query is None or isinstance(query, str))
+        if named and _is_u64(first_row) and (num_rows is None or _is_u64(num_rows)):
+            return EntryTransaction(Transaction(app, version, query), first_row, num_rows)
     raise _MalformedError("the extension's transaction is malformed")
+
+
+def _parse_bulk(value: Any) -> SsTable:
+    if isinstance(value, dict) and isinstance(value.get("path"), str) and _is_u64(value.get("generation")):
+        sizes = value.get("sizes")
+        if isinstance(sizes, list) and len(sizes) == 3 and all(size is None or _is_u64(size) for size in sizes):
+            return SsTable(value["generation"], value["path"], *sizes)
+    raise _MalformedError("the extension's bulk mark is malformed")
 
 
 def _parse_seen(value: Any) -> SeenMap:
@@ -438,11 +532,9 @@ def _entry(
         generation=_number(metadata, _GENERATION_KEY),
         batches=batches,
         is_sentinel=metadata.get(_SENTINEL_KEY) == b"true",
-        txn=parts.txn,
-        seen=parts.seen,
+        footer=parts.footer,
         schema=schema,
         size_bytes=len(data),
-        has_footer=parts.stream_length is not None,
     )
 
 

@@ -4,7 +4,8 @@ Owns `publish_bulk`. Invariants:
 
 1. Other writes wait; everything that came before is flushed first, as generation g, so that g + 1 can follow it.
 2. The rows are never in the log: the manifest commit is their acknowledgement, with the cursor at the tip.
-3. A transaction's map lies beside the generation, since no entry carries it.
+3. A transaction lies beside the generation, as a map of its own, since no entry carries it. The first entry of the next
+   generation carries it in the whole map.
 4. A commit whose outcome is unknown poisons the writer: if it landed, the next flush would take its generation number
    for its own, and be skipped.
 
@@ -21,7 +22,7 @@ from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import MemTable, aligned
 from memwal.store import paths
-from memwal.transactions import encode_map, is_repeat, with_transaction
+from memwal.transactions import encode_map
 from memwal.types import SeenTransaction, SsTable, Transaction
 from memwal.writer.core import ShardCore
 from memwal.writer.flusher import SsTableWriter, count_flush, publish
@@ -54,23 +55,26 @@ def _publish(
     core: ShardCore, manifests: ShardManifestStore, write: SsTableWriter, rows: WriteRows, txn: Transaction | None
 ) -> range | None:
     core.make_durable(core.buffered)
-    if txn is not None and is_repeat(txn, core.seen):
-        return None
+    if txn is not None:
+        with core.lock:
+            if core.transactions.is_repeat(txn):
+                return None
+            core.transactions.admit(txn)
     active = _flush_all(core)
     core.look_at_table()
     started = core.clock.monotonic()
     sstable = write(active.generation, _table(core.schema.memory, rows))
-    seen = core.seen
+    beside: dict[str, SeenTransaction] = {}
     if txn is not None:
-        seen = with_transaction(seen, txn, core.clock.now_ms())
+        beside[txn.app] = SeenTransaction(txn.version, core.transactions.time.next_ms(), txn.query)
         reach("bulk.before_map")
-        _put_map(core, sstable, seen)
+        _put_map(core, sstable, beside)
     reach("bulk.before_commit")
     with core.lock:
         core.refuse_commits()
     core.look_at_table()
     try:
-        _commit(core, manifests, sstable, seen, active, active.first_batch + len(rows.batches))
+        _commit(core, manifests, sstable, beside, active, active.first_batch + len(rows.batches))
     except FencedError as error:
         core.fail(fenced=error)
         raise
@@ -95,7 +99,7 @@ def _commit(
     core: ShardCore,
     manifests: ShardManifestStore,
     sstable: SsTable,
-    seen: dict[str, SeenTransaction],
+    beside: dict[str, SeenTransaction],
     active: MemTable,
     end_batch: int,
 ) -> None:
@@ -104,7 +108,8 @@ def _commit(
     reach("bulk.after_commit")
     with core.lock:
         fresh = core.new_memtable(active.generation + 1, end_batch, covered)
-        core.seen, core.active, core.durable = seen, fresh, end_batch
+        core.transactions.merge(beside)
+        core.active, core.durable = fresh, end_batch
 
 
 def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
@@ -119,6 +124,6 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-def _put_map(core: ShardCore, sstable: SsTable, seen: dict[str, SeenTransaction]) -> None:
+def _put_map(core: ShardCore, sstable: SsTable, beside: dict[str, SeenTransaction]) -> None:
     path = paths.txn_map_path(core.log.shard_id, sstable.path)
-    core.log.location.store.put(path, encode_map(seen), sync=core.config.fsync)
+    core.log.location.store.put(path, encode_map(beside), sync=core.config.fsync)

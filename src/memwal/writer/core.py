@@ -23,7 +23,7 @@ from typing import Any
 from memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
 from memwal.hooks import reach
 from memwal.schema import TableSchema
-from memwal.transactions import with_transaction
+from memwal.types import EntryTransaction
 from memwal.writer.pending import Entry, EntryBuilder, Pending, WriteRows
 from memwal.writer.put_queue import PutQueue, QueuedPut
 from memwal.writer.state import LOOK_AGAIN_SECONDS, ShardState
@@ -50,6 +50,14 @@ class ShardCore(ShardState):
         """Go on with other columns; nothing is pending."""
         self.schema = schema
         self._entries = EntryBuilder(schema, self.log.epoch)
+
+    def fits_entry(self, rows: WriteRows) -> bool:
+        """Whether one WAL entry may hold `rows`."""
+        return self._entries.fits(rows, self.config.max_entry_bytes)
+
+    def encode_rows(self, rows: WriteRows) -> None:
+        """Encode `rows` for the log; `InvalidInputError` where that cannot be done."""
+        self._entries.encode_rows(rows)
 
     def wake_all(self) -> None:
         """Wake every thread of this writer; `lock` is held."""
@@ -186,9 +194,10 @@ class ShardCore(ShardState):
             return left
         self._drop_settled()
         group = self._next_group()
-        txn = group[-1].txn
-        seen = self.seen if txn is None else with_transaction(self.seen, txn, group[-1].written_ms)
-        return Entry(group, seen, self.log.next_position)
+        first = group[0]
+        txns = () if first.txn is None else (EntryTransaction(first.txn, 0, first.rows.num_rows),)
+        footer = self.transactions.footer(first.generation, txns, self.log.table)
+        return Entry(group, footer, self.log.next_position)
 
     def _next_group(self) -> list[Pending]:
         """The pending writes of the next entry: one generation, at most `max_entry_bytes`; a transaction is alone."""
@@ -210,7 +219,7 @@ class ShardCore(ShardState):
             for memtable in (*self.frozen, self.active):
                 if memtable.generation == last.generation:
                     memtable.covered_position = position
-        self.seen = entry.seen
+        self.transactions.take(entry.footer, last.generation)
         self.durable, self._durable_bytes, self._durable_run = last.totals
         self._drop_settled()
         self._in_flight = None

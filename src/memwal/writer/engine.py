@@ -147,7 +147,7 @@ class ShardEngine:
             config=config,
             schema=target.schema,
             log=opened.log,
-            seen=opened.seen,
+            transactions=opened.transactions,
             run=LogRun(opened.manifest.current_generation) if memtables else LogRun.of_tail(opened),
             clock=self._clock,
             indexes=target.indexes,
@@ -189,6 +189,7 @@ class ShardEngine:
         rows = self._fit(batches)
         if self._is_bulk(rows):
             raise _TooLargeError(rows)
+        self._core.encode_rows(rows)
         return rows
 
     def put_nowait(self, data: Any) -> Ack:
@@ -200,6 +201,7 @@ class ShardEngine:
         if self._is_bulk(rows):
             return Ack(self._core, self._write(rows, None).batch_positions.stop)
         started = self._clock.monotonic()
+        self._core.encode_rows(rows)
         _, end = self._core.insert(rows, None, drain=True)
         self._count_put(started)
         return Ack(self._core, end)
@@ -237,6 +239,7 @@ class ShardEngine:
         return result
 
     def _insert(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+        self._core.encode_rows(rows)
         pending, end = self._core.insert(rows, txn)
         if self._config.durable_write or txn is not None:
             self._core.make_durable(end)
@@ -250,7 +253,7 @@ class ShardEngine:
     def _is_bulk(self, rows: WriteRows) -> bool:
         """Whether `rows` are too large for one WAL entry and must be published as a generation."""
         limit = self._config.max_entry_bytes
-        if rows.size_bytes <= limit or rows.nbytes <= limit:
+        if self._core.fits_entry(rows):
             return False
         if not self._config.enable_memtable:
             raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
@@ -446,7 +449,8 @@ class ShardEngine:
 
     def transactions(self) -> dict[str, SeenTransaction]:
         """The newest version per application that is on storage."""
-        return dict(self._core.seen)
+        with self._core.lock:
+            return self._core.transactions.whole()
 
     def stats(self) -> WriteStats:
         """Totals since open or reset."""

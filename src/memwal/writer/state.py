@@ -42,7 +42,7 @@ from memwal.log_run import LogRun
 from memwal.maintained import IndexSet
 from memwal.memtable import ByteMeter, InMemoryMemTables, MemTable
 from memwal.schema import TableSchema
-from memwal.transactions import is_repeat
+from memwal.transactions import TransactionMap, is_repeat
 from memwal.types import SeenTransaction, Transaction
 from memwal.wal import ShardLog
 from memwal.writer.pending import Pending, WriteRows
@@ -65,7 +65,7 @@ class ShardState:
         config: WriterConfig,
         schema: TableSchema,
         log: ShardLog,
-        seen: dict[str, SeenTransaction],
+        transactions: TransactionMap,
         run: LogRun,
         clock: Clock,
         indexes: IndexSet | None = None,
@@ -94,7 +94,7 @@ class ShardState:
         self.durable = 0
         self._durable_bytes = 0
         self._durable_run = run
-        self.seen = seen
+        self.transactions = transactions
         self._meter = ByteMeter()
         self.active = self.new_memtable(run.generation, 0, log.next_position - 1) if config.enable_memtable else None
         self.frozen: tuple[MemTable, ...] = ()
@@ -290,11 +290,13 @@ class ShardState:
         """The batch number to wait for if `txn` is there or pending; raises where its version went backwards."""
         for item in reversed(self.pending):
             if item.txn is not None and item.txn.app == txn.app:
-                seen = SeenTransaction(item.txn.version, item.written_ms, item.txn.query)
-                if is_repeat(txn, {txn.app: seen}):
+                if is_repeat(txn, {txn.app: SeenTransaction(item.txn.version, 0, item.txn.query)}):
                     return item.end
-                break
-        return 0 if is_repeat(txn, self.seen) else None
+                return None
+        if self.transactions.is_repeat(txn):
+            return 0
+        self.transactions.admit(txn)
+        return None
 
     def _place(self, rows: WriteRows, txn: Transaction | None) -> Pending:
         """Put the rows into the active memtable, or count them in the run; returns the write, not yet pending."""
@@ -302,14 +304,13 @@ class ShardState:
         active = self.active
         if active is None:
             run = replace(run)
-            generation = run.add(rows.num_rows, len(rows.batches), rows.size_bytes, self.config)
+            generation = run.add(rows.num_rows, len(rows.batches), rows.wire_bytes, self.config)
         else:
             active = self._room_in(active, start, rows)
             generation = active.generation
             for batch, flags, size in zip(rows.batches, rows.flags, rows.sizes, strict=True):
                 active.append(batch, flags, size)
-        written_ms = self.clock.now_ms() if txn is not None else 0
-        return Pending(rows, (start, start_bytes, run), generation, txn, written_ms)
+        return Pending(rows, (start, start_bytes, run), generation, txn)
 
     @property
     def _totals(self) -> tuple[int, int, LogRun]:
