@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("types", "errors", "config", "clock", "metrics", "hooks", "reports")),
     ("open", ("store",)),
     ("open", ("format",)),
-    ("open", ("invariants", "normal_form", "schema", "ingest", "adapt", "row_filter")),
+    ("open", ("invariants", "normal_form", "schema", "ingest", "adapt", "predicate", "conjuncts", "row_filter")),
     (
         "open",
         (

@@ -40,7 +40,6 @@ from memwal.index import (
     terms_of,
 )
 from memwal.index.analyzer import AnalyzerOptions, is_text
-from memwal.index.conjuncts import predicates
 from memwal.index.vectors import check_search, is_vector
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, key_values
 from memwal.row_filter import FilterLike, RowFilter
@@ -49,7 +48,6 @@ from memwal.schema import TableSchema, checked_columns
 __all__ = ["MemTableScanner", "indexes_used", "matching_rows", "narrowed", "newest_of", "winners"]
 
 Mask = npt.NDArray[np.bool_]
-_POSITION = "memwal_position"
 
 
 def winners(memtables: Sequence[InMemoryMemTableRef]) -> list[tuple[InMemoryMemTableRef, np.ndarray]]:
@@ -81,11 +79,10 @@ def newest_of(memtables: Sequence[InMemoryMemTableRef], schema: TableSchema) -> 
 
 def _usable(ref: InMemoryMemTableRef, row_filter: RowFilter | None) -> list[tuple[BTreeMemIndex, Predicate]]:
     """The BTree indexes that say something about a filter, with what it asks of their columns."""
-    if row_filter is None or not isinstance(row_filter.source, str) or not ref.memtable.indexes:
+    if row_filter is None or not ref.memtable.indexes:
         return []
-    asked = predicates(row_filter.source, ref.memtable.schema.columns.names)
     trees = {index.column: index for index in ref.indexes if isinstance(index, BTreeMemIndex)}
-    return [(trees[column], predicate) for column, predicate in asked if column in trees]
+    return [(trees[column], predicate) for column, predicate in row_filter.predicates() if column in trees]
 
 
 def _positions(ref: InMemoryMemTableRef, index: BTreeMemIndex, predicate: Predicate) -> npt.NDArray[np.int64] | None:
@@ -126,14 +123,10 @@ def matching_rows(table: pa.Table, row_filter: RowFilter | None, alive: Mask) ->
     """The rows of `alive` for which the filter is true."""
     if row_filter is None or not alive.any():
         return alive
-    rows = np.flatnonzero(alive)
-    wanted = [name for name in table.schema.names if name in row_filter.columns]
-    part = table.select(wanted)
-    if len(rows) < len(alive):
-        part = part.filter(pa.array(alive))
-    found = row_filter.apply(part.append_column(_POSITION, pa.array(rows))).column(_POSITION)
-    mask = np.zeros(len(alive), dtype=bool)
-    mask[found.to_numpy()] = True
+    if alive.all():
+        return row_filter.mask(table)
+    mask = alive.copy()
+    mask[alive] = row_filter.mask(table.select(row_filter.columns).filter(pa.array(alive)))
     return mask
 
 
@@ -332,7 +325,7 @@ class MemTableScanner:
     def explain(self) -> str:
         """What this scan reads, and which indexes narrow it down, for people."""
         lines = [f"scan of {len(self._memtables.ascending)} memtables"]
-        lines += [f"  filter:  {row_filter.source} (after recency)" for row_filter in self._filters]
+        lines += [f"  filter:  {row_filter} (after recency)" for row_filter in self._filters]
         for ref in reversed(self._memtables.ascending):
             used = [name for row_filter in self._filters for name in indexes_used(ref, row_filter)]
             how = f", BTree index {', '.join(dict.fromkeys(used))}" if used else ""

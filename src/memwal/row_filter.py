@@ -1,100 +1,202 @@
-"""Filters over rows in memory, read as Lance reads them.
+"""Filters, which select the same rows wherever the rows are.
 
-Owns `RowFilter`. Lance's SQL differs from DataFusion's in three ways, which are translated token by token: column names
-match whatever their case, double quotes hold a string, and `regexp_match` is a condition. Invariants:
+Owns `RowFilter` and the only way from a filter to Lance, `pushdown`. Lance itself evaluates SQL, also over rows in
+memory: their columns are written to a dataset in memory first. No other evaluator agrees with it on the width of
+literals, fields of null structs, JSON, names and quotes. Invariants:
 
-1. The same filter selects the same rows in memory and in a Lance dataset. What Lance would read otherwise (pyarrow
-   expressions over numbers with NaN, and what it cannot be told about) is never handed to it: `pushed`.
-2. Rows keep their order.
-3. A filter that cannot be read is an `InvalidInputError`; values are never formatted into filter text here.
-
-Called by: the memtable scanner, the read path.
+1. The same filter selects the same rows in memory, in an SSTable and in the base table. A pyarrow expression means
+   what pyarrow makes of it: Lance is told it only where it is known to read it alike.
+2. Lance is told what `pushdown` returns, and nothing else; what it was not told is applied to the rows that it returns.
+3. A filter names columns of the table only. What Lance would add (`_rowid`) differs from tier to tier.
+4. Rows keep their order.
+5. A filter that cannot be read is an `InvalidInputError`, when it is made and whatever rows there are. Values are never
+   formatted into filter text here.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias, TypeVar
 
+import lance
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from datafusion import SessionConfig, SessionContext
 
+from memwal.conjuncts import name_of, predicates, tokens
 from memwal.errors import InvalidInputError
+from memwal.predicate import Predicate
 
-__all__ = ["FilterLike", "RowFilter"]
+__all__ = ["FilterLike", "Pushdown", "RowFilter", "pushdown"]
 
 FilterLike: TypeAlias = str | pc.Expression
-_TOKEN = re.compile(
-    r"""(?P<string>'(?:[^']|'')*')|(?P<double>"(?:[^"]|"")*")|(?P<quoted>`(?:[^`]|``)*`)"""
-    r"""|(?P<word>[^\W\d]\w*)|(?P<number>\d\w*(?:\.\d+)?)|(?P<other>\s+|.)""",
-    re.DOTALL,
-)
-_contexts = threading.local()
+Mask: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar("T")
+_POSITION = "memwal_position"
+_ROW_ADDRESS = "_rowaddr"
+_OF_LANCE = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+_FLAT_FILES: Final = "2.0"  # plain values, not compressed: the cheapest to write and to read back
+_NESTED_FILES: Final = "2.2"  # knows null structs and maps
+_KNOWN_FILTERS = 256
+_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 
 
 class RowFilter:
     """One filter, ready for rows with the columns of `schema`."""
 
-    __slots__ = ("_sql", "columns", "pushed", "source")
+    __slots__ = ("_alike", "_schema", "_source", "columns")
 
     def __init__(self, source: FilterLike, schema: pa.Schema) -> None:
-        """`columns` are those that it names; `pushed` is what Lance may apply in its place, None if that is nothing."""
-        self.source = source
-        self._sql: str | None = None
-        self.pushed: FilterLike | None = source
+        """`columns` are those that it needs, in the order of the table."""
+        self._source = source
+        self._schema = schema
         if isinstance(source, str):
-            self._sql, self.columns = _translate(source, schema)
+            self.columns = list(_planned(source, schema.serialize().to_pybytes()))
+            self._alike = True
         elif isinstance(source, pc.Expression):
-            self.check(schema)
+            _evaluated(lambda: schema.empty_table().filter(source))
             self.columns = _referenced(source, schema)
-            if not _reads_alike(source, schema, self.columns):
-                self.pushed = None
+            self._alike = _reads_alike(source, schema, self.columns)
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
 
-    def check(self, schema: pa.Schema) -> None:
-        """Raise `InvalidInputError` if the filter cannot be applied to rows with these columns."""
-        self._evaluate(schema.empty_table())
-
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows of `table` for which the filter is true, in order."""
-        return self._evaluate(table) if table.num_rows else table
+        mask = self.mask(table)
+        return table if mask.all() else table.filter(pa.array(mask))
 
-    def _evaluate(self, table: pa.Table) -> pa.Table:
-        try:
-            if self._sql is None:
-                return table.filter(self.source)
-            return _run(table, self._sql)
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # native code gave up
-                raise
-            reason = (str(error).splitlines() or ["no reason given"])[0]
-            raise InvalidInputError(f"the filter cannot be applied: {reason}") from None
+    def mask(self, table: pa.Table) -> Mask:
+        """Per row of `table`, which has at least `columns`: whether the filter is true."""
+        found = np.zeros(table.num_rows, dtype=bool)
+        if table.num_rows:
+            found[_evaluated(lambda: self._positions(table))] = True
+        return found
+
+    def _positions(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        counted = _counted(table.num_rows)
+        if isinstance(self._source, str):
+            return _matches(_image(table.select(self.columns) if self.columns else counted), self._source)
+        found = table.select(self.columns).append_column(_POSITION, counted.column(_POSITION)).filter(self._source)
+        return np.asarray(found.column(_POSITION).to_numpy())
+
+    def predicates(self) -> list[tuple[str, Predicate]]:
+        """What every row for which the filter is true satisfies, by column; a part may be missing."""
+        return predicates(self._source, self._schema.names) if isinstance(self._source, str) else []
+
+    def _holds_alike(self, stored: pa.Schema) -> bool:
+        """Whether the names of this filter mean the same columns in `stored` as in the table."""
+        named = {name.lower() for name in self.columns}
+        ours, theirs = ([(f.name, f.type) for f in of if f.name.lower() in named] for of in (self._schema, stored))
+        return ours == theirs
+
+    def __str__(self) -> str:
+        return str(self._source)
 
     def __repr__(self) -> str:
-        return f"RowFilter({str(self.source)!r})"
+        return f"RowFilter({str(self._source)!r})"
 
 
-def _run(table: pa.Table, sql: str) -> pa.Table:
-    context = getattr(_contexts, "context", None)
-    if context is None:
-        context = _contexts.context = SessionContext(SessionConfig().with_target_partitions(1))
+@dataclass(frozen=True, slots=True)
+class Pushdown:
+    """A filter, shared with Lance: it is told `told`, and `late` is applied to what it returns."""
+
+    told: FilterLike | None
+    late: RowFilter | None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `finish` needs."""
+        return [] if self.late is None else self.late.columns
+
+    def finish(self, rows: pa.Table) -> pa.Table:
+        """`rows`, which Lance returned, without those for which the filter is not true."""
+        return rows if self.late is None else self.late.apply(rows)
+
+
+def pushdown(row_filter: RowFilter | None, stored: pa.Schema | None = None) -> Pushdown:
+    """What Lance is told of a filter over a dataset with the columns `stored`, by default the table's."""
+    if row_filter is None:
+        return Pushdown(None, None)
+    if row_filter._alike and (stored is None or row_filter._holds_alike(stored)):
+        return Pushdown(row_filter._source, None)
+    return Pushdown(None, row_filter)
+
+
+def _counted(rows: int) -> pa.Table:
+    return pa.table({_POSITION: np.arange(rows)})
+
+
+def _evaluated(run: Callable[[], T]) -> T:
     try:
-        found = context.from_arrow(_unsliced(table), name="rows").filter(sql).to_arrow_table()
-    finally:
-        context.deregister_table("rows")
-    return found.cast(table.schema) if found.schema != table.schema else found
+        return run()
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # native code gave up
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"the filter cannot be applied: {_SOURCE_PLACE.sub('', reason)}") from None
 
 
-def _unsliced(table: pa.Table) -> pa.Table:
-    """`table`, with nested columns copied where they are slices: DataFusion's import of structs in structs fails on those."""
-    for i, column in enumerate(table.columns):
-        if pa.types.is_nested(column.type) and any(chunk.offset for chunk in column.chunks):
-            chunks = [pa.concat_arrays([chunk, chunk.slice(0, 0)]) for chunk in column.chunks]
-            table = table.set_column(i, table.schema.field(i), pa.chunked_array(chunks, column.type))
-    return table
+# ---------------------------------------------------------------------------------------------------------------- SQL
+
+
+def _image(rows: pa.Table) -> lance.LanceDataset:
+    """`rows` as one fragment of a dataset in memory, which goes when nobody holds it."""
+    nested = any(pa.types.is_nested(column.type) for column in rows.schema)
+    return lance.write_dataset(
+        rows.unify_dictionaries(),
+        "memory://",
+        data_storage_version=_NESTED_FILES if nested else _FLAT_FILES,
+        max_rows_per_file=max(1, rows.num_rows),
+        max_rows_per_group=max(1, rows.num_rows),
+    )
+
+
+def _matches(image: lance.LanceDataset, sql: str) -> npt.NDArray[np.int64]:
+    found = image.scanner(columns=[], filter=sql, with_row_address=True).to_table()
+    return np.asarray(found.column(_ROW_ADDRESS).to_numpy()).astype(np.int64)
+
+
+@lru_cache(maxsize=_KNOWN_FILTERS)
+def _planned(sql: str, serialized: bytes) -> tuple[str, ...]:
+    """The columns that a filter needs of a table with this schema; `InvalidInputError` if Lance does not take it there."""
+    schema = pa.ipc.read_schema(pa.py_buffer(serialized))
+    columns = _named(sql, schema.names)
+    table = _image(schema.empty_table())
+    _evaluated(lambda: _matches(table, sql))
+    # Lance ignores what follows an expression. As a part of one it must be all of the text.
+    _evaluated(lambda: _matches(table, f"(true and {sql}\n)"))
+    try:
+        _matches(_image(schema.empty_table().select(columns) if columns else _counted(0)), sql)
+    except Exception:
+        return tuple(schema.names)  # it names them in a way that we do not know
+    return columns
+
+
+def _named(sql: str, names: list[str]) -> tuple[str, ...]:
+    """The columns among `names` that the text may name: Lance matches names whatever their case."""
+    used, depth, previous = set(), 0, ""
+    for kind, text in tokens(sql):
+        if kind == "comment":
+            continue
+        if kind == "name" and previous != ".":
+            used.add(name_of(text).lower())
+        depth += (text == "(") - (text == ")")
+        if depth < 0:
+            raise InvalidInputError("the filter cannot be applied: it closes a parenthesis that it did not open")
+        previous = text
+    if not previous:
+        raise InvalidInputError("the filter is empty")
+    lower = {name.lower() for name in names}
+    if foreign := sorted(used & _OF_LANCE - lower):
+        raise InvalidInputError(f"the filter cannot be applied: {foreign[0]} is no column of the table")
+    return tuple(name for name in names if name.lower() in used)
+
+
+# -------------------------------------------------------------------------------------------------- pyarrow expressions
 
 
 def _referenced(expression: pc.Expression, schema: pa.Schema) -> list[str]:
@@ -124,69 +226,3 @@ def _reads_alike(expression: pc.Expression, schema: pa.Schema, named: list[str])
     except (pa.ArrowException, NotImplementedError):
         return False
     return True
-
-
-def _translate(sql: str, schema: pa.Schema) -> tuple[str, list[str]]:
-    """The filter in DataFusion's dialect, and the columns that it names."""
-    by_lower = {name.lower(): name for name in reversed(schema.names)}
-    exact = set(schema.names)
-    used: dict[str, None] = {}
-    parts: list[str] = []
-    for match in _TOKEN.finditer(sql):
-        kind, text = match.lastgroup, match.group()
-        if kind == "double":
-            text = "'" + text[1:-1].replace('""', '"').replace("'", "''") + "'"
-        elif kind in ("word", "quoted"):
-            name = text[1:-1].replace("``", "`") if kind == "quoted" else text
-            column = name if name in exact else by_lower.get(name.lower())
-            after_dot = bool(parts) and parts[-1] == "."
-            if column is not None and not after_dot:
-                used[column] = None
-                text = _quote(column)
-            elif kind == "quoted" or after_dot:
-                text = _quote(name)
-        parts.append(text)
-    if not "".join(parts).strip():
-        raise InvalidInputError("the filter is empty")
-    return "".join(_conditions(_field_access(parts))), list(used)
-
-
-def _field_access(parts: list[str]) -> list[str]:
-    """`column.field` as bracket access, since DataFusion would read it as `table.column`."""
-    out: list[str] = []
-    i = 0
-    while i < len(parts):
-        if parts[i] == "." and out and out[-1].endswith(('"', "]")) and i + 1 < len(parts) and parts[i + 1][:1] == '"':
-            out.append("['" + parts[i + 1][1:-1].replace('""', '"').replace("'", "''") + "']")
-            i += 2
-        else:
-            out.append(parts[i])
-            i += 1
-    return out
-
-
-def _conditions(parts: list[str]) -> list[str]:
-    """`regexp_match(...)`, which returns the matches, as a condition wherever Lance takes it for one."""
-    out = list(parts)
-    calls: list[int] = []  # per open parenthesis: where its regexp_match starts, or -1
-    groups: list[bool] = []  # per open parenthesis: whether it holds a condition
-    before, before_at = "", -1
-    for i, part in enumerate(parts):
-        word = part.strip().lower()
-        if word == "(":
-            calls.append(before_at if before == "regexp_match" else -1)
-            groups.append(before in ("", "(", "and", "or", "not"))
-        elif word == ")" and calls:
-            start = calls.pop()
-            groups.pop()
-            after = next((later.strip().lower() for later in parts[i + 1 :] if later.strip()), "")
-            if start >= 0 and (after in ("", "and", "or") or (after == ")" and groups and groups[-1])):
-                out[start] = "(" + out[start]
-                out[i] = ") IS NOT NULL)"
-        if word:
-            before, before_at = word, i
-    return out
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import memwal as mw
-from memwal.row_filter import RowFilter
+from memwal.row_filter import RowFilter, pushdown
 from memwal.scan.sstables import SHARED_CACHE
 from tests.table.table_kit import Outside, create, keyed, outside, rows_of, upsert_base
 
@@ -310,9 +310,11 @@ def test_columns_may_change_while_other_threads_read(tmp_path: Path) -> None:
 def test_an_expression_is_left_to_lance_wherever_it_reads_it_alike() -> None:
     vectors = pa.schema([("id", pa.int64()), ("s", pa.string()), ("x", pa.float64()), ("e", pa.list_(pa.float32(), 4))])
     by_key = RowFilter(pc.field("id") == 5, vectors)
-    assert by_key.pushed is by_key.source
+    assert pushdown(by_key).told is not None
     assert by_key.columns == ["id"]
-    assert RowFilter("x > 1", vectors).pushed == "x > 1"
+    assert pushdown(RowFilter("x > 1", vectors)).told == "x > 1"
     for late in (pc.field("x") > 1, pc.utf8_upper(pc.field("s")) == "A", (pc.field("x") > 1) & (pc.field("id") == 5)):
-        assert RowFilter(late, vectors).pushed is None
+        shared = pushdown(RowFilter(late, vectors))
+        assert shared.told is None
+        assert shared.late is not None
     assert RowFilter((pc.field("x") > 1) & (pc.field("id") == 5), vectors).columns == ["id", "x"]

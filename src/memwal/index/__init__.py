@@ -13,11 +13,11 @@ from memwal.index.fts import FtsMemIndex, Vocabulary, bind_over, score_texts, se
 from memwal.index.hnsw import HnswMemIndex
 from memwal.index.lance_query import as_query, from_lance
 from memwal.index.port import MemIndex
-from memwal.index.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
 from memwal.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
 from memwal.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
 from memwal.index.text_view import FtsView
 from memwal.index.vectors import METRICS, Metric, exact_search
+from memwal.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
 
 __all__ = [
     "METRICS",

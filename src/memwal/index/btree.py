@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from memwal.errors import InvalidInputError
 from memwal.index.pending import PendingColumn
-from memwal.index.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
+from memwal.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
 
 __all__ = ["BTreeMemIndex", "is_indexable"]
 

@@ -23,7 +23,7 @@ def explain(
     lines = [f"scan of {snapshot.location.describe()}"]
     lines.append(f"  columns: {', '.join(projection.columns) or '(none)'}")
     if row_filter is not None:
-        lines.append(f"  filter:  {row_filter.source} (after recency)")
+        lines.append(f"  filter:  {row_filter} (after recency)")
     if limit is not None or offset:
         lines.append(f"  limit:   {limit if limit is not None else 'none'}, offset {offset}")
     lines.append(f"  merge:   {f'newest row per ({key}), deletes hidden' if key else 'append-only, every row counts'}")

@@ -13,7 +13,7 @@ Called by: `Scan`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,7 +26,7 @@ from memwal.clock import thread_pool
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.memscan import narrowed, winners
 from memwal.memtable import InMemoryMemTableRef
-from memwal.row_filter import RowFilter
+from memwal.row_filter import RowFilter, pushdown
 from memwal.scan.fresh import FreshIndex, FreshIndexCache
 from memwal.scan.keys import KeySet, concat_keys, key_array, one_array
 from memwal.scan.snapshot import ShardView, Snapshot
@@ -164,11 +164,15 @@ class Merge:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All live rows that match, in batches of the answer's schema."""
+        yield from self.fresh_batches()
+        yield from self.base_batches()
+
+    def fresh_batches(self) -> Iterator[pa.RecordBatch]:
+        """The live rows of the tiers above the base table that match."""
         for shard in self.shards:
             yield from self._memory_batches(shard)
         for shard in self.shards:
             yield from self._sstable_batches(shard)
-        yield from self._base_batches()
 
     # ------------------------------------------------------------------------------------------------------ tiers
 
@@ -199,17 +203,20 @@ class Merge:
             alive = not_in(offsets, hides) & ~tombstone_flags(part)
             yield from self._finish(part, alive, offsets, generation, None)
 
-    def _base_batches(self) -> Iterator[pa.RecordBatch]:
+    def base_batches(self, fragments: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
+        """The live rows of the base table, or of some of its fragments, that match."""
         snapshot, projection = self.snapshot, self.projection
         keys = self.fresh_keys
         names = list(snapshot.schema.primary_key) if keys is not None else []
-        pushed = None if self.row_filter is None else self.row_filter.pushed
-        late = self.row_filter if pushed is None else None
-        columns = list(dict.fromkeys([*projection.columns, *names, *(late.columns if late is not None else ())]))
+        shared = pushdown(self.row_filter)
+        columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
+        dataset = snapshot.base.dataset
+        some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with lance_errors("scanning the base table"):
-            scanner = snapshot.base.dataset.scanner(
+            scanner = dataset.scanner(
                 columns=columns,
-                filter=pushed,
+                filter=shared.told,
+                fragments=some,
                 with_row_address=projection.with_row_address or not columns,
                 batch_size=self._batch_rows(),
                 scan_in_order=False,
@@ -224,10 +231,7 @@ class Merge:
                         continue
                     if gone.any():
                         batch = batch.filter(pa.array(~gone))
-                if late is None:
-                    yield self._dress(batch, 0)
-                    continue
-                for part in late.apply(pa.Table.from_batches([batch])).to_batches():
+                for part in shared.finish(pa.Table.from_batches([batch])).to_batches():
                     if part.num_rows:
                         yield self._dress(part, 0)
 

@@ -26,7 +26,7 @@ from memwal.index import Analyzer, FtsMemIndex
 from memwal.index.vectors import VectorBlock
 from memwal.memscan import matching_rows, narrowed
 from memwal.memtable import InMemoryMemTableRef
-from memwal.row_filter import RowFilter
+from memwal.row_filter import RowFilter, pushdown
 from memwal.scan.keys import KeySet, key_array, one_array
 from memwal.scan.merge import Merge, not_in, tombstone_flags
 from memwal.scan.sstables import SHARED_CACHE, SsTableReader
@@ -226,8 +226,10 @@ class FragmentSource:
         """Per row: whether it is live and the filter is true."""
         if row_filter is None:
             return self.live
+        shared = pushdown(row_filter)
         with lance_errors("filtering the base table"):
-            found = self._fragment.scanner(columns=[], filter=row_filter.source, with_row_address=True).to_table()
+            found = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_address=True).to_table()
+        found = shared.finish(found)
         mask = np.zeros(self.num_rows, dtype=bool)
         mask[np.searchsorted(self.addresses, one_array(found.column("_rowaddr")).to_numpy())] = True
         return mask & self.live

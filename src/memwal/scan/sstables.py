@@ -33,7 +33,7 @@ from memwal.format.keys import primary_key_columns
 from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.normal_form import nulls
-from memwal.row_filter import RowFilter
+from memwal.row_filter import FilterLike, Pushdown, RowFilter, pushdown
 from memwal.scan.keys import one_array
 from memwal.schema import TableSchema, is_another_column
 from memwal.sidecar import PkSidecar, sort_keys
@@ -164,29 +164,33 @@ class SsTableReader:
             self.size_bytes += kept.size_bytes
         return kept.table, kept.offsets
 
+    def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
+        """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
+        names = zip(schema.columns.names, self.names_by_column(schema), strict=True)
+        others = {name for name, stored in names if stored != name}
+        return pushdown(row_filter, pa.schema([field for field in self.dataset.schema if field.name not in others]))
+
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
-        same = all(names[c] == c for c in (row_filter.columns if row_filter is not None else ()))
-        pushed = row_filter.pushed if row_filter is not None and same else None
-        late = row_filter if pushed is None else None
-        wanted = list(dict.fromkeys([*columns, *(late.columns if late is not None else ())]))
+        shared = self.pushdown(schema, row_filter)
+        wanted = list(dict.fromkeys([*columns, *shared.columns]))
         stored = [name for c in wanted if (name := names[c]) is not None]
         with self._reading():
-            for batch in self._stored_batches([*stored, TOMBSTONE], pushed, batch_rows):
+            for batch in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
                 if batch.num_rows == 0:
                     continue
-                table = _conform(pa.Table.from_batches([batch]), wanted, names, schema)
-                if late is not None:
-                    table = late.apply(table)
+                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, names, schema))
                 offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
                 rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
                 if rows:
                     yield rows[0], offsets
 
-    def _stored_batches(self, columns: list[str], pushed: str | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    def _stored_batches(
+        self, columns: list[str], pushed: FilterLike | None, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
         """Rows with their addresses, part by part: one scan of everything would hold the whole file in memory."""
         dataset, part_rows = self.dataset, max(batch_rows, self._part_rows)
         total = dataset.count_rows()

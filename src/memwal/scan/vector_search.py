@@ -25,11 +25,12 @@ import pyarrow as pa
 from memwal.base_table import lance_errors
 from memwal.index import HnswMemIndex, Metric, exact_search
 from memwal.index.vectors import Nearest, nearest_in_block
-from memwal.row_filter import RowFilter
+from memwal.row_filter import FilterLike, RowFilter, pushdown
 from memwal.scan.keys import key_array, one_array
 from memwal.scan.merge import Merge, not_in, tombstone_flags
 from memwal.scan.row_source import FreshSource, LargeSsTableSource, SsTableSource
 from memwal.scan.sstables import SsTableReader
+from memwal.schema import TableSchema
 from memwal.vector_metric import vector_metric
 
 __all__ = ["BaseRows", "nearest_in_base", "nearest_in_source"]
@@ -40,6 +41,7 @@ _LARGE_EF = 256
 _STREAM_BYTES = 32 << 20
 _ROW_ID = "_rowid"
 _ROW_ADDRESS = "_rowaddr"
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))
 _KNOWN_MIRRORS = 4096
 _mirror_metrics: dict[tuple[str, str, str, str], str | None] = {}
 
@@ -58,7 +60,7 @@ def nearest_in_source(
         return _nearest_in_large(source, column, query, k, metric, row_filter, ef)
     allowed = source.matching(row_filter)
     if not allowed.any():
-        return np.empty(0, np.int64), np.empty(0, np.float32)
+        return _NOTHING
     if isinstance(source, SsTableSource):
         return nearest_in_block(source.vectors(column), query, k, metric, allowed)
     for index in source.ref.indexes:
@@ -84,13 +86,13 @@ def _nearest_in_large(
     """By the SSTable's own index if it has one of this metric and finds `k` live rows, else exactly."""
     names = dict(zip(source.schema.columns.names, source.reader.names_by_column(source.schema), strict=True))
     stored = names[column]
-    same = row_filter is None or all(names[name] == name for name in row_filter.columns)
     if stored is None:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    if same and _mirror_metric(source.reader, stored) == metric:
+        return _NOTHING
+    shared = source.reader.pushdown(source.schema, row_filter)
+    if shared.late is None and _mirror_metric(source.reader, stored) == metric:
         fetch, rows_left = k + _EXTRA, source.reader.sstable.physical_rows or 0
         while fetch <= max(k + _EXTRA, rows_left // 4):
-            found = _ask_mirror(source, stored, query, fetch, metric, row_filter, ef)
+            found = _ask_mirror(source, stored, query, fetch, metric, shared.told, ef)
             if found is None:
                 break
             offsets, vectors = found
@@ -126,7 +128,7 @@ def _ask_mirror(
     query: npt.NDArray[np.float64],
     fetch: int,
     metric: Metric,
-    row_filter: RowFilter | None,
+    told: FilterLike | None,
     ef: int | None,
 ) -> tuple[npt.NDArray[np.int64], pa.Array] | None:
     """Offsets and vectors that the index proposes; None if it has fewer than were asked for."""
@@ -140,10 +142,9 @@ def _ask_mirror(
         "ef": max(ef or _LARGE_EF, 2 * fetch),
         "use_index": True,
     }
-    filter_ = None if row_filter is None else row_filter.source
     with lance_errors("searching an SSTable"):
         rows = dataset.scanner(
-            columns=[stored], nearest=nearest, filter=filter_, prefilter=True, with_row_address=True
+            columns=[stored], nearest=nearest, filter=told, prefilter=True, with_row_address=True
         ).to_table()
     if rows.num_rows < fetch:
         return None
@@ -159,18 +160,37 @@ def _stream_nearest(
     row_filter: RowFilter | None,
 ) -> Nearest:
     """Exactly, batch by batch: memory holds one batch of one column."""
-    best = (np.empty(0, np.int64), np.empty(0, np.float32))
-    kind = source.schema.columns.field(column).type
-    batch_rows = max(256, _STREAM_BYTES // max(1, kind.list_size * kind.value_type.bit_width // 8))
-    for batch, offsets in source.reader.batches(source.schema, [column], row_filter, batch_rows):
+    best = _NOTHING
+    for batch, offsets in source.reader.batches(
+        source.schema, [column], row_filter, _stream_rows(source.schema, column)
+    ):
         table = pa.Table.from_batches([batch])
         alive = not_in(offsets, source.hidden) & ~tombstone_flags(table)
-        if alive.any():
-            rows, distances = exact_search(one_array(table.column(column)), query, k, metric, alive)
-            merged = np.concatenate((best[1], distances))
-            order = np.argsort(merged, kind="stable")[:k]
-            best = np.concatenate((best[0], offsets[rows]))[order], merged[order]
+        best = _better(best, table.column(column), offsets, alive, query, k, metric)
     return best
+
+
+def _stream_rows(schema: TableSchema, column: str) -> int:
+    kind = schema.columns.field(column).type
+    return int(max(256, _STREAM_BYTES // max(1, kind.list_size * kind.value_type.bit_width // 8)))
+
+
+def _better(
+    best: Nearest,
+    vectors: pa.ChunkedArray,
+    rows: npt.NDArray[np.int64],
+    alive: npt.NDArray[np.bool_],
+    query: npt.NDArray[np.float64],
+    k: int,
+    metric: Metric,
+) -> Nearest:
+    """The `k` nearest of what is known and of `rows`, which have `vectors`, as far as they are `alive`."""
+    if not alive.any():
+        return best
+    positions, distances = exact_search(one_array(vectors), query, k, metric, alive)
+    merged = np.concatenate((best[1], distances))
+    order = np.argsort(merged, kind="stable")[:k]
+    return np.concatenate((best[0], rows[positions]))[order], merged[order]
 
 
 # --------------------------------------------------------------------------------------------------------- the base
@@ -215,12 +235,15 @@ def nearest_in_base(
 ) -> tuple[pa.Table, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The `k` nearest live, matching rows of the base table: the rows that were read, and ids and distances in order."""
     schema = merge.snapshot.schema
+    shared = pushdown(merge.row_filter)
+    if shared.late is not None:  # Lance cannot be told what the search is restricted to
+        return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, column, query, k, metric)
     keys = list(schema.primary_key) if merge.fresh_keys is not None else []
     wanted = list(dict.fromkeys([*columns, *keys, column]))
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
     while True:
-        rows = _ask_lance(merge, column, query, fetch, metric, wanted, nprobes, refine_factor, use_index)
+        rows = _ask_lance(merge, shared.told, column, query, fetch, metric, wanted, nprobes, refine_factor, use_index)
         live = np.ones(rows.num_rows, dtype=bool)
         if merge.fresh_keys is not None and rows.num_rows:
             live = ~merge.fresh_keys.contains(key_array([rows.column(name) for name in keys]))
@@ -233,14 +256,37 @@ def nearest_in_base(
         else:
             fetch = min(total, fetch * 4)
     if not live.any():
-        return rows, np.empty(0, np.int64), np.empty(0, np.float32)
+        return rows, *_NOTHING
     positions, distances = exact_search(one_array(rows.column(column)), query, k, metric, live)
     row_ids = one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64)
     return rows, row_ids[positions], distances
 
 
+def _stream_base(merge: Merge, column: str, query: npt.NDArray[np.float64], k: int, metric: Metric) -> Nearest:
+    """Exactly, batch by batch."""
+    schema, shared = merge.snapshot.schema, pushdown(merge.row_filter)
+    keys = list(schema.primary_key) if merge.fresh_keys is not None else []
+    best = _NOTHING
+    with lance_errors("searching the base table"):
+        scanner = merge.snapshot.base.dataset.scanner(
+            columns=list(dict.fromkeys([column, *keys, *shared.columns])),
+            filter=shared.told,
+            with_row_id=True,
+            batch_size=_stream_rows(schema, column),
+        )
+        for batch in scanner.to_batches():
+            rows = shared.finish(pa.Table.from_batches([batch]))
+            alive = np.ones(rows.num_rows, dtype=bool)
+            if merge.fresh_keys is not None and rows.num_rows:
+                alive = ~merge.fresh_keys.contains(key_array([rows.column(name) for name in keys]))
+            row_ids = one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64)
+            best = _better(best, rows.column(column), row_ids, alive, query, k, metric)
+    return best
+
+
 def _ask_lance(
     merge: Merge,
+    told: FilterLike | None,
     column: str,
     query: npt.NDArray[np.float64],
     fetch: int,
@@ -267,12 +313,11 @@ def _ask_lance(
         refine_factor = _DOT_REFINE
     if refine_factor is not None:
         nearest["refine_factor"] = refine_factor
-    source = None if merge.row_filter is None else merge.row_filter.source
     with lance_errors("searching the base table"):
         scanner = dataset.scanner(
             columns=wanted,
             nearest=nearest,
-            filter=source,
+            filter=told,
             prefilter=True,
             with_row_id=True,
             disable_scoring_autoprojection=True,

@@ -13,7 +13,7 @@ Called by: the data source.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,9 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from memwal.base_table import lance_errors
 from memwal.row_filter import RowFilter
-from memwal.scan.keys import key_array
 from memwal.scan.merge import Merge, Projection
 from memwal.scan.snapshot import ShardView
 from memwal.spark.options import Options
@@ -44,39 +42,6 @@ class _Part:
     shards: tuple[str, ...] = ()
 
 
-class _FreshRows(Merge):
-    """The tiers above the base table alone."""
-
-    def _base_batches(self) -> Iterator[pa.RecordBatch]:
-        return iter(())
-
-
-class _BaseRows(Merge):
-    """Rows of some base fragments that no fresh tier replaced."""
-
-    fragments: Sequence[int] = ()
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows of the chosen fragments."""
-        snapshot, keys = self.snapshot, self.fresh_keys
-        names = list(snapshot.schema.primary_key) if keys is not None else []
-        columns = list(dict.fromkeys([*self.projection.columns, *names]))
-        dataset = snapshot.base.dataset
-        with lance_errors("scanning the base table"):
-            scanner = dataset.scanner(
-                columns=columns,
-                filter=None if self.row_filter is None else self.row_filter.source,
-                fragments=[f for f in dataset.get_fragments() if f.fragment_id in self.fragments],
-                batch_size=self._batch_rows(),
-                scan_in_order=False,
-            )
-            for batch in scanner.to_batches():
-                if batch.num_rows and keys is not None:
-                    batch = batch.filter(pa.array(~keys.contains(key_array([batch.column(name) for name in names]))))
-                if batch.num_rows:
-                    yield self._dress(batch, 0)
-
-
 class TableReader(DataSourceReader):
     """Reads one pinned snapshot."""
 
@@ -87,7 +52,7 @@ class TableReader(DataSourceReader):
         struct_type(pin.schema.columns, schema.names)  # names the column that the table has not
         if options.filter is not None:
             # says what is wrong with it, before a task does, and also where there are no rows
-            RowFilter(options.filter, pin.schema.columns).check(pin.schema.columns)
+            RowFilter(options.filter, pin.schema.columns)
 
     def partitions(self) -> list[InputPartition]:
         """Parts of about `rowsPerPartition` rows."""
@@ -109,23 +74,20 @@ class TableReader(DataSourceReader):
             return
         wanted = spark_arrow_schema(self._schema)
         with reported_as_collected():
-            for merge in self._merges(part):
-                for batch in merge.batches():
-                    yield to_spark_batch(batch, wanted)
+            for batch in self._batches(part):
+                yield to_spark_batch(batch, wanted)
 
-    def _merges(self, part: _Part) -> Iterator[Merge]:
+    def _batches(self, part: _Part) -> Iterator[pa.RecordBatch]:
         snapshot = rebuild(self._options, self._pin)
         projection = Projection(tuple(self._schema.names))
         row_filter = None
         if self._options.filter is not None:
             row_filter = RowFilter(self._options.filter, snapshot.schema.columns)
         if part.fragments:
-            base = _BaseRows(snapshot, projection, row_filter)
-            base.fragments = part.fragments
-            yield base
+            yield from Merge(snapshot, projection, row_filter).base_batches(part.fragments)
         if part.shards:
             views = tuple(view for view in snapshot.shards if view.shard_id in part.shards)
-            yield _FreshRows(replace(snapshot, shards=views), projection, row_filter)
+            yield from Merge(replace(snapshot, shards=views), projection, row_filter).fresh_batches()
 
 
 def _is_fresh(view: ShardView) -> bool:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memwal.index.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
+from memwal.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
 
-__all__ = ["predicates"]
+__all__ = ["name_of", "predicates", "tokens"]
 
 _TOKEN = re.compile(
-    r"(?P<space>\s+)|(?P<foreign>--|/\*|\$|\w+(?=['\"`]))|(?P<string>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
+    r"(?P<space>\s+)|(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<foreign>/\*|\$|\w+(?=['\"`]))|(?P<string>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
     r"|(?P<name>`(?:[^`]|``)*`|[^\W\d]\w*)|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w))|(?P<sign><=|>=|<>|!=|[=<>(),-])"
     r"|(?P<other>.)",
     re.DOTALL,
@@ -31,10 +31,20 @@ Token = tuple[str, str]
 
 def predicates(sql: str, columns: Sequence[str]) -> list[tuple[str, Predicate]]:
     """The columns among `columns` of which the filter demands something, and what."""
-    tokens = [(str(m.lastgroup), m.group()) for m in _TOKEN.finditer(sql) if m.lastgroup != "space"]
-    if any(kind == "foreign" or (kind == "other" and text in "'\"`") for kind, text in tokens):
+    found = tokens(sql)
+    if any(kind in ("foreign", "comment") or (kind == "other" and text in "'\"`") for kind, text in found):
         return []
-    return _conjunction(tokens, columns)
+    return _conjunction(found, columns)
+
+
+def tokens(sql: str) -> list[Token]:
+    """The words and signs of filter text in Lance's dialect, each with its kind; comments too."""
+    return [(str(m.lastgroup), m.group()) for m in _TOKEN.finditer(sql) if m.lastgroup != "space"]
+
+
+def name_of(text: str) -> str:
+    """The name that a token stands for."""
+    return text[1:-1].replace("``", "`") if text.startswith("`") else text
 
 
 def _conjunction(tokens: list[Token], columns: Sequence[str]) -> list[tuple[str, Predicate]]:
@@ -94,8 +104,7 @@ def _predicate(tokens: list[Token], columns: Sequence[str]) -> tuple[str, Predic
 def _column(tokens: list[Token], columns: Sequence[str]) -> str | None:
     if not tokens or tokens[0][0] != "name":
         return None
-    text = tokens[0][1]
-    name = text[1:-1].replace("``", "`") if text.startswith("`") else text
+    name = name_of(tokens[0][1])
     if name in columns:
         return name
     return next((column for column in columns if column.lower() == name.lower()), None)
