@@ -42,6 +42,7 @@ _OF_LANCE = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_vers
 _FLAT_FILES: Final = "2.0"  # plain values, not compressed: the cheapest to write and to read back
 _NESTED_FILES: Final = "2.2"  # knows null structs and maps
 _KNOWN_FILTERS = 256
+_KNOWN_TABLES = 16
 _SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 
 
@@ -163,17 +164,26 @@ def _matches(image: lance.LanceDataset, sql: str) -> npt.NDArray[np.int64]:
 @lru_cache(maxsize=_KNOWN_FILTERS)
 def _planned(sql: str, serialized: bytes) -> tuple[str, ...]:
     """The columns that a filter needs of a table with this schema; `InvalidInputError` if Lance does not take it there."""
-    schema = pa.ipc.read_schema(pa.py_buffer(serialized))
-    columns = _named(sql, schema.names)
-    table = _image(schema.empty_table())
+    table = _empty_image(serialized)
+    names = table.schema.names
+    columns = _named(sql, names)
     _evaluated(lambda: _matches(table, sql))
     # Lance ignores what follows an expression. As a part of one it must be all of the text.
     _evaluated(lambda: _matches(table, f"(true and {sql}\n)"))
     try:
-        _matches(_image(schema.empty_table().select(columns) if columns else _counted(0)), sql)
+        _matches(_image(_empty(serialized).select(columns) if columns else _counted(0)), sql)
     except Exception:
-        return tuple(schema.names)  # it names them in a way that we do not know
+        return tuple(names)  # it names them in a way that we do not know
     return columns
+
+
+@lru_cache(maxsize=_KNOWN_TABLES)
+def _empty_image(serialized: bytes) -> lance.LanceDataset:
+    return _evaluated(lambda: _image(_empty(serialized)))
+
+
+def _empty(serialized: bytes) -> pa.Table:
+    return pa.ipc.read_schema(pa.py_buffer(serialized)).empty_table()
 
 
 def _named(sql: str, names: list[str]) -> tuple[str, ...]:
