@@ -168,7 +168,7 @@ class Table(Maintenance):
         """Use `open_table`, `create_table` or `enable`."""
         self.location = location
         self._base = base
-        self._schemas: tuple[int, TableSchema] | None = None
+        self._schemas: tuple[BaseTable, TableSchema] | None = None
         self._snapshots = SnapshotSource(location, self._newest_base, self._schema_of)
         self._lookup = BaseLookup(base.primary_key)
 
@@ -404,8 +404,8 @@ class Table(Maintenance):
 
     def _schema_of(self, base: BaseTable) -> TableSchema:
         known = self._schemas
-        if known is None or known[0] != base.version:
-            known = self._schemas = (base.version, table_schema(base))
+        if known is None or known[0] is not base:  # not by its number: a table made anew has it too
+            known = self._schemas = (base, table_schema(base))
         return known[1]
 
     def _sharding(self, base: BaseTable) -> Sharding:

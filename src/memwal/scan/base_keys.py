@@ -4,7 +4,7 @@ Owns `BaseLookup`. The first lookups of a base version go through its scalar ind
 where there is none, an index of key hashes and row ids is built in memory, if it fits the limit. Invariants:
 
 1. A hash only ever proposes rows; the key of every proposed row is compared before it is an answer.
-2. The index belongs to one base version and is dropped with it.
+2. The index belongs to one version of one table and is dropped with it.
 3. Beyond the limit, lookups are filters that Lance answers itself.
 
 Called by: lookups.
@@ -41,7 +41,7 @@ class BaseLookup:
         self._key = list(primary_key)
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._version = -1
+        self._known: tuple[object, ...] = ()
         self._asked = 0
         self._index: _HashIndex | None = None
 
@@ -63,8 +63,9 @@ class BaseLookup:
 
     def _index_for(self, base: BaseTable) -> _HashIndex | None:
         with self._lock:
-            if base.version != self._version:
-                self._version, self._asked, self._index = base.version, 0, None
+            version = (base.table_id, base.version, base.stamp)  # a table made anew has versions of the same number
+            if version != self._known:
+                self._known, self._asked, self._index = version, 0, None
             self._asked += 1
             if self._index is None and self._worth_building(base):
                 self._index = _HashIndex.build(base, self._key)

@@ -13,6 +13,7 @@ Called by: vector, text and hybrid search.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
@@ -134,12 +135,11 @@ class SsTableSource(_TableSource):
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The index over this generation's rows, kept: they never change."""
-        return sstable_texts(self._texts, self.reader, column, analyzer, self.column)
+        return _kept_texts(self._texts, self.reader.identity_of(column, self._schema), column, analyzer, self.column)
 
     def vectors(self, column: str) -> VectorBlock:
         """A vector column with its norms, kept: they never change."""
-        reader = self.reader
-        key = (reader.location.key, reader.shard_id, reader.sstable.path, column, "vectors")
+        key = (*self.reader.identity_of(column, self._schema), "vectors")
         return self._texts.derived(key, lambda: VectorBlock.build(0, [self.column(column)]))
 
 
@@ -194,7 +194,7 @@ class LargeSsTableSource:
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The index over this generation's rows, kept: they never change."""
-        return sstable_texts(self._texts, self.reader, column, analyzer, self.column)
+        return _kept_texts(self._texts, self.reader.identity_of(column, self.schema), column, analyzer, self.column)
 
     def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """`columns` of the rows at some offsets, in that order."""
@@ -240,18 +240,18 @@ class FragmentSource:
             return one_array(self._fragment.scanner(columns=[name]).to_table().column(name))
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
-        """The index over the fragment's rows, kept: a fragment with the same files and deletions has the same rows."""
-        metadata = self._fragment.metadata
-        files = ",".join(file.path for file in metadata.files)
-        key = (self._merge.snapshot.location.key, files, str(metadata.deletion_file), column)
-        return self._texts.index(key, analyzer, lambda: build_text_index(column, self.column(column), analyzer))
+        """The index over the fragment's rows, kept: the same files have the same rows, under whatever name."""
+        snapshot = self._merge.snapshot
+        told = self._fragment.metadata.to_json()
+        files = json.dumps([told["files"], told["overlays"], told["deletion_file"]])
+        key = (snapshot.location.key, files, str(snapshot.base.column_ids[column]))
+        return _kept_texts(self._texts, key, column, analyzer, self.column)
 
 
-def sstable_texts(
-    texts: TextCache, reader: SsTableReader, column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]
+def _kept_texts(
+    texts: TextCache, key: tuple[str, ...], column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]
 ) -> FtsMemIndex:
-    """The text index over one column of an SSTable, kept."""
-    key = (reader.location.key, reader.shard_id, reader.sstable.path, column)
+    """The text index over the values that `key` stands for, kept."""
     return texts.index(key, analyzer, lambda: build_text_index(column, read(column), analyzer))
 
 

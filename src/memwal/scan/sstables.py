@@ -152,6 +152,11 @@ class SsTableReader:
             for name, column in zip(names, schema.columns, strict=True)
         ]
 
+    def identity_of(self, column: str, schema: TableSchema) -> tuple[str, ...]:
+        """What the values of a column in this generation are known by: where they lie, not how the table calls them."""
+        stored = self.names_by_column(schema)[schema.columns.names.index(column)]
+        return (self.location.key, self.shard_id, self.sstable.path, "absent" if stored is None else f"column {stored}")
+
     def all_rows(self, schema: TableSchema) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
         kept = self._rows

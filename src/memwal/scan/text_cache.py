@@ -1,6 +1,10 @@
 """What searches derive from immutable rows, kept between searches: text indexes, vectors with their norms.
 
-Owns `TextCache`. Invariant: it holds at most its limit of bytes; the least recently used goes first.
+Owns `TextCache`. Invariants:
+
+1. A key says which bytes on storage the value was made of: files that never change, deletion vectors by their file, columns
+   by their id or place there. Names, version numbers and counts mean something else after a rename or a restore.
+2. It holds at most its limit of bytes; the least recently used goes first.
 
 Called by: row sources.
 """
