@@ -38,7 +38,6 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "wal",
             "log_run",
             "transactions",
-            "appender",
             "survey",
             "progress",
         ),
@@ -58,7 +57,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
-    ("open", ("shard_target", "shard_writer", "append_once")),
+    ("open", ("probe", "shard_target", "shard_writer", "appender", "append_once")),
     ("open", ("table", "table_writer", "create", "maintenance", *MAINTENANCE)),
     ("open", (PACKAGE,)),  # the public names of __init__
     ("closed", ("spark", "cli", "ui", "testing", "demo")),

@@ -56,6 +56,7 @@ from memwal.hooks import reach
 from memwal.identity import TableWatch, for_writing
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore, with_generation
+from memwal.probe import check_table
 from memwal.schema import Reconciler, TableSchema
 from memwal.shard_target import target_of, writer_config
 from memwal.sharding import check_rows_in_shard, sharding_of
@@ -133,6 +134,7 @@ class OnceAppender:
         self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
+        check_table(base)
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
         self._own = _OwnTransactions(clock)
@@ -140,8 +142,8 @@ class OnceAppender:
 
     def _adopt(self, base: BaseTable) -> None:
         """Everything that depends on the version of the base table."""
-        self._base = base
         self._target = target_of(self.location, base, None, watch=self._watch)
+        self._base = base  # not before its columns were checked
         self._config = writer_config(base, None, {}, ())
         self._sharding = sharding_of(base)
         self._rows = RowFitter(self._target.schema)

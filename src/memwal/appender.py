@@ -34,6 +34,7 @@ from memwal.identity import TableWatch, for_writing
 from memwal.ingest import to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
+from memwal.probe import check_columns, check_table
 from memwal.schema import Reconciler, TableSchema, nullable_except
 from memwal.sharding import Manual, Sharding, check_rows_in_shard, sharding_of
 from memwal.store.location import Location, resolve
@@ -87,6 +88,7 @@ class WalAppender:
         schema, config, spec_id, watch = None, WriterConfig(), 0, None
         sharding: Sharding = Manual()
         if base is not None:
+            check_table(base)
             schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         if base is not None and base.details is not None:
             watch = TableWatch(for_writing(base, clock), clock)
@@ -242,7 +244,9 @@ class _Rows:
     def like(cls, batch: pa.RecordBatch) -> _Rows:
         """The columns of `batch`, where there is no base table to say what they are."""
         at = batch.schema.get_field_index(TOMBSTONE)
-        return cls(TableSchema.from_arrow(batch.schema if at < 0 else batch.schema.remove(at)))
+        columns = batch.schema if at < 0 else batch.schema.remove(at)
+        check_columns(columns)
+        return cls(TableSchema.from_arrow(columns))
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""

@@ -43,6 +43,7 @@ from memwal.format.lance_manifest import BITMAP, DataFile, DeletionFile, data_pa
 from memwal.hooks import reach
 from memwal.identity import TableWatch
 from memwal.key_set import KeySet
+from memwal.normal_form import no_rows
 from memwal.progress import COUNTER_SHARD, PROPERTY, commit_number, encode_property, recorded
 from memwal.replaced import replaced_rows
 
@@ -174,7 +175,7 @@ def _same_progress(base: BaseTable) -> BaseTable:
 def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
     """The version after `base` that records `marks` and changes no row."""
     column = list(base.primary_key) or [_joinable(base)]
-    empty = base.schema.empty_table()
+    empty = no_rows(base.schema)
     _merge(base, lambda: base.handle().merge_insert(column).when_not_matched_insert_all(), empty, marks)
     return base.refresh()
 

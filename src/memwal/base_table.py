@@ -169,7 +169,8 @@ class BaseTable:
     @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema, field metadata included."""
-        return self.dataset.schema
+        fields = zip(self.dataset.schema, self.dataset.lance_schema.fields(), strict=True)
+        return pa.schema([_as_named(field, item) for field, item in fields], metadata=self.dataset.schema.metadata)
 
     @cached_property
     def field_ids(self) -> tuple[int, ...]:
@@ -232,6 +233,27 @@ class BaseTable:
         details = self.details
         stored = None if details is None else details.writer_config_defaults.get(TABLE_ID_KEY)
         return stored or self.manifest.config(TABLE_ID_KEY)
+
+
+def _as_named(field: pa.Field, item: Any) -> pa.Field:
+    """`field` with the names that maps inside it have in Lance: Arrow calls theirs key and value whenever it reads a
+    schema, and Lance refuses rows whose names differ from the table's."""
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType) or not item.children():
+        return field
+    if pa.types.is_map(kind):
+        key, value = item.children()[0].children()
+        parts = [
+            _as_named(part, named).with_name(named.name())
+            for part, named in ((kind.key_field, key), (kind.item_field, value))
+        ]
+        return field.with_type(pa.map_(*parts, keys_sorted=kind.keys_sorted))
+    inner = [_as_named(kind.field(i), child) for i, child in enumerate(item.children())]
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct(inner))
+    if pa.types.is_large_list(kind):
+        return field.with_type(pa.large_list(inner[0]))
+    return field.with_type(pa.list_(inner[0])) if pa.types.is_list(kind) else field
 
 
 def _stamp(location: Location, version: int) -> ObjectMeta:

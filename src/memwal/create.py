@@ -34,6 +34,8 @@ from memwal.identity import with_table_id
 from memwal.ingest import to_batches
 from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
+from memwal.normal_form import no_rows
+from memwal.probe import check_columns, check_table
 from memwal.scan.snapshot import list_shards
 from memwal.schema import TableSchema, as_lance
 from memwal.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
@@ -119,6 +121,7 @@ def write_base(
     """Create the base table, with rows if data is given; nothing is written if `choices` do not fit it."""
     rows = _first_rows(data_or_schema, primary_key)
     choices.check(rows.schema, primary_key_columns(rows.schema), ())
+    check_columns(rows.schema)
     try:
         with lance_errors("creating the base table"):
             _commit_first(location, rows)
@@ -147,7 +150,7 @@ def _commit_first(location: Location, rows: pa.Table) -> None:
 
 def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) -> pa.Table:
     if isinstance(data_or_schema, pa.Schema):
-        return keyed_schema(data_or_schema, primary_key).empty_table()
+        return no_rows(keyed_schema(data_or_schema, primary_key))
     batches = to_batches(data_or_schema, pa.schema([]))
     columns = batches[0].schema if batches else getattr(data_or_schema, "schema", None)
     if not isinstance(columns, pa.Schema):
@@ -206,6 +209,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
     """The table with a MemWAL index as chosen. `ConflictError` if somebody else's came first, or the columns changed."""
     if base.details is not None:
         raise InvalidInputError(f"the table at {base.location.describe()} has a MemWAL index already; open it")
+    check_table(base)
     for _ in range(_MAX_TRIES):
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()

@@ -200,7 +200,9 @@ def _conform_column(parts: Sequence[pa.Table | pa.RecordBatch], index: int, fiel
     pieces = [part.column(index) for part in parts]
     chunks = [chunk for piece in pieces for chunk in (piece.chunks if isinstance(piece, pa.ChunkedArray) else [piece])]
     try:
-        column = pa.table([pa.chunked_array(chunks)], names=[field.name]).combine_chunks().column(0).cast(field.type)
+        column = pa.table([pa.chunked_array(chunks)], names=[field.name]).combine_chunks().column(0)
+        if column.type != field.type:  # Arrow breaks lists of nulls that it casts to their own type
+            column = column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         raise InvalidInputError(f"column {field.name!r} does not fit the type {field.type}") from None
     if column.null_count and not field.nullable:

@@ -30,7 +30,7 @@ from memwal.clock import thread_pool
 from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
 from memwal.format.keys import encode_composite
 from memwal.format.wal_entry import TOMBSTONE
-from memwal.normal_form import nulls
+from memwal.normal_form import no_rows, nulls
 from memwal.schema import TableSchema, is_another_column
 from memwal.sstable_file import SsTableFile, simple_file
 from memwal.store import paths
@@ -266,7 +266,7 @@ def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folde
         if mask.any()
     ]
     return Folded(
-        deletes=_distinct(pa.concat_tables(deletes).combine_chunks()) if deletes else key_schema.empty_table(),
+        deletes=_distinct(pa.concat_tables(deletes).combine_chunks()) if deletes else no_rows(key_schema),
         keys=pa.concat_arrays(keys),
         _parts=tuple(live),
         rows=sum(int(mask.sum()) for _, mask in live),

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal.errors import InvalidInputError
-from memwal.normal_form import loose, normal
+from memwal.normal_form import loose, no_rows, normal
 from memwal.schema import TableSchema, may_cast
 
 __all__ = ["key_batch", "to_batches"]
@@ -162,7 +162,7 @@ def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
 
 def _listed(keys: list[Any], target: pa.Schema) -> pa.Table:
     if not keys:
-        return target.empty_table()
+        return no_rows(target)
     if all(isinstance(key, (pa.RecordBatch, pa.Table, Mapping)) for key in keys):
         return pa.Table.from_batches(to_batches(keys, target))
     if len(target) == 1 and not all(isinstance(key, (tuple, list)) for key in keys):

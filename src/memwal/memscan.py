@@ -42,6 +42,7 @@ from memwal.index import (
 from memwal.index.analyzer import AnalyzerOptions, is_text
 from memwal.index.vectors import check_search, is_vector
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, key_values
+from memwal.normal_form import no_rows
 from memwal.row_filter import FilterLike, RowFilter
 from memwal.schema import TableSchema, checked_columns
 
@@ -74,7 +75,7 @@ def newest_of(memtables: Sequence[InMemoryMemTableRef], schema: TableSchema) -> 
         for ref, mask in winners(memtables)
         if (table := ref.table()).num_rows
     ]
-    return pa.concat_tables(parts) if parts else schema.memory.empty_table()
+    return pa.concat_tables(parts) if parts else no_rows(schema.memory)
 
 
 def _usable(ref: InMemoryMemTableRef, row_filter: RowFilter | None) -> list[tuple[BTreeMemIndex, Predicate]]:
@@ -216,7 +217,7 @@ class MemTableScanner:
             rows = self._ranked(self._ranking)
         else:
             parts = [ref.table().filter(pa.array(mask)) for ref, mask in self._matching() if mask.any()]
-            rows = pa.concat_tables(parts) if parts else self._schema.memory.empty_table()
+            rows = pa.concat_tables(parts) if parts else no_rows(self._schema.memory)
             rows = rows.drop_columns([TOMBSTONE])
         if self._limit is not None:
             rows = rows.slice(0, self._limit)
@@ -247,7 +248,7 @@ class MemTableScanner:
         else:
             hits, score, sign = self._text_rows(ranking), "_score", -1.0
         tables = [ref.table().drop_columns([TOMBSTONE]).take(pa.array(rows)) for ref, rows, _ in hits if len(rows)]
-        empty = self._schema.memory.empty_table().drop_columns([TOMBSTONE])
+        empty = no_rows(self._schema.memory).drop_columns([TOMBSTONE])
         found = pa.concat_tables(tables) if tables else empty
         scores = np.concatenate([scores for _, _, scores in hits] or [np.empty(0, np.float32)])
         best = np.argsort(sign * scores, kind="stable")[: ranking.k]

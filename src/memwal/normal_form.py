@@ -1,7 +1,7 @@
 """The form in which rows are kept, in memory and on storage: one that Arrow, Lance and the peer take.
 
-Owns `normal`, `loose`, `nulls` and `blank`. Arrow lets the same rows be written in ways that not everybody reads. Invariants of
-what `normal` returns; the values are those that it was given:
+Owns `normal`, `loose`, `nulls`, `no_rows` and `blank`. Arrow lets the same rows be written in ways that not everybody
+reads. Invariants of what `normal` returns; the values are those that it was given:
 
 1. Below a null nothing is null in a field that must not be null. The value there means nothing, but it is a valid one:
    of a dictionary it is one that its dictionary holds.
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from memwal.errors import InvalidInputError
 
-__all__ = ["blank", "is_always_normal", "loose", "normal", "nulls"]
+__all__ = ["blank", "is_always_normal", "loose", "no_rows", "normal", "nulls"]
 
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -32,6 +32,11 @@ def nulls(count: int, kind: pa.DataType) -> pa.Array:
     return normal(pa.nulls(count, loose(kind)), kind)
 
 
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """A table without rows. (Arrow's own way does not know extension types inside others.)"""
+    return pa.Table.from_arrays([pa.nulls(0, loose(field.type)) for field in schema], schema=schema)
+
+
 def normal(array: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
     """The same values in normal form, `array` itself where it has it; `InvalidInputError` names a field that must not be
     null and is. `kind`, the type of the result, may be stricter than that of `array` about nulls."""
@@ -39,11 +44,15 @@ def normal(array: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
     return array if is_always_normal(kind) else _Column(array, kind).normal(None, nullable=True)
 
 
-@lru_cache(maxsize=1024)
 def is_always_normal(kind: pa.DataType) -> bool:
     """Whether every array of this type has the normal form."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return is_always_normal(kind.storage_type)
+    while isinstance(kind, pa.BaseExtensionType):  # such a type may have no hash
+        kind = kind.storage_type
+    return _is_always_normal(kind)
+
+
+@lru_cache(maxsize=1024)
+def _is_always_normal(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return False
     if pa.types.is_map(kind):  # its entries and its keys are never null
@@ -86,6 +95,10 @@ def blank(kind: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         values = blank(kind.value_type).take(pa.array(np.zeros(kind.list_size, np.int64)))
         return pa.FixedSizeListArray.from_arrays(values, type=kind)
+    if _is_list(kind):
+        return _list_type(kind).from_arrays([0, 0], nulls(0, kind.value_type), type=kind)
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays([0, 0], nulls(0, kind.key_type), nulls(0, kind.item_type), type=kind)
     return pa.array([None], pa.struct([pa.field("", kind, nullable=False)])).field(0)
 
 
@@ -152,9 +165,12 @@ class _Column:
             return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), keys, items, type=kind, mask=mask)
         item = kind.field(0)
         values = _Column(array.flatten(), item.type).normal(None, nullable=item.nullable, name=item.name)
-        make: Any = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
         offsets = pa.array(ends, pa.int64() if pa.types.is_large_list(kind) else pa.int32())
-        return make.from_arrays(offsets, values, type=kind, mask=mask)
+        return _list_type(kind).from_arrays(offsets, values, type=kind, mask=mask)
+
+
+def _list_type(kind: pa.DataType) -> Any:
+    return pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
 
 
 def _lengths(array: pa.Array) -> pa.Array:

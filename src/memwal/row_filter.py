@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from memwal.conjuncts import name_of, predicates, tokens
 from memwal.errors import InvalidInputError
+from memwal.normal_form import no_rows
 from memwal.predicate import Predicate
 
 __all__ = ["FilterLike", "Pushdown", "RowFilter", "pushdown"]
@@ -59,7 +60,7 @@ class RowFilter:
             self.columns = list(_planned(source, schema.serialize().to_pybytes()))
             self._alike = True
         elif isinstance(source, pc.Expression):
-            _evaluated(lambda: schema.empty_table().filter(source))
+            _evaluated(lambda: no_rows(schema).filter(source))
             self.columns = _referenced(source, schema)
             self._alike = _reads_alike(source, schema, self.columns)
         else:
@@ -183,7 +184,7 @@ def _empty_image(serialized: bytes) -> lance.LanceDataset:
 
 
 def _empty(serialized: bytes) -> pa.Table:
-    return pa.ipc.read_schema(pa.py_buffer(serialized)).empty_table()
+    return no_rows(pa.ipc.read_schema(pa.py_buffer(serialized)))
 
 
 def _named(sql: str, names: list[str]) -> tuple[str, ...]:
@@ -211,7 +212,7 @@ def _named(sql: str, names: list[str]) -> tuple[str, ...]:
 
 def _referenced(expression: pc.Expression, schema: pa.Schema) -> list[str]:
     """The columns without which the expression cannot be applied."""
-    rows, names = schema.empty_table(), []
+    rows, names = no_rows(schema), []
     for name in schema.names:
         try:
             rows.drop_columns([name]).filter(expression)

@@ -45,23 +45,20 @@ _RESERVED = frozenset(
 
 
 def as_lance(schema: pa.Schema) -> pa.Schema:
-    """`schema` with the types in which Lance stores it; refused with the column's name where it cannot."""
+    """`schema` with the types in which Lance stores it; refused with the column's name where it knows none."""
     fields = []
     for column in schema:
-        if not _is_encoded(column.type):
-            raise InvalidInputError(f"column {column.name!r}: Lance does not store {column.type}")
         try:
-            fields.append(LanceSchema.from_pyarrow(pa.schema([column])).to_pyarrow().field(0))
+            stored = LanceSchema.from_pyarrow(pa.schema([column])).to_pyarrow().field(0)
         except (ValueError, OSError, pa.ArrowException):
             raise InvalidInputError(f"column {column.name!r}: Lance does not store {column.type}") from None
+        fields.append(column if _holds_json(column.type) else stored)
     return pa.schema(fields)
 
 
-def _is_encoded(kind: pa.DataType) -> bool:
-    """Whether Lance can write it: a table with fixed-size lists of dictionaries is made, and then takes no rows."""
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_dictionary(kind.value_type):
-        return False
-    return all(_is_encoded(kind.field(i).type) for i in range(kind.num_fields))
+def _holds_json(kind: pa.DataType) -> bool:
+    """Whether Lance shows the column as it is given, although it stores other bytes."""
+    return isinstance(kind, pa.JsonType) or any(_holds_json(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from memwal.errors import InvalidInputError
 from memwal.identity import TableWatch
 from memwal.index import IndexSpec
 from memwal.maintained import IndexSet
+from memwal.probe import check_columns, check_table
 from memwal.schema import TableSchema, as_lance
 from memwal.sharding import Manual, Sharding, Unsharded, check_rows_in_shard, shard_id_for, sharding_of
 from memwal.store.location import Location
@@ -28,7 +29,7 @@ from memwal.writer.target import ShardTarget
 __all__ = ["table_schema", "target_of", "with_shard", "writer_config"]
 
 _DEFAULT_STORAGE_VERSION = "2.1"
-_MAP_STORAGE_VERSION = "2.2"  # the first one with maps and lists of structs of fixed size
+_MAP_STORAGE_VERSION = "2.2"  # the first one with maps
 
 
 def table_schema(base: BaseTable) -> TableSchema:
@@ -66,7 +67,9 @@ def target_of(
         if schema is None:
             raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
         stored = TableSchema.from_arrow(as_lance(schema))
-        return ShardTarget(location, stored, _storage_version(stored.columns), indexes=IndexSet(stored, given=indexes))
+        version = _storage_version(stored.columns)
+        check_columns(stored.columns, storage_version=version)
+        return ShardTarget(location, stored, version, indexes=IndexSet(stored, given=indexes))
     columns = table_schema(base)
     if schema is not None:
         _check_same(as_lance(schema), columns.columns)
@@ -75,6 +78,7 @@ def target_of(
             f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
             "Call memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
         )
+    check_table(base)
     sharding = sharding_of(base)
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
     check = None if routed or isinstance(sharding, Manual) else partial(_check_rows, sharding, columns.columns)
@@ -95,9 +99,7 @@ def _storage_version(columns: pa.Schema) -> str:
 
 
 def _needs_maps(kind: pa.DataType) -> bool:
-    if pa.types.is_map(kind) or (pa.types.is_fixed_size_list(kind) and pa.types.is_struct(kind.value_type)):
-        return True
-    return any(_needs_maps(kind.field(i).type) for i in range(kind.num_fields))
+    return pa.types.is_map(kind) or any(_needs_maps(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _check_rows(sharding: Sharding, columns: pa.Schema, shard_id: str, batch: pa.RecordBatch) -> None:

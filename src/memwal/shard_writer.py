@@ -20,6 +20,7 @@ from memwal.errors import InvalidInputError
 from memwal.identity import for_writing
 from memwal.ingest import key_batch
 from memwal.memscan import MemTableScanner
+from memwal.probe import check_table
 from memwal.row_filter import FilterLike
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
@@ -59,6 +60,7 @@ class ShardWriter(ShardEngine):
         settings = writer_config(base, config, overrides, indexes)
         if base is not None:
             settings = with_shard(settings, sharding_of(base))
+            check_table(base)
             base = for_writing(base, clock)
         return cls(target_of(location, base, schema, indexes=indexes, clock=clock), settings, clock)
 

@@ -31,6 +31,7 @@ from memwal.ingest import key_batch
 from memwal.maintenance import Maintenance
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTables
+from memwal.probe import check_table
 from memwal.progress import recorded
 from memwal.row_filter import FilterLike
 from memwal.scan.base_keys import BaseLookup
@@ -257,6 +258,7 @@ class Table(Maintenance):
             raise InvalidInputError(
                 "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
             )
+        check_table(base)
         base = for_writing(base)
         watch = TableWatch(base)
         return TableWriter(
@@ -289,6 +291,7 @@ class Table(Maintenance):
         if shard_id is not None:
             settings = settings.replace(shard_id=shard_id)
         settings = with_shard(settings, self._sharding(base))
+        check_table(base)
         base = for_writing(base)
         return ShardWriter(target_of(self.location, base, None, routed=routed, watch=watch), settings, SYSTEM_CLOCK)
 

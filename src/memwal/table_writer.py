@@ -28,6 +28,7 @@ from memwal.compaction_policy import Background, CompactionPolicy
 from memwal.errors import ClosedError, InvalidInputError
 from memwal.identity import TableWatch
 from memwal.ingest import key_batch, to_batches
+from memwal.probe import check_table
 from memwal.scan.scan import Scan
 from memwal.schema import Reconciler, TableSchema
 from memwal.shard_writer import ShardWriter
@@ -188,6 +189,7 @@ class TableWriter:
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
         base = self._watch.look()
+        check_table(base)
         with self._lock:
             self._refuse_closed()
             for writer in self._writers.values():

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from memwal.base_table import BaseTable, lance_errors
 from memwal.format.keys import encode_composite
 from memwal.format.siphash import hash_messages
+from memwal.normal_form import no_rows
 from memwal.scan.keys import as_numbers, key_array, one_array
 from memwal.scan.literals import in_list
 
@@ -49,14 +50,14 @@ class BaseLookup:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
         wanted = list(dict.fromkeys([*columns, *self._key]))
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
-            return pa.schema([base.schema.field(name) for name in wanted]).empty_table()
+            return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
         index = self._index_for(base)
         with lance_errors("looking keys up in the base table"):
             if index is None:
                 return self._by_filter(base, keys, wanted)
             row_ids = index.propose(keys)
             if not len(row_ids):
-                return pa.schema([base.schema.field(name) for name in wanted]).empty_table()
+                return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
             rows = base.dataset._take_rows(row_ids.tolist(), columns=wanted)
         table = rows if isinstance(rows, pa.Table) else pa.table(rows)
         return table if index.exact else self._verified(table, keys)

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.memtable import key_values
+from memwal.normal_form import no_rows
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.keys import distinct, key_array
 from memwal.scan.merge import SHARED_INDEXES, ShardMerge
@@ -115,5 +116,5 @@ def _union(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     """Rows of several tiers under one schema; tiers differ in nullability only."""
     some = [pa.Table.from_arrays(part.columns, schema=schema) for part in parts if part.num_rows]
     if not some:
-        return schema.empty_table()
+        return no_rows(schema)
     return some[0] if len(some) == 1 else pa.concat_tables(some)

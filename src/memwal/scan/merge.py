@@ -214,6 +214,7 @@ class Merge:
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with lance_errors("scanning the base table"):
             scanner = dataset.scanner(
+                blob_handling="all_binary",  # else Lance shows where the bytes are, not what they are
                 columns=columns,
                 filter=shared.told,
                 fragments=some,

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from memwal.format.dictionaries import take_rows
+from memwal.normal_form import no_rows
 
 __all__ = ["Ranked", "fuse", "to_table"]
 
@@ -78,7 +79,7 @@ def to_table(
         parts.append(pa.Table.from_arrays(taken.columns, schema=answer))
         places.append(mine)
     if not parts:
-        return answer.append(pa.field(score, pa.float32())).empty_table()
+        return no_rows(answer.append(pa.field(score, pa.float32())))
     scores = pa.array(ranked.scores.astype(np.float32))
     if not columns:
         return pa.table([scores], names=[score])

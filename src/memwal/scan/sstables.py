@@ -76,6 +76,7 @@ class SsTableReader:
         self._rows: _Rows | None = None
         self._reader: LanceFileReader | None = None
         self._file_lock = threading.Lock()
+        self._is_translated = False
         self.size_bytes = 0
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
@@ -220,8 +221,8 @@ class SsTableReader:
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
         order = np.argsort(offsets)  # the file takes ascending offsets only
-        with self._reading(), self._file_lock:  # Lance's file reader serves one caller at a time
-            table = self._file().take_rows(offsets[order].tolist()).to_table()
+        with self._reading():
+            table = self._taken(offsets[order].tolist())
         if table.num_rows != len(offsets):
             raise CorruptDataError(
                 "an SSTable lacks a row that its sidecar names",
@@ -229,6 +230,18 @@ class SsTableReader:
             )
         found = _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
         return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
+
+    def _taken(self, offsets: list[int]) -> pa.Table:
+        """All columns of the rows at ascending offsets."""
+        shown = self.dataset.schema
+        if not self._is_translated:
+            with self._file_lock:  # Lance's file reader serves one caller at a time
+                table = self._file().take_rows(offsets).to_table()
+            if all(field.type == shown.field(field.name).type for field in table.schema):
+                return table
+            self._is_translated = True  # the file holds JSON, for one, as other values than the dataset shows
+        rows = self.dataset._take_rows(offsets, columns=shown.names)  # the one fragment is 0: addresses are offsets
+        return rows if isinstance(rows, pa.Table) else pa.table(rows)
 
     def _file(self) -> LanceFileReader:
         """The one data file of the generation: its rows are the offsets that the sidecar names."""

@@ -25,6 +25,7 @@ import pyarrow as pa
 from memwal.base_table import lance_errors
 from memwal.index import HnswMemIndex, Metric, exact_search
 from memwal.index.vectors import Nearest, nearest_in_block
+from memwal.normal_form import no_rows
 from memwal.row_filter import FilterLike, RowFilter, pushdown
 from memwal.scan.keys import key_array, one_array
 from memwal.scan.merge import Merge, not_in, tombstone_flags
@@ -299,7 +300,7 @@ def _ask_lance(
     dataset = merge.snapshot.base.dataset
     if fetch == 0:
         fields = [merge.snapshot.schema.columns.field(name) for name in wanted]
-        return pa.schema([*fields, pa.field(_ROW_ID, pa.uint64())]).empty_table()
+        return no_rows(pa.schema([*fields, pa.field(_ROW_ID, pa.uint64())]))
     kind = merge.snapshot.schema.columns.field(column).type.value_type
     nearest: dict[str, Any] = {
         "column": column,
