@@ -170,6 +170,7 @@ def test_a_table_of_pylance_with_a_column_that_we_do_not_write_gives_no_writer(t
         with pytest.raises(mw.InvalidInputError, match=r"column 'image'.*blob"):
             opening()
     assert mw.open_table(uri).shards() == []
+    assert lance.dataset(uri).version == 2, "a refused table is left as it is"
 
 
 def test_blob_columns_are_refused_at_create_and_enable(tmp_path: Path) -> None:

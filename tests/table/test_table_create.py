@@ -164,7 +164,7 @@ def test_a_type_that_lance_does_not_store_is_refused(
     tmp_path: Path, kind: pa.DataType, primary_key: str | None
 ) -> None:
     schema = KEYED.append(pa.field("x", kind))
-    with pytest.raises(mw.InvalidInputError, match="column 'x': Lance does not store"):
+    with pytest.raises(mw.InvalidInputError, match="column 'x'"):
         mw.create_table(str(tmp_path / "t"), schema, primary_key=primary_key)
     assert files_below(str(tmp_path)) == {}
 
