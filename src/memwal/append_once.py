@@ -44,6 +44,7 @@ from memwal.errors import (
     ObjectExistsError,
     TableReplacedError,
 )
+from memwal.flush import commit_sstable, discard_sstable, not_published
 from memwal.format.wal_entry import (
     TOMBSTONE,
     TOMBSTONE_FIELD,
@@ -367,7 +368,9 @@ class OnceAppender:
         while tail.manifest.current_generation <= last:
             generation, covered, rows = self._oldest_generation(claim, tail)
             sstable = self._write_sstable(claim, generation, rows)
-            reach("once.before_commit")
+            with not_published(self.location, claim.shard_id, sstable.path):
+                reach("once.before_commit")
+                self._check_claim(claim)
             published += self._commit(claim, sstable, covered)
             tail = self.catch_up(claim)
         return published
@@ -421,6 +424,8 @@ class OnceAppender:
                 continue
             generation = tail.manifest.current_generation
             if sstable is None or sstable.generation != generation:
+                if sstable is not None and created is None:  # no mark names it: nobody else can know of it
+                    discard_sstable(self.location, claim.shard_id, sstable.path)
                 sstable = self._write_sstable(claim, generation, table)
                 continue  # that took a while: look again
             footer = replace(tail.transactions.mark(table=self._watch.tag), txns=txns, bulk=sstable)
@@ -429,7 +434,7 @@ class OnceAppender:
             if self._create(claim, position, encode_mark(claim.epoch, footer)):
                 created = AppendResult(claim.shard_id, table.num_rows, generation=generation)
                 reach("once.before_commit")
-                if self._commit(claim, sstable, position):
+                if self._commit(claim, sstable, position, announced=True):
                     reach("once.after_commit")
                     return created
             self._back_off(attempt)
@@ -439,7 +444,7 @@ class OnceAppender:
         self._check_claim(claim)
         return self._target.write_sstable(claim.shard_id, self._config, self._clock, generation, rows)
 
-    def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int) -> bool:
+    def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int, *, announced: bool = False) -> bool:
         """List `sstable` as the next generation; False if another attempt was faster."""
 
         def listed(newest: ShardManifest) -> bool:
@@ -451,7 +456,8 @@ class OnceAppender:
             return with_generation(latest, sstable, covered)
 
         self._check_claim(claim)
-        won = listed(self._store(claim.shard_id).commit_update(claim.epoch, update, landed=listed))
+        store = self._store(claim.shard_id)
+        won = listed(commit_sstable(store, claim.epoch, sstable, update, listed, announced=announced))
         if won:
             _LOG.info(
                 "published generation [shard=%s, generation=%d, rows=%s]",

@@ -11,6 +11,8 @@ the bloom filter. Invariants:
 4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
    the filter list all rows.
 5. Of rows that come as a stream, memory holds a few batches, and the keys of all.
+6. An attempt that failed, or that will certainly never be published, removes its own directory; the first error is the
+   one that is raised, whatever becomes of the removal. One whose commit has an unknown outcome is left to collection.
 
 Order of effects: the data file is written while keys are sorted and hashed and sidecar, filter and deletion vector are
 written (of a stream, before them: its keys are known at its end); then the manifest of version 1, made by us because
@@ -27,6 +29,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +41,7 @@ from lance.fragment import write_fragments
 
 from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from memwal.errors import CorruptDataError, FencedError, InvalidInputError, UnsupportedFormatError
 from memwal.format.bloom import build_bloom
 from memwal.format.deletions import encode_deletions
 from memwal.format.keys import check_primary_key, key_hashes
@@ -54,12 +57,13 @@ from memwal.format.lance_manifest import (
 )
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 from memwal.hooks import reach
+from memwal.manifest import ManifestUpdate, ShardManifestStore
 from memwal.sidecar import SortedKeys, sort_keys, write_sidecar
 from memwal.store import paths
 from memwal.store.location import Location
-from memwal.types import SsTable
+from memwal.types import ShardManifest, SsTable
 
-__all__ = ["SsTableSchema", "has_null_struct", "write_sstable"]
+__all__ = ["SsTableSchema", "commit_sstable", "discard_sstable", "has_null_struct", "not_published", "write_sstable"]
 
 _LOG = logging.getLogger(__name__)
 # The reference counts this much per batch beside the buffers when it estimates memory.
@@ -123,8 +127,79 @@ def write_sstable(
     whole. `newest`, the offsets of the newest
     row of every key where the caller knows them, is a cross-check: a contradiction with the data is `CorruptDataError`.
     """
-    name = paths.sstable_name(clock.token_hex(4), generation)
-    attempt = _Attempt(location, shard_id, name, base, clock)
+    attempt = _Attempt(location, shard_id, paths.sstable_name(clock.token_hex(4), generation), base, clock)
+    with not_published(location, shard_id, attempt.name):
+        return _write(attempt, generation, table, storage_version, newest, after_data, fsync=fsync)
+
+
+@contextmanager
+def not_published(location: Location, shard_id: str, name: str) -> Iterator[None]:
+    """Whatever fails in here fails before the SSTable `name` can be published: its directory goes."""
+    try:
+        yield
+    except BaseException:
+        discard_sstable(location, shard_id, name)
+        raise
+
+
+def commit_sstable(
+    manifests: ShardManifestStore,
+    epoch: int,
+    sstable: SsTable,
+    update: ManifestUpdate,
+    landed: Callable[[ShardManifest], bool],
+    *,
+    announced: bool = False,
+) -> ShardManifest:
+    """The manifest after `update`, which lists `sstable`, was committed, or was found to be in vain.
+
+    The directory goes if it certainly is not published: its generation is listed under another name; or nobody was asked
+    to list it, or every slot that we tried holds the bytes of others. The last two only say something where nobody else
+    knows of it: not if it was `announced` in the log. A doubt leaves it to collection.
+    """
+    proposed = False
+
+    def noted(latest: ShardManifest) -> ShardManifest:
+        nonlocal proposed
+        updated = update(latest)
+        proposed = proposed or updated is not latest
+        return updated
+
+    try:
+        manifest = manifests.commit_update(epoch, noted, landed=landed)
+    except BaseException as error:
+        if not announced and (not proposed or isinstance(error, FencedError)):
+            discard_sstable(manifests.location, manifests.shard_id, sstable.path)
+        raise
+    listed = {item.generation: item.path for item in manifest.sstables}.get(sstable.generation)
+    if listed not in (None, sstable.path):
+        discard_sstable(manifests.location, manifests.shard_id, sstable.path)
+    return manifest
+
+
+def discard_sstable(location: Location, shard_id: str, name: str) -> None:
+    """Remove an SSTable that was not and never will be published. A failure is logged: collection takes what stays."""
+    directory = paths.sstable_dir(shard_id, name)
+    try:
+        for item in sorted(location.store.list(directory), key=lambda item: "/_versions/" not in item.path):
+            location.store.delete(item.path)
+        location.store.delete(directory)  # what is left of it, where a store has directories
+    except Exception as error:
+        _LOG.warning("a failed attempt could not be removed [shard=%s, path=%s]: %s", shard_id, name, error)
+
+
+def _write(
+    attempt: _Attempt,
+    generation: int,
+    table: pa.Table | Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch],
+    storage_version: str,
+    newest: npt.NDArray[np.integer] | None,
+    after_data: Callable[[lance.LanceDataset], None] | None,
+    *,
+    fsync: bool,
+) -> SsTable:
+    location, shard_id, name = attempt.location, attempt.shard_id, attempt.name
+    base, clock = attempt.base, attempt.clock
     threads = f"memwal-flush-{generation}"
     if isinstance(table, Iterator):
         rows: pa.Table | _Stream = _Stream(table, base)

@@ -12,7 +12,7 @@ it), delete. Invariants:
    end of the log contiguous.
 4. An SSTable goes only if it is compacted, listed by no manifest that a reader may use, and needed by no index that lags
    (`index_catchup`). A directory that was never listed goes only if its generation is below `current_generation`:
-   otherwise a sleeping writer could still publish it.
+   otherwise a sleeping writer could still publish it. So do empty directories, where a store has any.
 5. Everything waits for the grace period after it became unneeded. The witness is a manifest version that is older than
    the grace period and proves it already; that version is kept.
 6. The hint is written before manifest versions are deleted; the newest few stay.
@@ -55,6 +55,7 @@ class _Shard:
 
     shard_id: str
     objects: tuple[ObjectMeta, ...]
+    names: tuple[str, ...]
     newest: ShardManifest
     witness: ShardManifest | None
     mark: int
@@ -114,7 +115,7 @@ class Collector:
             if not dry_run:
                 self._delete(shard_id, found, watch)
             removed += found
-            left += len(shard.objects) - len(found)
+            left += len({item.path for item in shard.objects} - {item.path for item in found})
             if progress is not None:
                 progress("collected shards", done + 1, len(shards))
         staged = list(self._staging(grace_ms))
@@ -146,6 +147,7 @@ class Collector:
         return _Shard(
             shard_id=shard_id,
             objects=objects,
+            names=tuple(self._location.store.list_names(paths.shard_dir(shard_id))),
             newest=newest,
             witness=self._witness(manifests, objects, grace_ms),
             mark=recorded(base).get(shard_id, 0),
@@ -200,6 +202,8 @@ class Collector:
             objects = shard.below(paths.sstable_dir(shard.shard_id, name))
             if kind is not None and all(item.modified_ms <= oldest_ms for item in objects):
                 yield from (CollectedObject(item.path, item.size_bytes, kind) for item in _data_last(objects))
+            if kind is not None and not objects:  # the witness says how long it is dead: a directory has no time
+                yield CollectedObject(paths.sstable_dir(shard.shard_id, name), 0, "orphan")
 
     def _dead_directory(self, shard: _Shard, name: str) -> str | None:
         """Why this SSTable directory may go: `sstable` (compacted), `orphan` (never listed), or None."""
@@ -302,11 +306,11 @@ def _manifest_version(shard_id: str, path: str) -> int | None:
 
 
 def _directories(shard: _Shard) -> list[str]:
-    """The SSTable directories of a shard, by generation."""
+    """The SSTable directories of a shard, empty ones too, by generation."""
     start = len(paths.shard_dir(shard.shard_id)) + 1
     names = {item.path[start:].partition("/")[0] for item in shard.objects}
     return sorted(
-        (name for name in names if paths.parse_sstable_name(name) is not None),
+        (name for name in names.union(shard.names) if paths.parse_sstable_name(name) is not None),
         key=lambda name: (paths.parse_sstable_name(name), name),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,27 @@ def tables(tmp_path: Path) -> Tables:
 class RecordingStore:
     """Passes everything on, and remembers the calls in order."""
 
-    def __init__(self, inner: ObjectStore, calls: list[tuple[str, str]], fail: str | None = None) -> None:
+    def __init__(
+        self,
+        inner: ObjectStore,
+        calls: list[tuple[str, str]],
+        fail: str | None = None,
+        *,
+        only: str = "",
+        why: str = "the store is gone",
+        failing: Callable[[], object] = bool,
+    ) -> None:
         self._inner, self._calls, self._fail = inner, calls, fail
+        self._only, self._why, self._failing = only, why, failing
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
 
         def call(path: str, *args: Any, **options: Any) -> Any:
             self._calls.append((name, path))
-            if self._fail is not None and self._fail in path:
-                raise UnavailableError("the store is gone", retryable=False)
+            if self._fail is not None and self._fail in path and name.startswith(self._only or "put"):
+                self._failing()
+                raise UnavailableError(self._why, retryable=False)
             return method(path, *args, **options)
 
         return call
@@ -210,13 +222,46 @@ def test_an_index_after_the_data_sees_base_ids_and_no_replaced_row(tmp_path: Pat
 def test_until_its_last_file_is_written_a_generation_is_no_dataset(tmp_path: Path) -> None:
     tables = Tables(tmp_path, SCHEMA)
     calls: list[tuple[str, str]] = []
-    tables.location = resolve(tables.uri, wrap=lambda inner: RecordingStore(inner, calls, fail="_versions"))
+    kept = tmp_path / "kept"
+
+    def keep(inner: ObjectStore) -> Any:
+        return RecordingStore(inner, calls, fail="_versions", failing=lambda: shutil.copytree(shard, kept))
+
+    shard = Path(tables.uri, "_mem_wal", tables.shard)
+    tables.location = resolve(tables.uri, wrap=keep)
     with pytest.raises(UnavailableError):
         tables.write(tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}]))
-    (attempt,) = Path(tables.uri, "_mem_wal", tables.shard).iterdir()
+    (attempt,) = kept.iterdir()
     assert {path.name for path in attempt.iterdir()} == {"data", "_pk_index", "_deletions", "bloom_filter.bin"}
     with pytest.raises(ValueError, match="not found"):
         lance.dataset(str(attempt))
+
+
+@pytest.mark.parametrize("failing", ["bloom_filter.bin", "_deletions", "_versions"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_attempt_that_fails_leaves_nothing_behind(tmp_path: Path, failing: str, streamed: bool) -> None:
+    tables = Tables(tmp_path, SCHEMA)
+    marker = Path(tables.uri, "_mem_wal", tables.shard, "manifest", "1")
+    marker.parent.mkdir(parents=True)
+    marker.touch()
+    rows = tables.rows([{"id": 1, "v": "a"}, {"id": 1, "v": "b"}])
+    tables.location = resolve(tables.uri, wrap=lambda inner: RecordingStore(inner, [], fail=failing, only="put"))
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="the store is gone"):
+            tables.write(iter(rows.to_batches()) if streamed else rows)
+    assert [path.name for path in marker.parents[1].iterdir()] == ["manifest"]
+
+
+def test_a_removal_that_fails_does_not_hide_why_the_attempt_failed(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, SCHEMA)
+
+    def wrap(inner: ObjectStore) -> Any:
+        gone = RecordingStore(inner, [], fail="_gen_", only="list")
+        return RecordingStore(gone, [], fail="bloom", only="put", why="the first failure")
+
+    tables.location = resolve(tables.uri, wrap=wrap)
+    with pytest.raises(UnavailableError, match="the first failure"):
+        tables.write(tables.rows([{"id": 1, "v": "a"}]))
 
 
 def test_a_failing_index_fails_the_flush(tables: Tables) -> None:

@@ -135,6 +135,22 @@ def test_a_failed_attempt_goes_only_once_its_generation_is_published(tmp_path: P
     assert table.count_rows() == 6
 
 
+def test_an_empty_directory_goes_once_its_generation_is_published(tmp_path: Path) -> None:
+    table = make(tmp_path / "t")
+    fill(table, 2)
+    shard = Path(table.uri) / paths.shard_dir(shard_of(table))
+    for name in ("deadbeef_gen_1", "deadbeef_gen_2/data", "deadbeef_gen_3"):
+        (shard / name).mkdir(parents=True)
+    before = table.gc(grace_seconds=0, dry_run=True)
+    report = table.gc(grace_seconds=0)
+    assert before.objects == report.objects
+    gone = [item.path.rpartition("/")[2] for item in report.objects if item.kind == "orphan"]
+    assert gone == ["deadbeef_gen_1", "deadbeef_gen_2"]
+    assert sorted(path.name for path in shard.glob("deadbeef*")) == ["deadbeef_gen_3"]
+    assert report.objects_left == len([path for path in shard.rglob("*") if path.is_file()])
+    assert table.gc().count("orphan") == 0
+
+
 # ------------------------------------------------------------------------------------------------------- what stays
 
 

@@ -66,6 +66,39 @@ def test_a_manifest_commit_that_fails_is_tried_again_and_judged_by_content(tmp_p
         assert everything(writer, tmp_path) == {1: "a", 2: "a"}
 
 
+def attempts(place: Path) -> list[str]:
+    """The SSTable directories on disk, published or not."""
+    return sorted(path.name for path in place.glob("_mem_wal/*/*_gen_*"))
+
+
+def test_attempts_that_fail_again_and_again_leave_no_directory(tmp_path: Path) -> None:
+    """10 MB became 110 MB in 18 seconds."""
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        writer.put(rows([1]))
+        failing = store.fail("put", BLOOM)
+        writer.force_seal_active()
+        wait_for_failures(writer, 5)
+        failing.open()
+        core = writer._core
+        with core.lock:
+            assert core.changed.wait_for(lambda: not core.frozen, SECONDS)
+    assert len(attempts(tmp_path)) == 1
+    assert list(flushed(tmp_path)) == [1]
+
+
+def test_an_attempt_whose_commit_has_an_unknown_outcome_stays(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        writer.put(rows([1]))
+        store.fail("put_new", MANIFEST, 1, after=True)
+        writer.force_seal_active()
+        wait_for_failures(writer, 1)
+        writer.wait_for_flush_drain(SECONDS)
+        assert len(attempts(tmp_path)) == 1, "the second attempt found that the first had landed, and went"
+        assert everything(writer, tmp_path) == {1: "a"}
+
+
 def test_while_generation_n_fails_generation_n_plus_1_waits(tmp_path: Path) -> None:
     """Lesson 3: N + 1 was committed, and replay skipped N."""
     store, location = watched(tmp_path)

@@ -172,12 +172,14 @@ class LocalStore:
         return found
 
     def delete(self, path: str) -> None:
-        """Remove `path`, and the directories that this leaves empty; absent is fine."""
+        """Remove `path`, and the directories that this leaves empty; absent is fine. A directory goes if it is empty."""
         directory, name = self._locate(path)
         try:
             os.unlink(f"{directory}/{name}")
         except OSError as error:
-            if error.errno not in _ABSENT:
+            if os.path.isdir(f"{directory}/{name}") and not os.path.islink(f"{directory}/{name}"):
+                _remove_empty(f"{directory}/{name}")
+            elif error.errno not in _ABSENT:
                 raise unavailable("delete", path, error) from error
             return
         while len(directory) > len(self.root):
@@ -327,3 +329,12 @@ class LocalStore:
         if stat.S_ISDIR(os.lstat(f"{directory}/{name}").st_mode):
             return ObjectNotFoundError(path)
         return CorruptDataError("not a regular file: replace it with one", path=path)
+
+
+def _remove_empty(directory: str) -> None:
+    """Remove the directories at and below `directory` that hold no file."""
+    for place, _, _ in os.walk(directory, topdown=False):
+        try:
+            os.rmdir(place)
+        except OSError:
+            continue  # it has names in it, or its owner was faster

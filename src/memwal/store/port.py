@@ -84,7 +84,7 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Remove `path`; absent is fine."""
+        """Remove `path`; absent is fine. Of a directory, where there are any, only empty ones are removed."""
         ...
 
     def sync_tree(self, prefix: str) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from memwal.errors import FencedError
+from memwal.flush import not_published
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import MemTable, aligned
@@ -65,14 +66,15 @@ def _publish(
     started = core.clock.monotonic()
     sstable = write(active.generation, _table(core.schema.memory, rows))
     beside: dict[str, SeenTransaction] = {}
-    if txn is not None:
-        beside[txn.app] = SeenTransaction(txn.version, core.transactions.time.next_ms(), txn.query)
-        reach("bulk.before_map")
-        _put_map(core, sstable, beside)
-    reach("bulk.before_commit")
-    with core.lock:
-        core.refuse_commits()
-    core.look_at_table()
+    with not_published(manifests.location, manifests.shard_id, sstable.path):
+        if txn is not None:
+            beside[txn.app] = SeenTransaction(txn.version, core.transactions.time.next_ms(), txn.query)
+            reach("bulk.before_map")
+            _put_map(core, sstable, beside)
+        reach("bulk.before_commit")
+        with core.lock:
+            core.refuse_commits()
+        core.look_at_table()
     try:
         _commit(core, manifests, sstable, beside, active, active.first_batch + len(rows.batches))
     except FencedError as error:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from memwal.errors import FencedError, MemWalError, UnavailableError
+from memwal.flush import commit_sstable, not_published
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore, with_generation
 from memwal.types import FlushResult, ShardManifest, SsTable
@@ -49,11 +50,9 @@ def publish(manifests: ShardManifestStore, epoch: int, sstable: SsTable, covered
         return listed or (newest.writer_epoch == epoch and newest.current_generation > sstable.generation)
 
     def update(latest: ShardManifest) -> ShardManifest:
-        if landed(latest):
-            return latest
-        return with_generation(latest, sstable, covered_position)
+        return latest if landed(latest) else with_generation(latest, sstable, covered_position)
 
-    return manifests.commit_update(epoch, update, landed=landed)
+    return commit_sstable(manifests, epoch, sstable, update, landed)
 
 
 def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWriter) -> FlushResult | None:
@@ -68,10 +67,11 @@ def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWri
     use_newest_indexes(core)
     reach("flush.before_write")
     sstable = write(memtable.generation, memtable.capture().table())
-    reach("flush.before_commit")
-    with core.lock:
-        core.refuse_commits()
-    core.look_at_table()
+    with not_published(manifests.location, manifests.shard_id, sstable.path):
+        reach("flush.before_commit")
+        with core.lock:
+            core.refuse_commits()
+        core.look_at_table()
     publish(manifests, core.log.epoch, sstable, memtable.covered_position)
     reach("flush.after_commit")
     core.release(memtable)

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from memwal.adapt import RowAdapter, with_flags
 from memwal.errors import CorruptDataError
+from memwal.flush import not_published
 from memwal.hooks import reach
 from memwal.log_run import unflushed
 from memwal.manifest import ShardManifestStore
@@ -82,8 +83,9 @@ def _stream(
 
     sstable = write(generation, batches())
     rows = sstable.physical_rows or 0
-    reach("flush.before_commit")
-    core.look_at_table()
+    with not_published(manifests.location, manifests.shard_id, sstable.path):
+        reach("flush.before_commit")
+        core.look_at_table()
     publish(manifests, core.log.epoch, sstable, covered)
     with core.lock:
         memtable.detach()
