@@ -27,7 +27,20 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("open", ("types", "errors", "config", "clock", "metrics", "hooks", "reports")),
     ("open", ("store",)),
     ("open", ("format",)),
-    ("open", ("invariants", "normal_form", "schema", "ingest", "adapt", "predicate", "conjuncts", "row_filter")),
+    (
+        "open",
+        (
+            "invariants",
+            "normal_form",
+            "schema",
+            "ingest",
+            "adapt",
+            "literals",
+            "predicate",
+            "conjuncts",
+            "row_filter",
+        ),
+    ),
     (
         "open",
         (
@@ -52,6 +65,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "generation_rows",
             "replaced",
             "base_commit",
+            "prepared",
             "maintained",
             "vector_metric",
         ),

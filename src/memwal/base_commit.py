@@ -2,28 +2,28 @@
 
 Owns the commits; whoever calls decides what goes into them. Invariants:
 
-1. Data and marks are one commit (`replace_rows`, `append_rows`, `merge_rows`), or two of which the first names the marks
-   (`append_in_two`), so that no crash lets rows count twice or not at all.
-2. A commit succeeds only on a version that records what the compaction started from. `replace_rows` and `append_rows`:
-   the manifest of exactly the next version is created if absent; `merge_rows`: the commit number (see
-   `memwal.progress`), which `replace_rows` proposes too; `append_in_two`: the commit also names the first fragment as
-   rewritten, so that any two of them collide (Lance would rebase a plain append).
-3. Nothing is ever re-executed on a newer version: a row that was decided on old facts is not applied to new ones.
-   `ConflictError` says that the base moved; the caller starts over.
+1. Data and marks are one commit (`HandMade`, `merge_rows`), or two of which the first names the marks (`InTwo`), so
+   that no crash lets rows count twice or not at all.
+2. A commit succeeds only on a version that records what the compaction started from. `HandMade`: the manifest of exactly
+   the next version is created if absent; `merge_rows`: the commit number (see `memwal.progress`), which `HandMade`
+   proposes too; `InTwo`: a `Merge` of Lance, which collides with everything that changes rows, columns or marks.
+3. `ConflictError` says that the commit is lost. What was made ready serves the next attempt, on `next_base`: rows are
+   rows of the same generations, and of the base only what others changed since is looked at. Nothing that was decided
+   on old facts is applied to new ones.
 4. Nothing is committed into another table than the one that `base` is a version of (`TableReplacedError`).
 5. An error whose commit landed all the same is success: the newest version is asked.
+6. Files of a commit that is known to be lost, and that is not tried again, are removed (`discard`).
 
 Between the delete pass and the upsert pass of `merge_rows` a crash is harmless: the SSTables, still unmarked, go on
 hiding and replacing what the base table has.
-
-Called by: compaction.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import lance
 import numpy as np
@@ -39,22 +39,25 @@ from memwal.clock import Clock, thread_pool
 from memwal.errors import ConflictError, MemWalError, ObjectExistsError
 from memwal.format.deletions import encode_deletions
 from memwal.format.lance_commit import append_commit, fragment_of
-from memwal.format.lance_manifest import BITMAP, DataFile, DeletionFile, data_path, deletion_path, version_path
+from memwal.format.lance_manifest import BITMAP, DataFile, DeletionFile, data_path, deletion_path
 from memwal.hooks import reach
 from memwal.identity import TableWatch
 from memwal.key_set import KeySet
 from memwal.normal_form import no_rows
-from memwal.progress import COUNTER_SHARD, PROPERTY, commit_number, encode_property, recorded
+from memwal.prepared import Unheld, Vectors
+from memwal.progress import COUNTER_SHARD, METADATA_KEY, commit_number, compacted, encode_marks, unmarked
 from memwal.replaced import replaced_rows
 
 __all__ = [
     "Batches",
-    "append_in_two",
-    "append_rows",
+    "HandMade",
+    "InTwo",
+    "Ready",
     "commit_by_hand",
-    "mark",
+    "finish_marks",
     "merge_rows",
-    "replace_rows",
+    "next_base",
+    "paths_of",
     "sync_version",
     "write_rows",
 ]
@@ -62,44 +65,103 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 Batches = Callable[[], Iterator[pa.RecordBatch]]
 _ROWS_PER_FILE = 1 << 20
+_MARK_TRIES = 64
+
+
+class Ready(Protocol):
+    """Rows and marks that can be committed on one version after the other, until one attempt wins."""
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version right after `base`, with rows and marks; `ConflictError` if somebody else was faster."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what no version holds."""
+        ...
+
+
+def next_base(base: BaseTable) -> BaseTable:
+    """The newest version, if what was made ready for `base` can be committed on it, else `ConflictError`.
+
+    It must record the same progress and have the same columns.
+    """
+    newest = TableWatch(base).look()
+    if (compacted(newest), commit_number(newest)) != (compacted(base), commit_number(base)):
+        raise ConflictError("another compaction committed; start over")
+    if _columns(newest) != _columns(base) or newest.takes_hand_commit != base.takes_hand_commit:
+        raise ConflictError("the columns or features of the base table changed; start over")
+    return newest
+
+
+def _columns(base: BaseTable) -> tuple[Any, ...]:
+    return base.schema, base.field_ids, base.primary_key, base.data_storage_version
 
 
 # --------------------------------------------------------------------------------------------------------- by hand
 
 
-def append_rows(base: BaseTable, batches: Batches, marks: Mapping[str, int], clock: Clock, *, fsync: bool) -> BaseTable:
-    """The version right after `base`, with the rows appended and `marks` recorded in one commit."""
-    fragments = write_rows(base, batches(), fsync=fsync)
-    reach("compact.after_fragments")
-    return commit_by_hand(base, fragments, {}, marks, clock, fsync=fsync)
+class HandMade:
+    """New rows, and the deletion vectors of the rows that they replace, for a version that is made by hand.
 
-
-def replace_rows(
-    base: BaseTable, keys: KeySet, batches: Batches | None, marks: Mapping[str, int], clock: Clock, *, fsync: bool
-) -> BaseTable:
-    """The version right after `base`: without the rows that have one of `keys`, with the new ones, and with `marks`.
-
-    All of it is one commit. The keys of the base table are read while the new rows are written.
+    Without `keys` nothing is replaced (an append-only table). The keys of the base table are read while the new rows are
+    written.
     """
-    with thread_pool(1, "memwal-replace") as pool:
-        finding = pool.submit(replaced_rows, base, keys)
-        fragments = [] if batches is None else write_rows(base, batches(), fsync=fsync)
-        replaced = finding.result()
-    reach("compact.after_fragments")
-    deletions = {
-        number: None if offsets is None else _write_deletions(base, number, offsets, clock, fsync=fsync)
-        for number, offsets in replaced.items()
-    }
-    counted = {**marks, COUNTER_SHARD: commit_number(base) + 1}
-    return commit_by_hand(base, fragments, deletions, counted, clock, fsync=fsync)
 
+    def __init__(
+        self,
+        keys: KeySet | None,
+        batches: Batches | None,
+        marks: Mapping[str, int],
+        clock: Clock,
+        files: Unheld,
+        *,
+        fsync: bool,
+    ) -> None:
+        self._keys = keys
+        self._batches = batches
+        self._marks = marks
+        self._clock = clock
+        self._files = files
+        self._fsync = fsync
+        self._fragments: list[Any] | None = None
+        self._vectors = Vectors(files)
 
-def _write_deletions(
-    base: BaseTable, fragment_id: int, offsets: npt.NDArray[np.uint32], clock: Clock, *, fsync: bool
-) -> DeletionFile:
-    deletion = DeletionFile(BITMAP, base.version, clock.randbits(64), len(offsets))
-    base.location.store.put_new(deletion_path(fragment_id, deletion), encode_deletions(offsets), sync=fsync)
-    return deletion
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version right after `base`, all of it in one commit."""
+        with thread_pool(1, "memwal-replace") as pool:
+            finding = pool.submit(self._look, base)
+            if self._fragments is None:
+                self._fragments = [] if self._batches is None else write_rows(base, self._batches(), fsync=self._fsync)
+                self._files.add(*paths_of(self._fragments))
+            finding.result()
+        reach("compact.after_fragments")
+        marks = dict(self._marks)
+        if self._keys is not None:
+            marks[COUNTER_SHARD] = commit_number(base) + 1
+        deletions = {} if self._keys is None else self._vectors.of(base)
+        return commit_by_hand(base, self._fragments, deletions, marks, self._clock, self._files, fsync=self._fsync)
+
+    def _look(self, base: BaseTable) -> None:
+        """Find the rows that go in fragments that nobody has looked at."""
+        if self._keys is None:
+            return
+        unseen = self._vectors.unseen(base)
+        found = {
+            number: None if offsets is None else self._write_vector(base, number, offsets)
+            for number, offsets in replaced_rows(base, self._keys, unseen).items()
+        }
+        self._vectors.learn(base, unseen, found)
+
+    def _write_vector(self, base: BaseTable, fragment_id: int, offsets: npt.NDArray[np.uint32]) -> DeletionFile:
+        deletion = DeletionFile(BITMAP, base.version, self._clock.randbits(64), len(offsets))
+        path = deletion_path(fragment_id, deletion)
+        self._files.add(path)
+        base.location.store.put_new(path, encode_deletions(offsets), sync=self._fsync)
+        return deletion
+
+    def discard(self) -> None:
+        """Remove what no version holds."""
+        self._files.remove()
 
 
 def commit_by_hand(
@@ -108,12 +170,14 @@ def commit_by_hand(
     deletions: Mapping[int, DeletionFile | None],
     marks: Mapping[str, int],
     clock: Clock,
+    files: Unheld,
     *,
     fsync: bool,
 ) -> BaseTable:
     """The version right after `base`, with `fragments` (already durable), other deletion vectors, and `marks`.
 
-    None for a deletion vector leaves the fragment out. `ConflictError` if somebody else committed that version.
+    None for a deletion vector leaves the fragment out. `ConflictError` if somebody else committed that version. `files`
+    are those that the version would hold.
     """
     commit = append_commit(
         base.manifest_bytes,
@@ -124,15 +188,27 @@ def commit_by_hand(
         index_uuid=clock.uuid4(),
         now_ms=clock.now_ms(),
     )
-    TableWatch(base).look()
+    if TableWatch(base).look().version != base.version:
+        raise ConflictError(f"somebody else committed base version {base.version + 1}")
     store = base.location.store
+    files.add(commit.transaction_path)
     store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
     reach("compact.before_manifest")
     try:
-        store.put_new(commit.manifest_path, commit.manifest, sync=fsync)
-    except ObjectExistsError:
-        raise ConflictError(f"somebody else committed base version {commit.version}; start over") from None
+        with files.offered():
+            _create_manifest(base, commit.version, commit.manifest, fsync=fsync)
+    except ConflictError:
+        files.drop(commit.transaction_path)
+        raise
     return base.refresh()
+
+
+def _create_manifest(base: BaseTable, version: int, manifest: bytes, *, fsync: bool) -> None:
+    """The commit."""
+    try:
+        base.location.store.put_new(base.path_of(version), manifest, sync=fsync)
+    except ObjectExistsError:
+        raise ConflictError(f"somebody else committed base version {version}") from None
 
 
 # -------------------------------------------------------------------------------------------------------- by Lance
@@ -150,9 +226,9 @@ def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, mark
         reach("compact.after_delete")
         if upserts is None:
             return base.refresh()
-        base = _same_progress(base)
+        base = next_base(base)
     if upserts is None:
-        return mark(base, counted)
+        return _mark(base, counted)
     reach("compact.before_upsert")
     reader = pa.RecordBatchReader.from_batches(base.schema, upserts())
     _merge(
@@ -164,20 +240,25 @@ def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, mark
     return base.refresh()
 
 
-def _same_progress(base: BaseTable) -> BaseTable:
-    """The newest version, if it still records what `base` does."""
-    newest = base.refresh()
-    if recorded(newest) != recorded(base) or commit_number(newest) != commit_number(base):
-        raise ConflictError("another compaction committed; start over")
-    return newest
-
-
-def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
+def _mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
     """The version after `base` that records `marks` and changes no row."""
     column = list(base.primary_key) or [_joinable(base)]
     empty = no_rows(base.schema)
     _merge(base, lambda: base.handle().merge_insert(column).when_not_matched_insert_all(), empty, marks)
     return base.refresh()
+
+
+def finish_marks(base: BaseTable) -> BaseTable:
+    """The version that records every mark that is only named so far; `base` itself if there is none."""
+    for _ in range(_MARK_TRIES):
+        missing = unmarked(base)
+        if not missing:
+            return base
+        try:
+            return _mark(base, missing)
+        except ConflictError:
+            base = base.refresh()
+    raise ConflictError("others commit faster than a mark can be recorded; retry")
 
 
 def _joinable(base: BaseTable) -> str:
@@ -189,11 +270,14 @@ def _joinable(base: BaseTable) -> str:
 
 
 def _merge(base: BaseTable, build: Callable[[], Any], rows: Any, marks: Mapping[str, int] | None) -> None:
-    """Run one merge on exactly `base`, with `marks`; `ConflictError` if the base moved."""
+    """Run one merge on exactly `base`, with `marks`; `ConflictError` if the base moved.
+
+    A merge that asks an index does not notice rows of the same keys that others add meanwhile: it would double them.
+    """
     TableWatch(base).look()
     try:
         with lance_errors("compacting into the base table"):
-            builder = build().conflict_retries(0)
+            builder = build().conflict_retries(0).use_index(False)
             if marks is not None:
                 listed = [CompactedSsTable(shard, number) for shard, number in sorted(marks.items())]
                 builder = builder.mark_sstables_as_compacted(listed)
@@ -214,36 +298,60 @@ def _judge(base: BaseTable, marks: Mapping[str, int] | None, error: MemWalError)
     raise ConflictError(f"the base table moved to version {newest.version} meanwhile; start over") from error
 
 
-def append_in_two(base: BaseTable, batches: Batches, marks: Mapping[str, int]) -> BaseTable:
-    """The rows in one commit that names `marks`, the marks in the next one; for bases that refuse `append_rows`."""
-    present = base.dataset.get_fragments()
-    if not present:  # nothing can match in an empty table: one merge inserts every row and carries the marks
-        column = _joinable(base)
-        reader = pa.RecordBatchReader.from_batches(base.schema, batches())
-        _merge(base, lambda: base.handle().merge_insert([column]).when_not_matched_insert_all(), reader, marks)
-        return base.refresh()
-    fragments = write_rows(base, batches(), fsync=False)  # `sync_version` follows
-    reach("compact.after_fragments")
-    operation = LanceOperation.Update(
-        removed_fragment_ids=[],
-        updated_fragments=[present[0].metadata],
-        new_fragments=fragments,
-        fields_modified=[],
-        update_mode="rewrite_rows",
-    )
-    transaction = Transaction(
-        read_version=base.version, operation=operation, transaction_properties={PROPERTY: encode_property(dict(marks))}
-    )
-    TableWatch(base).look()
-    try:
-        with lance_errors("appending to the base table"):
-            lance.LanceDataset.commit(
-                base.location.dataset_uri, transaction, max_retries=0, storage_options=lance_options(base.location)
-            )
-    except MemWalError as error:
-        _judge(base, None, error)
-    reach("compact.between_commits")
-    return mark(base.refresh(), marks)
+class InTwo:
+    """New rows in a commit that names the marks, the marks in the next one; for bases that take no hand-made version."""
+
+    def __init__(self, batches: Batches, marks: Mapping[str, int], files: Unheld) -> None:
+        self._batches = batches
+        self._marks = marks
+        self._files = files
+        self._fragments: list[Any] | None = None
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version that holds rows and marks."""
+        if self._fragments is None:
+            self._fragments = write_rows(base, self._batches(), fsync=False)  # `sync_version` follows
+            self._files.add(*paths_of(self._fragments))
+        reach("compact.after_fragments")
+        TableWatch(base).look()
+        with self._files.offered():
+            self._append(base, self._fragments)
+        reach("compact.between_commits")
+        return finish_marks(base.refresh())
+
+    def _append(self, base: BaseTable, fragments: Sequence[Any]) -> None:
+        """A `Merge` is the one operation of Lance that takes rows and metadata of the schema together."""
+        present = [fragment.metadata for fragment in base.dataset.get_fragments()]
+        schema = _schema_with(base, METADATA_KEY, encode_marks(compacted(base) | dict(self._marks)))
+        transaction = Transaction(
+            read_version=base.version, operation=LanceOperation.Merge([*present, *fragments], schema)
+        )
+        try:
+            with lance_errors("appending to the base table"):
+                lance.LanceDataset.commit(
+                    base.location.dataset_uri, transaction, max_retries=0, storage_options=lance_options(base.location)
+                )
+        except ConflictError:
+            raise
+        except MemWalError as error:
+            named = compacted(base.refresh())
+            if any(named.get(shard, 0) != number for shard, number in self._marks.items()):
+                raise
+            _LOG.info("rows landed although their commit failed [version=%d]: %s", base.version, error)
+
+    def discard(self) -> None:
+        """Remove what no version holds."""
+        self._files.remove()
+
+
+def _schema_with(base: BaseTable, key: str, value: bytes) -> Any:
+    """The schema of `base`, field ids included, with one more entry in its metadata.
+
+    Lance's schema can be taken apart as pickle does it, and in no other way: its metadata as JSON, then its fields.
+    """
+    parts: Any = base.dataset.lance_schema.__reduce__()
+    rebuild, (metadata, *fields) = parts
+    return rebuild(json.dumps({**json.loads(metadata), key: list(value)}), *fields)
 
 
 def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: bool) -> list[Any]:
@@ -261,10 +369,14 @@ def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: boo
         )
     operation: Any = transaction.operation
     if fsync:
-        for fragment in operation.fragments:
-            for file in fragment.files:
-                base.location.store.sync_tree(data_path(str(file.path)))
+        for path in paths_of(operation.fragments):
+            base.location.store.sync_tree(path)
     return list(operation.fragments)
+
+
+def paths_of(fragments: Sequence[Any]) -> list[str]:
+    """The data files of fragments as Lance describes them."""
+    return [data_path(str(file.path)) for fragment in fragments for file in fragment.files]
 
 
 # -------------------------------------------------------------------------------------------------------- durability
@@ -284,7 +396,7 @@ def sync_version(before: BaseTable | None, after: BaseTable) -> None:
         store.sync_tree(path)
     store.sync_tree("_transactions")
     for version in range(before.version + 1, after.version + 1):
-        store.sync_tree(version_path(version))
+        store.sync_tree(after.path_of(version))
 
 
 def _files(base: BaseTable) -> set[str]:

@@ -25,8 +25,16 @@ from typing import Any, TypeVar
 
 import lance
 import pyarrow as pa
+from lance.commit import CommitConflictError
 
-from memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
+from memwal.errors import (
+    ConflictError,
+    CorruptDataError,
+    InvalidInputError,
+    MemWalError,
+    ObjectNotFoundError,
+    UnavailableError,
+)
 from memwal.format.index_details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.lance_commit import hand_commit_is_safe
@@ -41,9 +49,10 @@ from memwal.format.lance_manifest import (
 from memwal.store.location import Location
 from memwal.store.port import ObjectMeta
 
-__all__ = ["BaseTable", "lance_errors", "lance_options", "lance_read"]
+__all__ = ["RESERVED", "BaseTable", "lance_errors", "lance_options", "lance_read"]
 
 T = TypeVar("T")
+RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
 _QUERY = re.compile(r"\?\S+=\S+")
 _SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 _MAX_TEXT = 400
@@ -56,7 +65,10 @@ def lance_options(location: Location) -> dict[str, str] | None:
 
 @contextmanager
 def lance_errors(action: str) -> Iterator[None]:
-    """Turn what Lance raises into our errors: bad input is `InvalidInputError`, everything else `UnavailableError`.
+    """Turn what Lance raises into our errors.
+
+    Bad input is `InvalidInputError`, a commit that Lance knows to be lost `ConflictError`, everything else
+    `UnavailableError`.
 
     The original does not stay visible behind ours: its text may hold a signed URL.
     """
@@ -66,6 +78,8 @@ def lance_errors(action: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
         raise InvalidInputError(f"{action}: {_text(error)}") from None
+    except CommitConflictError as error:
+        raise ConflictError(f"{action}: {_text(error)}") from None
     except Exception as error:
         raise UnavailableError(f"{action}: {_text(error)}") from None
     except BaseException as error:
@@ -168,9 +182,11 @@ class BaseTable:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The Arrow schema, field metadata included."""
-        fields = zip(self.dataset.schema, self.dataset.lance_schema.fields(), strict=True)
-        return pa.schema([_as_named(field, item) for field, item in fields], metadata=self.dataset.schema.metadata)
+        """The Arrow schema, metadata included, except for what only memwal knows."""
+        schema = self.dataset.schema
+        kept = {name: value for name, value in (schema.metadata or {}).items() if not name.startswith(RESERVED)}
+        fields = zip(schema, self.dataset.lance_schema.fields(), strict=True)
+        return pa.schema([_as_named(field, item) for field, item in fields], metadata=kept or None)
 
     @cached_property
     def field_ids(self) -> tuple[int, ...]:
@@ -207,7 +223,11 @@ class BaseTable:
     @property
     def takes_hand_commit(self) -> bool:
         """Whether a version made by `memwal.format.lance_commit` may follow this one."""
-        return self._load_manifest().path == version_path(self.version) and hand_commit_is_safe(self.manifest)
+        return hand_commit_is_safe(self.manifest)
+
+    def path_of(self, version: int) -> str:
+        """The path of a version's manifest, named as this one's is: Lance names all of a table in one way."""
+        return version_path(version) if self.stamp.path == version_path(self.version) else old_version_path(version)
 
     def _load_manifest(self) -> _ManifestFile:
         if not self._read:  # two threads may read the same immutable file; a lock would be held over the request
@@ -215,6 +235,11 @@ class BaseTable:
             data = self.location.store.get(path)
             self._read.append(_ManifestFile(path, data, parse_lance_manifest(data, path=path)))
         return self._read[0]
+
+    @cached_property
+    def fragment_messages(self) -> dict[int, bytes]:
+        """All fragments by id, as they stand in the manifest: equal bytes are the same files with the same deletions."""
+        return self.manifest.fragment_messages()
 
     @property
     def index_entries(self) -> tuple[IndexEntry, ...]:

@@ -4,8 +4,9 @@ Owns `Compactor` and `choose`. Invariants:
 
 1. Generations are folded in ascending order without a gap, from the one after the recorded mark; data and marks reach
    the base table together (`memwal.base_commit`).
-2. A compaction commits only on a version that records what it started from; otherwise it starts over, from fresh
-   manifests and a fresh base.
+2. A compaction commits only on a version that records what it started from. Where others changed the base meanwhile, what
+   was made ready is committed on top of their version; where progress or columns are other ones, it starts over, from
+   fresh manifests and a fresh base. What it wrote for nothing is removed.
 3. It ends where the table turns out to be another one (`TableReplacedError`): it is looked at before every commit, and
    before a manifest is trimmed. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
 4. A generation leaves the manifest after the base version that holds it is durable (local paths with `fsync`), and only
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from memwal.base_commit import append_in_two, append_rows, mark, merge_rows, replace_rows, sync_version
+from memwal.base_commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, sync_version
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.config import WriterConfig
@@ -38,6 +39,7 @@ from memwal.hooks import reach
 from memwal.identity import TableWatch
 from memwal.key_set import KeySet
 from memwal.manifest import ShardManifestStore
+from memwal.prepared import Unheld
 from memwal.progress import compacted, recorded, unmarked
 from memwal.reports import CompactionReport, Progress, ShardCompaction
 from memwal.schema import TableSchema
@@ -52,7 +54,6 @@ __all__ = [
     "DEFAULT_MEMORY_BYTES",
     "Compactor",
     "choose",
-    "is_key_indexed",
     "open_generations",
     "pending_generations",
     "size_of",
@@ -60,8 +61,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 512 << 20
-_MAX_CONFLICTS = 32
-_TRIES_BY_HAND = 3  # a hand-made version must be exactly the next one; where others commit often, Lance rebases ours
+_MAX_RESTARTS = 32
+_MAX_TRIES = 1000  # of one commit, each of which looks only at what others changed since the last
 _BACKOFF_SECONDS = 0.02
 _MAX_BACKOFF_SECONDS = 1.0
 _UNKNOWN_SIZE_BYTES = 64 << 20
@@ -92,6 +93,7 @@ class _Tally:
     size_bytes: int = 0
     commits: int = 0
     conflicts: int = 0
+    restarts: int = 0
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
 
@@ -214,19 +216,19 @@ class Compactor:
 
     def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:
         """Record the mark that an earlier compactor did not live to record."""
-        missing = unmarked(base)
-        if not missing:
+        if not unmarked(base):
             return base
-        marked = mark(base, missing)
+        marked = finish_marks(base)
         tally.commits += 1
         _LOG.info("finished a compaction that stopped between its commits [version=%d]", marked.version)
         return marked
 
     def _back_off(self, tally: _Tally, error: Exception) -> None:
         tally.conflicts += 1
-        if tally.conflicts > _MAX_CONFLICTS:
+        tally.restarts += 1
+        if tally.restarts > _MAX_RESTARTS:
             raise error
-        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**tally.conflicts)
+        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**tally.restarts)
         self._clock.sleep(ceiling * self._clock.random())
 
     def _report(self, tally: _Tally, started: float) -> CompactionReport:
@@ -269,15 +271,31 @@ class Compactor:
         def batches() -> Iterator[pa.RecordBatch]:
             return folded.batches(base.schema)
 
-        clock, fsync = self._clock, self._syncs(base)
-        if not base.primary_key:
-            if base.takes_hand_commit:
-                return append_rows(base, batches, marks, clock, fsync=fsync)
-            return append_in_two(base, batches, marks)
+        by_hand, files = base.takes_hand_commit, Unheld(self._location.store)
+        if not base.primary_key and not by_hand:
+            return self._land(InTwo(batches, marks, files), base, tally)
         upserts = batches if folded.rows else None
-        if base.takes_hand_commit and tally.conflicts < _TRIES_BY_HAND and not is_key_indexed(base):
-            return replace_rows(base, KeySet(folded.keys), upserts, marks, clock, fsync=fsync)
-        return merge_rows(base, folded.deletes, upserts, marks)
+        if not by_hand:
+            return merge_rows(base, folded.deletes, upserts, marks)
+        keys = KeySet(folded.keys) if base.primary_key else None
+        ready = HandMade(keys, upserts, marks, self._clock, files, fsync=self._syncs(base))
+        return self._land(ready, base, tally)
+
+    def _land(self, ready: Ready, base: BaseTable, tally: _Tally) -> BaseTable:
+        """Commit what is ready on `base`, or on the first later version on which it wins.
+
+        Beside somebody who commits all the time there is no point in waiting: the next attempt is as likely to win as any.
+        """
+        try:
+            for _ in range(_MAX_TRIES):
+                try:
+                    return ready.commit(base)
+                except ConflictError:
+                    base = next_base(base)
+                    tally.conflicts += 1
+            raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts of a compaction; retry")
+        finally:
+            ready.discard()
 
     # ------------------------------------------------------------------------------------------------------- trimming
 
@@ -354,12 +372,6 @@ def open_generations(
         left -= size if keep else 0
         generations.append(Generation(location, shard_id, sstable, schema, keep=keep))
     return generations
-
-
-def is_key_indexed(base: BaseTable) -> bool:
-    """Whether Lance finds keys of the base table without reading all of them."""
-    key = [base.column_ids[name] for name in base.primary_key]
-    return any(list(entry.field_ids) == key for entry in base.index_entries)
 
 
 def choose(

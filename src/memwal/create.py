@@ -125,7 +125,7 @@ def write_base(
     try:
         with lance_errors("creating the base table"):
             _commit_first(location, rows)
-    except (InvalidInputError, UnavailableError):
+    except (ConflictError, InvalidInputError, UnavailableError):
         if BaseTable.open(location) is None:
             raise
         raise ConflictError(f"another call made a table at {location.describe()} meanwhile; open it") from None
@@ -216,7 +216,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         try:
             settings = with_table_id(details.writer_config_defaults)
             commit_entry(base, replace(details, writer_config_defaults=settings), entry_id)
-        except (InvalidInputError, UnavailableError):
+        except (ConflictError, InvalidInputError, UnavailableError):
             newest = base.refresh()
             if newest.version == base.version:
                 raise

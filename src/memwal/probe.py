@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from memwal.adapt import RowAdapter
-from memwal.base_commit import append_in_two, append_rows, merge_rows, replace_rows
+from memwal.base_commit import HandMade, InTwo, Ready, merge_rows
 from memwal.base_table import BaseTable, lance_errors
 from memwal.clock import SYSTEM_CLOCK
 from memwal.config import WriterConfig
@@ -42,6 +42,7 @@ from memwal.key_set import KeySet
 from memwal.memtable import MemTable
 from memwal.metrics import Recorder
 from memwal.normal_form import blank, no_rows, normal, nulls
+from memwal.prepared import Unheld
 from memwal.scan.sstables import SsTableReader
 from memwal.schema import Reconciler, TableSchema, as_lance, tombstones
 from memwal.store.location import Location, resolve
@@ -280,20 +281,19 @@ class _Probe:
         def batches() -> Iterator[pa.RecordBatch]:
             return folded.batches(self._base.schema)
 
-        base, first = self._base, self._first
+        base, first, files = self._base, self._first, Unheld(self._location.store)
+        keys = KeySet(folded.keys) if self._key else None
+        ready: Ready | None = None
+        if base.takes_hand_commit:
+            ready = HandMade(keys, batches, {_SHARD: 1}, SYSTEM_CLOCK, files, fsync=False)
+        elif not self._key:
+            ready = InTwo(batches, {_SHARD: 1}, files)
+        base = base if ready is None else ready.commit(base)
+        expected = pa.concat_tables([first.slice(0, 1) if self._key else first, _as(live, first.schema)])
         if self._key:
-            expected = pa.concat_tables([first.slice(0, 1), _as(live, first.schema)])
-            if base.takes_hand_commit:
-                keys = KeySet(folded.keys)
-                base = replace_rows(base, keys, batches, {_SHARD: 1}, SYSTEM_CLOCK, fsync=False)
+            if ready is not None:
                 _compare("the base table", base.dataset.to_table(), expected)
             base = merge_rows(base, folded.deletes, batches, {_SHARD: 2})
-        else:
-            if base.takes_hand_commit:
-                base = append_rows(base, batches, {_SHARD: 1}, SYSTEM_CLOCK, fsync=False)
-            else:
-                base = append_in_two(base, batches, {_SHARD: 1})
-            expected = pa.concat_tables([first, _as(live, first.schema)])
         _compare("the base table", base.dataset.to_table(), expected)
         addresses = list(range(base.dataset.count_rows()))
         _compare("a lookup in the base table", base.dataset.take(addresses), expected)

@@ -9,32 +9,27 @@ Owns the meaning of the recorded generations, and of what stands beside them. In
    refuses a number that is not greater than the recorded one, so that of two compactions that started from the same
    state one fails whole: its own rule ("strictly greater" per shard) would let both in where one went further.
 3. A base table whose features do not allow the one-commit way (`BaseTable.takes_hand_commit`) gets the rows of an
-   append-only compaction in one commit, whose transaction properties name the generations, and the mark in the next.
-   Between the two, `compacted` counts what the properties name, and `unmarked` tells the next compactor to finish it.
-
-Called by: the read path, compaction, garbage collection, verify.
+   append-only compaction in one commit, which also names the generations in the metadata of the schema
+   (`METADATA_KEY`), and the mark in the next. Between the two, `compacted` counts what is named, and `unmarked` tells
+   the next compactor to finish it. The name is in the manifest that has the rows: whatever Lance does to the table
+   afterwards (other commits, rewritten files, clean-up, `restore`) keeps or drops both together. It is never taken
+   away; what the marks have reached counts no more.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import uuid
-from collections import OrderedDict
+from collections.abc import Mapping
 
-from memwal.base_table import BaseTable, lance_errors
+from memwal.base_table import RESERVED, BaseTable
 from memwal.errors import CorruptDataError, InvalidInputError
-from memwal.format.index_details import INDEX_NAME
 from memwal.types import check_shard_id
 
-__all__ = ["COUNTER_SHARD", "PROPERTY", "commit_number", "compacted", "encode_property", "recorded", "unmarked"]
+__all__ = ["COUNTER_SHARD", "METADATA_KEY", "commit_number", "compacted", "encode_marks", "recorded", "unmarked"]
 
 COUNTER_SHARD = str(uuid.UUID(bytes=b"memwal_compactor"))
-PROPERTY = "memwal.compacted"
-_KEPT_TABLES = 256
-
-_lock = threading.Lock()
-_known: OrderedDict[str, tuple[str, int, dict[str, int]]] = OrderedDict()
+METADATA_KEY = f"{RESERVED.decode()}compacted"
 
 
 def recorded(base: BaseTable) -> dict[str, int]:
@@ -56,46 +51,20 @@ def compacted(base: BaseTable) -> dict[str, int]:
 
 def unmarked(base: BaseTable) -> dict[str, int]:
     """Generations whose rows are in this version although their mark is still to come; mostly none."""
-    details = base.details
-    if base.primary_key or details is None or base.takes_hand_commit:
+    text = base.manifest.schema_metadata().get(METADATA_KEY)
+    if text is None or base.details is None:
         return {}
-    named = _named_since_mark(base)
-    return {shard: number for shard, number in named.items() if number > details.compacted.get(shard, 0)}
+    marks = recorded(base)
+    return {shard: number for shard, number in _decode_marks(text).items() if number > marks.get(shard, 0)}
 
 
-def encode_property(marks: dict[str, int]) -> str:
-    """The transaction property that names `marks`."""
-    return json.dumps(dict(sorted(marks.items())), separators=(",", ":"))
+def encode_marks(marks: Mapping[str, int]) -> bytes:
+    """The value of `METADATA_KEY` that names `marks`."""
+    return json.dumps(dict(sorted(marks.items())), separators=(",", ":")).encode()
 
 
-def _named_since_mark(base: BaseTable) -> dict[str, int]:
-    """What transactions name since the version that recorded the last mark; each version is read once per process."""
-    entry = next(item for item in base.index_entries if item.name == INDEX_NAME)
-    first, key = entry.dataset_version + 1, base.location.key
-    with _lock:
-        seen_entry, seen_last, named = _known.get(key, ("", 0, {}))
-    if seen_entry != entry.uuid or seen_last > base.version:
-        seen_last, named = first - 1, {}
-    named = dict(named)
-    for version in range(seen_last + 1, base.version + 1):
-        for shard_id, generation in _properties(base, version).items():
-            named[shard_id] = max(generation, named.get(shard_id, 0))
-    with _lock:
-        _known[key] = (entry.uuid, base.version, named)
-        _known.move_to_end(key)
-        if len(_known) > _KEPT_TABLES:
-            _known.popitem(last=False)
-    return named
-
-
-def _properties(base: BaseTable, version: int) -> dict[str, int]:
-    with lance_errors(f"reading the transaction of base version {version}"):
-        transaction = base.dataset.read_transaction(version)
-    text = (transaction.transaction_properties or {}).get(PROPERTY) if transaction is not None else None
-    if text is None:
-        return {}
+def _decode_marks(text: bytes) -> dict[str, int]:
     try:
-        marks = {check_shard_id(shard_id): int(number) for shard_id, number in json.loads(text).items()}
+        return {check_shard_id(shard_id): int(number) for shard_id, number in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError, InvalidInputError) as error:
-        raise CorruptDataError(f"the transaction of base version {version} has a malformed {PROPERTY}") from error
-    return marks
+        raise CorruptDataError(f"the schema metadata {METADATA_KEY} of the base table is malformed") from error

@@ -11,6 +11,9 @@ import lance
 import pyarrow as pa
 
 import memwal as mw
+from memwal.base_table import BaseTable
+from memwal.format.lance_manifest import data_path, deletion_path
+from memwal.store.location import resolve
 
 KINDS = ("key", "composite", "text", "merge", "append", "append_in_two")
 SHARDS = 2
@@ -109,3 +112,23 @@ class Kept:
 
 def as_rows(table: pa.Table) -> Counter[str]:
     return Counter(map(repr, table.to_pylist()))
+
+
+def unheld_files(uri: str) -> set[str]:
+    """Files of the base table that no version that ever was holds; nothing was cleaned up here."""
+    names: set[str] = set()
+    for version in lance.dataset(uri).versions():
+        base = BaseTable.open(resolve(uri), version=version["version"])
+        assert base is not None
+        for fragment in base.manifest.fragments():
+            names |= {data_path(file.path) for file in fragment.files}
+            names |= set() if fragment.deletion is None else {deletion_path(fragment.id, fragment.deletion)}
+        names.add(f"_transactions/{base.manifest.transaction_file}")
+    root = Path(uri)
+    there = {
+        str(path.relative_to(root))
+        for folder in ("data", "_deletions", "_transactions")
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    }
+    return there - names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,18 @@ def test_composite_keys_are_compared_by_their_encoding() -> None:
     keys = encode_composite([pa.array([1, 1, 2]), pa.array(["a", "b", "a"])])
     asked = encode_composite([pa.array([1, 2, 2]), pa.array(["b", "b", "a"])])
     assert KeySet(keys).contains(asked).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
+def test_a_large_set_of_texts_is_asked_in_small_parts_without_building_it_anew(kind: pa.DataType) -> None:
+    numbers = np.arange(0, 400_000, 2)
+    keys = pa.array([f"key{number:09d}" for number in numbers]).cast(kind)
+    known = KeySet(pa.concat_arrays([keys, keys.slice(0, 10)]))
+    asked = pa.array([*(f"key{number:09d}" for number in range(1000)), "", "ü"]).cast(kind)
+    started = time.monotonic()
+    for _ in range(300):
+        found = known.contains(asked)
+    assert time.monotonic() - started < 3.0  # a table of the set per question takes several times that
+    assert found.tolist() == [number % 2 == 0 for number in range(1000)] + [False, False]
+    everything = pa.array([f"key{number:09d}" for number in range(200_000)]).cast(kind)
+    assert known.contains(everything).tolist() == [number % 2 == 0 for number in range(200_000)]

@@ -230,9 +230,8 @@ def test_a_compaction_that_was_overtaken_starts_over(
 @pytest.mark.parametrize(
     ("indexed", "point"),
     [
-        (True, "compact.before_upsert"),
-        (True, "compact.before_delete"),
-        (True, "compact.after_delete"),
+        (True, "compact.after_fragments"),
+        (True, "compact.before_manifest"),
         (False, "compact.after_fragments"),
         (False, "compact.before_manifest"),
     ],
@@ -240,7 +239,7 @@ def test_a_compaction_that_was_overtaken_starts_over(
 def test_one_process_that_tasks_overtook_starts_over(tmp_path: Path, indexed: bool, point: str) -> None:
     story = Story(tmp_path / "t", "number")
     story.base()
-    if indexed:  # then one process compacts by Lance's merge, else by a version of its own
+    if indexed:  # then one process asks the index for the rows that go
         lance.dataset(story.uri).create_scalar_index("id", "BTREE")
     story.generations(3)
     happened = run_once_at(point, lambda: compact_by_tasks(story.uri, max_generations=2))
@@ -276,8 +275,20 @@ def test_after_a_change_of_the_base_only_changed_fragments_are_looked_at_again(t
     report = compact_by_tasks(story.uri, tasks)
     assert report.conflicts == 1
     looked_at = [[json.loads(argument).get("fragment") for argument in call] for call in tasks.calls]
-    assert looked_at[1:] == [[0, 1, 2, 3], [1, 4]]
-    assert len([call for call in looked_at if call[0] is None]) == 1
+    assert looked_at == [[None] * len(looked_at[0]), [0, 1, 2, 3]]  # the driver itself looks at the two others
+    story.check()
+
+
+def test_after_many_changes_of_the_base_tasks_look_at_the_changed_fragments(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base(range(64), rows_per_file=16)
+    with story.table.writer(compaction=None) as writer:
+        story.put(writer, [1, 20, 40, 100])
+    run_once_at("compact.before_manifest", lambda: story.base(range(200, 220), rows_per_file=1))
+    tasks = Tasks()
+    assert compact_by_tasks(story.uri, tasks).conflicts == 1
+    looked_at = [[json.loads(argument).get("fragment") for argument in call] for call in tasks.calls]
+    assert looked_at[1:] == [[0, 1, 2, 3], list(range(4, 24))]
     story.check()
 
 

@@ -150,7 +150,7 @@ def _changed_fragments(old: lm.LanceManifest, deletions: Deletions) -> tuple[dic
     """The messages of fragments with another deletion vector, and the ids of those that go."""
     if not deletions:
         return {}, frozenset()
-    present = {wire.Message(field.as_bytes()).number(1): field.as_bytes() for field in _fragment_fields(old)}
+    present = old.fragment_messages()
     gone = sorted(set(deletions) - set(present))
     if gone:
         raise CorruptDataError(f"fragment {gone[0]} is not in version {old.version}")

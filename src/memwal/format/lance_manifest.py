@@ -43,6 +43,7 @@ __all__ = [
     "join_manifest_file",
     "join_section",
     "old_version_path",
+    "parse_fragment",
     "parse_lance_manifest",
     "parse_version_name",
     "version_path",
@@ -145,7 +146,17 @@ class LanceManifest:
 
     def fragments(self) -> tuple[Fragment, ...]:
         """All fragments, parsed on demand: a large table has many."""
-        return tuple(_fragment(field.as_bytes()) for field in self.message if field.number == FRAGMENTS)
+        return tuple(parse_fragment(field.as_bytes()) for field in self.message if field.number == FRAGMENTS)
+
+    def fragment_messages(self) -> dict[int, bytes]:
+        """All fragments by id, as they stand in the file: equal bytes are the same files with the same deletions."""
+        messages = (field.as_bytes() for field in self.message if field.number == FRAGMENTS)
+        return {wire.Message(message).number(1): message for message in messages}
+
+    def schema_metadata(self) -> dict[str, bytes]:
+        """The metadata of the schema."""
+        entries = (wire.Message(field.as_bytes()) for field in self.message if field.number == SCHEMA_METADATA)
+        return {entry.text(1): entry.data(2) for entry in entries}
 
     def config(self, key: str) -> str | None:
         """The value of a key in the table's configuration, or None."""
@@ -375,7 +386,8 @@ def _field(data: bytes) -> LanceField:
     )
 
 
-def _fragment(data: bytes) -> Fragment:
+def parse_fragment(data: bytes) -> Fragment:
+    """A DataFragment message."""
     message = wire.Message(data)
     return Fragment(
         id=message.number(1),

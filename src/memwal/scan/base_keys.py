@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from memwal.base_table import BaseTable, lance_errors
 from memwal.format.keys import encode_composite
 from memwal.format.siphash import hash_messages
+from memwal.literals import in_list
 from memwal.normal_form import no_rows
 from memwal.scan.keys import as_numbers, key_array, one_array
-from memwal.scan.literals import in_list
 
 __all__ = ["BaseLookup"]
 

@@ -8,10 +8,11 @@ reported is `memwal.compact`'s. Invariants:
 1. Rows and marks are one commit, on exactly the version after the one that stage B looked at: its manifest is created
    if absent. There is no moment between rows and mark in which a crash could leave one without the other. (Lance's own
    `Update` cannot carry marks, and it rebases over a merge that only inserted rows: both would hold the same keys.)
-2. After a conflict stage A counts as long as the generations and the columns are the same ones, and stage B for every
-   fragment that is unchanged: only what changed is looked at again.
+2. After a conflict stage A counts, and stage B for every fragment that is unchanged: only what changed is looked at
+   again, by the driver itself where that is little (to start tasks takes longer than others take to commit).
 3. Two units never hold the same key: where the sharding does not see to it, all shards are one unit.
-4. Staged keys are deleted when the run ends, whatever its end is; what a dead driver left is collected.
+4. Staged keys, and the files of a commit that is lost for good, are deleted when the run ends, whatever its end is; what
+   a dead driver left is collected.
 
 A base table that takes no hand-made commit (`BaseTable.takes_hand_commit`: stable row ids above all) is compacted by
 one process.
@@ -23,19 +24,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from memwal.base_commit import commit_by_hand
+from lance import FragmentMetadata
+
+from memwal.base_commit import commit_by_hand, paths_of
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.compact import Compactor, is_key_indexed, pending_generations, size_of
-from memwal.errors import InvalidInputError, MemWalError, ObjectNotFoundError
-from memwal.format.lance_manifest import Fragment
+from memwal.compact import Compactor, pending_generations, size_of
+from memwal.errors import InvalidInputError, ObjectNotFoundError
+from memwal.format.lance_manifest import DeletionFile, deletion_path
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
+from memwal.prepared import Unheld, Vectors
 from memwal.progress import COUNTER_SHARD, commit_number, compacted
-from memwal.reports import CompactionReport, Progress
+from memwal.replaced import is_key_indexed
 from memwal.sharding import Bucket, Identity, Unsharded, sharding_of
 from memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from memwal.store.location import Location
@@ -45,11 +49,13 @@ from memwal.types import SsTable
 __all__ = ["DistributedCompactor", "RunTasks", "is_big", "newest_base"]
 
 _LOG = logging.getLogger(__name__)
+_FEW_FRAGMENTS = 8  # after a conflict, so many are looked at by the driver
 _TASKS_PER_COMMIT = 4  # so many times the memory of a task goes into one commit, since every commit looks at the base
 
 RunTasks = Callable[[Sequence[str], Callable[[str], str]], list[str]]
 """Runs a function on every argument, each in a task of its own; the answers are in the order of the arguments."""
 
+T = TypeVar("T")
 Chosen = Mapping[str, Sequence[SsTable]]
 
 
@@ -95,104 +101,119 @@ class DistributedCompactor(Compactor):
         super().__init__(location, newest_base, memory_bytes=job.memory_bytes * _TASKS_PER_COMMIT, clock=clock)
         self._job = job
         self._run_tasks = run_tasks
-        self._made_of: Any = None
-        self._new: list[NewRows] = []
-        self._superseded: dict[Fragment, Superseded] = {}
-
-    def run(
-        self,
-        *,
-        shards: Collection[str] | None = None,
-        max_generations: int | None = None,
-        progress: Progress | None = None,
-    ) -> CompactionReport:
-        """Fold what is published now into the base table, at most `max_generations` of each shard, oldest first."""
-        try:
-            return super().run(shards=shards, max_generations=max_generations, progress=progress)
-        finally:
-            self._forget()
 
     def _fold(self, base: BaseTable, chosen: Chosen, tally: Any) -> BaseTable:
         if not base.takes_hand_commit:
             return super()._fold(base, chosen, tally)
-        new = self._stage_a(base, chosen)
-        reach("compact.after_fragments")
-        superseded = self._stage_b(base, new) if base.primary_key else {}
-        newest = self._commit(base, chosen, new, superseded)
-        self._forget()
-        rows, deletes = sum(item.rows for item in new), sum(item.deletes for item in new)
-        tally.rows_written += rows
-        tally.rows_deleted += deletes
+        staged = _Staged(self._job, self._run_tasks, self._location, self._clock, chosen)
+        newest = self._land(staged, base, tally)
+        tally.rows_written += staged.rows
+        tally.rows_deleted += staged.deletes
         _LOG.info(
-            "compacted by tasks [version=%d, shards=%d, fragments=%d, rows=%d, deletes=%d]",
+            "compacted by tasks [version=%d, shards=%d, rows=%d, deletes=%d]",
             newest.version,
             len(chosen),
-            len(superseded),
-            rows,
-            deletes,
+            staged.rows,
+            staged.deletes,
         )
         return newest
 
+
+class _Staged:
+    """What the stages made, ready to be committed."""
+
+    def __init__(self, job: Job, run_tasks: RunTasks, location: Location, clock: Clock, chosen: Chosen) -> None:
+        self._job = job
+        self._run_tasks = run_tasks
+        self._location = location
+        self._clock = clock
+        self._chosen = chosen
+        self._new: list[NewRows] | None = None
+        self._looked = False
+        self._files = Unheld(location.store)
+        self._vectors = Vectors(self._files)
+
+    @property
+    def rows(self) -> int:
+        """New rows."""
+        return sum(item.rows for item in self._new or ())
+
+    @property
+    def deletes(self) -> int:
+        """Tombstones."""
+        return sum(item.deletes for item in self._new or ())
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version right after `base`, with the rows of stage A, and without the rows that stage B found."""
+        fragments = self._stage_a(base)
+        reach("compact.after_fragments")
+        marks = {shard_id: sstables[-1].generation for shard_id, sstables in self._chosen.items()}
+        deletions: dict[int, DeletionFile | None] = {}
+        if base.primary_key:
+            self._stage_b(base)
+            deletions = self._vectors.of(base)
+            marks[COUNTER_SHARD] = commit_number(base) + 1
+        return commit_by_hand(base, fragments, deletions, marks, self._clock, self._files, fsync=self._job.fsync)
+
+    def discard(self) -> None:
+        """Delete staged keys, and what no version holds."""
+        self._files.remove()
+        for item in self._new or ():
+            if item.keys_path is not None:
+                self._files.drop(item.keys_path)
+
     # ------------------------------------------------------------------------------------------------------ the stages
 
-    def _stage_a(self, base: BaseTable, chosen: Chosen) -> list[NewRows]:
-        made_of = (
-            [(shard_id, tuple(sstables)) for shard_id, sstables in chosen.items()],
-            base.schema,
-            base.field_ids,
-            base.data_storage_version,
-        )
-        if made_of != self._made_of:
-            self._forget()
-            job = self._job
-            arguments = [unit.encode(base.version) for unit in _units(base, chosen)]
+    def _stage_a(self, base: BaseTable) -> list[FragmentMetadata]:
+        """The fragments of all new rows; they are written once."""
+        job = self._job
+        if self._new is None:
+            arguments = [unit.encode(base.version) for unit in _units(base, self._chosen)]
             answers = self._run_tasks(arguments, lambda argument: write_unit(job, argument))
-            self._new = [NewRows.decode(answer) for answer in answers]
-            self._made_of = made_of
-        return self._new
+            self._new, missing = _decoded(answers, NewRows.decode)
+            self._files.add(*paths_of(self._fragments()))
+            if missing is not None:
+                raise missing
+        return self._fragments()
 
-    def _stage_b(self, base: BaseTable, new: Sequence[NewRows]) -> dict[int, Superseded]:
-        """What goes, by fragment; fragments that lose no row are left out."""
-        present = base.manifest.fragments()
-        unseen = [fragment for fragment in present if fragment not in self._superseded]
-        keys = [item.keys_path for item in new if item.keys_path is not None and item.rows + item.deletes]
-        if keys and unseen:
-            job = self._job
-            arguments = [
-                json.dumps({"version": base.version, "fragment": fragment.id, "keys": keys}) for fragment in unseen
-            ]
-            answers = self._run_tasks(arguments, lambda argument: delete_superseded(job, argument))
-            try:
-                self._superseded |= dict(zip(unseen, map(Superseded.decode, answers), strict=True))
-            except ObjectNotFoundError:
-                self._forget()
-                raise
-        found = {fragment.id: self._superseded.get(fragment) for fragment in present}
-        return {number: item for number, item in found.items() if item is not None and item.rows}
+    def _fragments(self) -> list[FragmentMetadata]:
+        new = self._new or ()
+        return [FragmentMetadata.from_json(json.dumps(fragment)) for item in new for fragment in item.fragments]
 
-    def _forget(self) -> None:
-        """Drop what the stages left for a commit that has landed, or that will not come."""
-        staged = [item.keys_path for item in self._new if item.keys_path is not None]
-        self._made_of, self._new, self._superseded = None, [], {}
-        for path in staged:
-            try:
-                self._location.store.delete(path)
-            except MemWalError as error:  # collection removes it later
-                _LOG.debug("staged keys were left [path=%s]: %s", path, error)
+    def _stage_b(self, base: BaseTable) -> None:
+        """Learn what goes in fragments that nobody has looked at."""
+        job, unseen = self._job, self._vectors.unseen(base)
+        keys = [item.keys_path for item in self._new or () if item.keys_path is not None and item.rows + item.deletes]
+        if not keys or not unseen:
+            self._vectors.learn(base, unseen, {})
+            return
+        arguments = [json.dumps({"version": base.version, "fragment": number, "keys": keys}) for number in unseen]
+        run = _in_line if self._looked and len(unseen) <= _FEW_FRAGMENTS else self._run_tasks
+        self._looked = True
+        answers = run(arguments, lambda argument: delete_superseded(job, argument))
+        found, missing = _decoded(answers, Superseded.decode)
+        if missing is not None:  # the keys are gone, for all fragments
+            raise missing
+        loses = {number: item.deletion for number, item in zip(unseen, found, strict=True) if item.rows}
+        self._files.add(*(deletion_path(number, vector) for number, vector in loses.items() if vector is not None))
+        self._vectors.learn(base, unseen, loses)
 
-    # ------------------------------------------------------------------------------------------------------ the commit
 
-    def _commit(
-        self, base: BaseTable, chosen: Chosen, new: Sequence[NewRows], superseded: Mapping[int, Superseded]
-    ) -> BaseTable:
-        from lance import FragmentMetadata
+def _decoded(answers: Sequence[str], decode: Callable[[str], T]) -> tuple[list[T], ObjectNotFoundError | None]:
+    """What tasks answered, and what one of them missed because it was collected."""
+    found: list[T] = []
+    missing = None
+    for answer in answers:
+        try:
+            found.append(decode(answer))
+        except ObjectNotFoundError as error:
+            missing = error
+    return found, missing
 
-        marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
-        if base.primary_key:
-            marks[COUNTER_SHARD] = commit_number(base) + 1
-        made = [FragmentMetadata.from_json(json.dumps(fragment)) for item in new for fragment in item.fragments]
-        deletions = {number: item.deletion for number, item in superseded.items()}
-        return commit_by_hand(base, made, deletions, marks, self._clock, fsync=self._job.fsync)
+
+def _in_line(arguments: Sequence[str], run: Callable[[str], str]) -> list[str]:
+    """The answers, without tasks."""
+    return [run(argument) for argument in arguments]
 
 
 def _units(base: BaseTable, chosen: Chosen) -> list[Unit]:

@@ -2,8 +2,6 @@
 
 Owns `in_list`. Invariant: whatever the value, the text reads back as exactly that value and nothing else: numbers are
 digits, binaries are hexadecimal digits, and a quote inside of a string or a name is doubled.
-
-Called by: lookups in the base table.
 """
 
 from __future__ import annotations
