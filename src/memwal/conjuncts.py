@@ -26,6 +26,8 @@ _TOKEN = re.compile(
 )
 _FLIPPED = {"=": "=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _UNCLEAR = frozenset({"or", "xor", "case", "when", "then", "else", "end"})
+# Without quotes they are not (or not everywhere) the column that may have such a name.
+_KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "null", "true"}) | _UNCLEAR
 Token = tuple[str, str]
 
 
@@ -103,6 +105,8 @@ def _predicate(tokens: list[Token], columns: Sequence[str]) -> tuple[str, Predic
 
 def _column(tokens: list[Token], columns: Sequence[str]) -> str | None:
     if not tokens or tokens[0][0] != "name":
+        return None
+    if tokens[0][1].lower() in _KEYWORDS:
         return None
     name = name_of(tokens[0][1])
     if name in columns:

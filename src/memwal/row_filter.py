@@ -44,6 +44,8 @@ _FLAT_FILES: Final = "2.0"  # plain values, not compressed: the cheapest to writ
 _NESTED_FILES: Final = "2.2"  # knows null structs and maps
 _KNOWN_FILTERS = 256
 _KNOWN_TABLES = 16
+_CALL = re.compile(r"(\w+)\(")
+_ALIKE = frozenset({"invert", "is_null", "is_valid"})
 _SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 
 
@@ -230,6 +232,9 @@ def _reads_alike(expression: pc.Expression, schema: pa.Schema, named: list[str])
         )
         if not (plain or types.is_date32(kind) or types.is_timestamp(kind)):
             return False
+    # Lists of values match nulls in pyarrow alone, arithmetic overflows there and wraps in Lance.
+    if not set(_CALL.findall(str(expression))) <= _ALIKE:
+        return False
     # Vectors are what Lance itself leaves out when it is told an expression; any other type must convert.
     told = pa.schema([column for column in schema if not types.is_fixed_size_list(column.type)])
     try:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import filter_kit
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import memwal as mw
-from memwal.index.btree import is_indexable
+from memwal.conjuncts import predicates
+from memwal.index.btree import BTreeMemIndex, is_indexable
+from memwal.predicate import Range
 from memwal.row_filter import RowFilter
+from memwal.scan.prune import values_in_filter
 from memwal.scan.sstables import SHARED_CACHE
+from memwal.sharding import route, shards_for_values
 from memwal.testing.profile import scaled
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
@@ -117,3 +122,81 @@ def test_what_lance_reads_otherwise_from_tier_to_tier_is_refused(tmp_path: Path,
     assert plain_rows.num_rows >= 0  # Lance takes it
     with pytest.raises(mw.InvalidInputError, match="filter"):
         table.scan(filter=text)
+
+
+PLAIN = ROWS.select(["id", "i8", "i64", "b", "s", "bin", "d32", "ts", "tz", "f32", "f64", "timestamp"])
+
+
+def expressions() -> list[pc.Expression]:
+    """Questions of pyarrow that Lance would answer otherwise, in part, if it were told them."""
+    found = []
+    for column in filter_kit.COLUMNS:
+        if column.name not in PLAIN.schema.names:
+            continue
+        field, value = pc.field(column.name), column.values[0]
+        found += [field == value, ~(field == value), field > value, ~(field <= value), field.is_null(), field != field]
+        found += [field.isin([value]), ~field.isin([value]), field.isin([value, None]), field.isin([value]).is_null()]
+        found += [(field == value) | (pc.field("id") > 20), (field == value) & pc.field("b"), field.isin([None])]
+    number = pc.field("i8")
+    return [*found, number + 1 > 1, number * 2 == 10, number > 1.5, number == pc.field("i64"), pc.field("f64") > 0]
+
+
+def test_pyarrow_expressions_mean_what_pyarrow_makes_of_them_in_every_tier(tmp_path: Path) -> None:
+    asked_for = expressions()
+    texts = [str(expression) for expression in asked_for]
+
+    def by_pyarrow(expression: pc.Expression) -> Answer:
+        try:
+            return sorted(PLAIN.filter(expression).column("id").to_pylist())
+        except pa.ArrowException:
+            return "refused"
+
+    answers = in_every_tier(
+        str(tmp_path / "t"),
+        PLAIN,
+        lambda table: [asked(lambda e=e: table.scan(["id"], e).to_table()) for e in asked_for],  # type: ignore[misc]
+    )
+    assert differences(answers, [by_pyarrow(e) for e in asked_for], texts) == []
+
+
+# Columns with these names are not what the words mean where they are not quoted.
+WORDS = """
+null is null | true is not null | and not between 1 and 1 | and not in (1) | true = 1 | `true` = 1 | not = 1 | `not` = 1
+i8 = 0 | i8 in (0, 127) and id > 3 | s = 'a' | s in ('a', '') | i64 = 0 | ts = 0 | `null` is null | date = 1 | in = 1 | in in (1) | `in` in (1) | between = 1 | like = 1 and id > 3 | is is null
+"""
+
+
+@pytest.mark.scaled
+def test_what_indexes_and_shards_leave_out_the_filter_does_not_select(tmp_path: Path) -> None:
+    """Every row that Lance selects is among the rows of the index, and of the shards that are not pruned."""
+    dataset = lance.write_dataset(ROWS, str(tmp_path / "plain"))
+    indexes = {}
+    for field in ROWS.schema:
+        if is_indexable(field.type):
+            indexes[field.name] = index = BTreeMemIndex(field.name, field.name, field.type)
+            index.insert(pa.record_batch([ROWS.column(field.name).combine_chunks()], names=[field.name]), 0)
+    shards = {}
+    for name in ("i8", "i64", "s", "d32", "ts", "timestamp", "true"):
+        sharding = mw.Bucket(name, 16)
+        batch = ROWS.select(["id", name]).combine_chunks().to_batches()[0]
+        shards[name] = sharding, {i: s for s, part in route(batch, sharding) for i in part.column(0).to_pylist()}
+    used = pruned = 0
+    for text in [*filter_kit.listed(WORDS), *ALL[:: scaled(ci=17, prove=1)]]:
+        selected = plain(dataset, text)
+        demands = [(c, p) for c, p in predicates(text, ROWS.schema.names) if c in indexes]
+        if selected == "refused" or not demands:
+            continue
+        for column, predicate in demands:
+            if isinstance(predicate, Range) and pa.types.is_floating(ROWS.schema.field(column).type):
+                predicate = Range(predicate.lower, predicate.upper)
+            with suppress(mw.InvalidInputError):
+                assert set(selected) <= set(indexes[column].positions(predicate, ROWS.num_rows).tolist()), text
+                used += 1
+        for column, (sharding, shard_of) in shards.items():
+            values = values_in_filter(text, column, ROWS.schema.names)
+            named = None if values is None else shards_for_values(sharding, values, ROWS.schema.field(column).type)
+            if named is not None:
+                assert {shard_of[row] for row in selected} <= named, text  # type: ignore[index]
+                pruned += 1
+    assert used > 20
+    assert pruned > 5

@@ -280,7 +280,7 @@ def _pruned(scan: mw.Scan) -> int:
         ("id in (5, 6)", True),
         ("v > 0 and id = 5", True),
         ("id = 5 and (v > 0 or s is null)", True),
-        ("5 = id", False),
+        ("5 = id", True),
         ("id = 5 or id = 6", False),
         ("id != 5", False),
         ("id > 5", False),
