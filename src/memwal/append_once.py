@@ -215,6 +215,7 @@ class OnceAppender:
         fitted = [self._rows.fit(batch) for batch in batches if batch.num_rows]
         if not fitted:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
+        self._target.check_storable(fitted)
         for batch in fitted:
             check_rows_in_shard(batch, self._sharding, self.schema.columns, claim.shard_id)
         size = self._encoder.measure(fitted)
@@ -241,7 +242,8 @@ class OnceAppender:
                 return created or AppendResult(claim.shard_id, rows, skipped=True)
             tail.transactions.admit(txn)
             run = replace(tail.run)
-            generation = run.add(rows, len(fitted), size, self._config)
+            small = self.schema.small_dictionaries
+            generation = run.add(rows, len(fitted), size, self._config, held=fitted, small=small)
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
             data = EntryEncoder(self.schema.wal, claim.epoch, generation).encode(fitted, footer)
             position = tail.last_position + 1
@@ -341,11 +343,7 @@ class OnceAppender:
         current = tail.manifest.current_generation
         if not entry.batches or (entry.generation is not None and entry.generation < current):
             return
-        if entry.generation is not None and entry.generation > tail.run.generation:
-            tail.run = LogRun(entry.generation)
-        tail.run.rows += entry.num_rows
-        tail.run.batches += len(entry.batches)
-        tail.run.size_bytes += entry.size_bytes
+        tail.run.follow(entry)
         tail.entries += 1
         tail.size_bytes += entry.size_bytes
 

@@ -41,6 +41,7 @@ from memwal.store.location import Location, resolve
 from memwal.transactions import as_transaction
 from memwal.types import EntryFooter, EntryTransaction, Transaction
 from memwal.wal import OpenedLog, PersistPolicy, open_log
+from memwal.writer.target import check_storable
 
 __all__ = ["WalAppender"]
 
@@ -55,6 +56,7 @@ class WalAppender:
         config: WriterConfig,
         *,
         schema: TableSchema | None = None,
+        storage_version: str | None = None,
         sharding: Sharding,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -62,6 +64,7 @@ class WalAppender:
         self._log = opened.log
         self._manifests = manifests
         self._config = config
+        self._storage_version = storage_version
         self._sharding = sharding
         self._clock = clock
         self._run = LogRun.of_tail(opened)
@@ -103,7 +106,8 @@ class WalAppender:
             fsync=sync,
         )
         opened = open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, clock=clock)
-        return cls(opened, manifests, config, schema=schema, sharding=sharding, clock=clock)
+        version = None if base is None else base.data_storage_version
+        return cls(opened, manifests, config, schema=schema, storage_version=version, sharding=sharding, clock=clock)
 
     @property
     def epoch(self) -> int:
@@ -150,6 +154,7 @@ class WalAppender:
 
     def _fit(self, rows: _Rows, given: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         fitted = [rows.fit(batch) for batch in given]
+        check_storable(fitted, rows.schema, self._storage_version)
         if len(fitted) > self._config.max_memtable_batches:
             even = [pa.RecordBatch.from_arrays(batch.columns, schema=rows.schema.memory) for batch in fitted]
             fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
@@ -166,7 +171,7 @@ class WalAppender:
             )
         count = sum(batch.num_rows for batch in fitted)
         run = self._run.copy()
-        generation = run.add(count, len(fitted), size, self._config)
+        generation = run.add(count, len(fitted), size, self._config, held=fitted, small=rows.schema.small_dictionaries)
         encoder = self._encoder
         if encoder is None or encoder.generation != generation:
             encoder = EntryEncoder(rows.schema.wal, self.epoch, generation)

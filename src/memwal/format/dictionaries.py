@@ -103,6 +103,11 @@ class SmallDictionaries:
         self._values: dict[Place, set[Any]] = {place: set() for place in limits}
         self._newest: dict[Place, pa.Array] = {}
 
+    @property
+    def limits(self) -> Mapping[Place, int]:
+        """Per dictionary the number of values that it can hold."""
+        return self._limits
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in the dictionaries of `batch`."""
         for place, values in self._values.items():

@@ -304,7 +304,10 @@ class ShardState:
         active = self.active
         if active is None:
             run = replace(run)
-            generation = run.add(rows.num_rows, len(rows.batches), rows.wire_bytes, self.config)
+            small = self.schema.small_dictionaries
+            generation = run.add(
+                rows.num_rows, len(rows.batches), rows.wire_bytes, self.config, held=rows.batches, small=small
+            )
         else:
             active = self._room_in(active, start, rows)
             generation = active.generation

@@ -12,19 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from memwal.clock import Clock
 from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
 from memwal.flush import SsTableSchema, has_null_struct, write_sstable
 from memwal.format.dictionaries import check_dictionaries
+from memwal.format.wal_entry import TOMBSTONE
 from memwal.identity import TableWatch
 from memwal.maintained import IndexSet
 from memwal.schema import TableSchema
 from memwal.store.location import Location
 from memwal.types import SsTable
 
-__all__ = ["ShardTarget"]
+__all__ = ["ShardTarget", "check_storable"]
 
 _WITHOUT_NULL_STRUCTS = "2.0"
 
@@ -46,15 +48,7 @@ class ShardTarget:
 
     def check_storable(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Return only if the base table can hold these rows; `InvalidInputError` names the column."""
-        check_dictionaries(batches, self.schema.small_dictionaries)
-        if self.storage_version != _WITHOUT_NULL_STRUCTS:
-            return
-        for batch in batches:
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                if has_null_struct(column):
-                    raise InvalidInputError(
-                        f"column {name!r} holds a null struct, which files of the table's version 2.0 cannot store"
-                    )
+        check_storable(batches, self.schema, self.storage_version)
 
     def write_sstable(
         self,
@@ -77,3 +71,19 @@ class ShardTarget:
             clock=clock,
             after_data=partial(self.indexes.mirror, generation) if self.indexes is not None else None,
         )
+
+
+def check_storable(batches: Sequence[pa.RecordBatch], schema: TableSchema, storage_version: str | None) -> None:
+    """Return only if a base table can hold these rows, of which tombstones may be flagged; `InvalidInputError` names the
+    column. `storage_version`: of its files, None if there is no table yet."""
+    check_dictionaries(batches, schema.small_dictionaries)
+    if storage_version != _WITHOUT_NULL_STRUCTS:
+        return
+    for batch in batches:
+        at = batch.schema.get_field_index(TOMBSTONE)
+        live = batch if at < 0 else batch.filter(pc.invert(batch.column(at)))
+        for name, column in zip(live.schema.names, live.columns, strict=True):
+            if has_null_struct(column):
+                raise InvalidInputError(
+                    f"column {name!r} holds a null struct, which files of the table's version 2.0 cannot store"
+                )
