@@ -20,7 +20,7 @@ PACKAGE = "memwal"
 # --- The tables. -----------------------------------------------------------------------------------------------------
 
 # Parts of the table facade that keep a table small and sound.
-MAINTENANCE = ("compaction_policy", "tail_flush", "repair", "table_stats")
+MAINTENANCE = ("compaction_policy", "tail_flush", "repair", "restored_repair", "table_stats")
 
 # From the ground up. A module imports layers below its own. "open" layers also let their members import each other.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -53,6 +53,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "transactions",
             "survey",
             "progress",
+            "restored",
         ),
     ),
     ("open", ("memtable", "key_index", "key_set", "memscan", "index", "live")),

@@ -42,6 +42,7 @@ from memwal.manifest import ShardManifestStore
 from memwal.prepared import Unheld
 from memwal.progress import compacted, recorded, unmarked
 from memwal.reports import CompactionReport, Progress, ShardCompaction
+from memwal.restored import check_not_restored
 from memwal.schema import TableSchema
 from memwal.store import paths
 from memwal.store.location import Location
@@ -162,9 +163,11 @@ class Compactor:
     def _targets(self, shards: Collection[str] | None, max_generations: int | None) -> dict[str, int]:
         """Per shard the last generation that this run folds."""
         manifests = self._manifests(shards)
-        marks = compacted(self._base())
+        base = self._base()
+        marks = compacted(base)
         targets = {}
         for shard_id, manifest in manifests.items():
+            check_not_restored(base, manifest, marks.get(shard_id, 0))
             pending = pending_generations(manifest, marks.get(shard_id, 0))
             chosen = pending if max_generations is None else pending[:max_generations]
             targets[shard_id] = chosen[-1].generation if chosen else 0

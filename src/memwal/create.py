@@ -36,6 +36,7 @@ from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
 from memwal.normal_form import no_rows
 from memwal.probe import check_columns, check_table
+from memwal.restored import unlisted_mark
 from memwal.scan.snapshot import list_shards
 from memwal.schema import TableSchema, as_lance
 from memwal.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
@@ -215,7 +216,8 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         entry_id = SYSTEM_CLOCK.uuid4()
         try:
             settings = with_table_id(details.writer_config_defaults)
-            commit_entry(base, replace(details, writer_config_defaults=settings), entry_id)
+            marks = _marks_of_shards(base.location)
+            commit_entry(base, replace(details, writer_config_defaults=settings, compacted=marks), entry_id)
         except (ConflictError, InvalidInputError, UnavailableError):
             newest = base.refresh()
             if newest.version == base.version:
@@ -228,6 +230,12 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
             raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
         base = newest
     raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be enabled; retry")
+
+
+def _marks_of_shards(location: Location) -> dict[str, int]:
+    """What the shards that are there no longer list: it belongs to the rows of the base table, as that is now."""
+    manifests = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
+    return {m.shard_id: unlisted_mark(m) for m in manifests if m is not None and unlisted_mark(m) > 0}
 
 
 def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:

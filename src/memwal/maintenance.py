@@ -26,6 +26,7 @@ from memwal.reports import (
     TableStats,
     VerifyReport,
 )
+from memwal.restored_repair import Restored
 from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.table_stats import collect_stats
@@ -108,9 +109,14 @@ class Maintenance:
             seconds=SYSTEM_CLOCK.monotonic() - started,
         )
 
-    def repair(self, *, dry_run: bool = True) -> RepairReport:
-        """Put right what can be without losing anything: a torn last entry, a lost MemWAL index."""
-        return repair_table(self.location, self._newest_base, dry_run=dry_run)
+    def repair(self, *, dry_run: bool = True, restored: Restored | None = None) -> RepairReport:
+        """Put right what can be without losing anything: a torn last entry, a lost MemWAL index.
+
+        After the base table was restored to a version before a compaction, a person must decide: `restored="keep_base"`
+        takes it as it is, and what was compacted after that version is gone; `restored="bring_back"` lists the compacted
+        generations again, if they still exist.
+        """
+        return repair_table(self.location, self._newest_base, dry_run=dry_run, restored=restored)
 
     def stats(self) -> TableStats:
         """Tiers, rows and bytes, and what compaction and collection would do."""

@@ -4,7 +4,7 @@ Owns `ShardManifestStore`. Invariants:
 
 1. The newest manifest is the largest name of one listing. The hint is written for other implementations; it never
    decides anything here, so a missing, stale, too high or garbage hint changes nothing.
-2. A version is created once (put-if-absent) and only after `check_manifest_transition` accepted it.
+2. A version is created once (put-if-absent) and only after a rule of `memwal.invariants` accepted it.
 3. A claim whose outcome is unknown is never taken as won: it is claimed again, with a higher epoch. So is a claim above
    which a newer version is found (a slot that collection emptied can be created again by a claimer that slept).
 4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put.
@@ -51,6 +51,7 @@ _BACKOFF_SECONDS = 0.005
 _MAX_BACKOFF_SECONDS = 0.25
 
 ManifestUpdate = Callable[[ShardManifest], ShardManifest]
+ManifestCheck = Callable[[ShardManifest | None, ShardManifest], None]
 
 
 def with_generation(latest: ShardManifest, sstable: SsTable, covered_position: int) -> ShardManifest:
@@ -180,20 +181,31 @@ class ShardManifestStore:
         return self._commit(fn, epoch, landed)
 
     def commit_maintenance(
-        self, fn: ManifestUpdate, *, landed: Callable[[ShardManifest], bool] | None = None
+        self,
+        fn: ManifestUpdate,
+        *,
+        landed: Callable[[ShardManifest], bool] | None = None,
+        check: ManifestCheck = check_manifest_transition,
     ) -> ShardManifest:
-        """Like `commit_update` under whatever epoch owns the shard: for compaction, which fences nobody."""
-        return self._commit(fn, None, landed)
+        """Like `commit_update` under whatever epoch owns the shard: for compaction and repair, which fence nobody.
+
+        `check` is the rule for what `fn` may change.
+        """
+        return self._commit(fn, None, landed, check)
 
     def _commit(
-        self, fn: ManifestUpdate, epoch: int | None, landed: Callable[[ShardManifest], bool] | None
+        self,
+        fn: ManifestUpdate,
+        epoch: int | None,
+        landed: Callable[[ShardManifest], bool] | None,
+        check: ManifestCheck = check_manifest_transition,
     ) -> ShardManifest:
         for attempt in range(_MAX_TRIES):
             latest = self._latest_of_epoch(epoch)
             updated = fn(latest)
             if updated is latest:
                 return latest
-            check_manifest_transition(latest, updated)
+            check(latest, updated)
             if updated.writer_epoch != latest.writer_epoch:
                 raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
             if self._create(updated) is PutResult.CREATED and self._is_newest(updated.version):

@@ -29,6 +29,7 @@ from memwal.format.wal_entry import decode_entry, encode_mark
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
 from memwal.reports import Problem, RepairAction, RepairReport
+from memwal.restored_repair import Restored, settle_restored
 from memwal.schema import TableSchema
 from memwal.store import paths
 from memwal.store.location import Location
@@ -44,13 +45,20 @@ _LOG = logging.getLogger(__name__)
 
 
 def repair_table(
-    location: Location, newest_base: Callable[[], BaseTable], *, dry_run: bool = True, clock: Clock = SYSTEM_CLOCK
+    location: Location,
+    newest_base: Callable[[], BaseTable],
+    *,
+    dry_run: bool = True,
+    restored: Restored | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> RepairReport:
-    """Put right what can be: lost MemWAL index, torn last entries. Reports what it did and what is left."""
+    """Put right what can be: lost MemWAL index, restored base, torn last entries. Reports what it did and what is left."""
     actions: list[RepairAction] = []
     shards = list_shards(location)
     if shards and newest_base().details is None:
         actions.append(_bring_index_back(newest_base(), clock, dry_run=dry_run))
+    if restored is not None:
+        actions += settle_restored(location, newest_base, restored, clock, dry_run=dry_run)
     problems: list[Problem] = []
     for shard_id in shards:
         findings = inspect_shard(location, shard_id, newest_base, clock=clock)

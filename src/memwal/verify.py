@@ -40,6 +40,7 @@ from memwal.format.wal_entry import EntryDecoder
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
 from memwal.reports import Problem
+from memwal.restored import REMEDY, given_up, is_restored
 from memwal.sidecar import PkSidecar
 from memwal.store import paths
 from memwal.store.location import Location
@@ -47,7 +48,7 @@ from memwal.transactions import is_whole
 from memwal.types import ShardManifest, SsTable
 from memwal.wal import list_positions
 
-__all__ = ["EntryInfo", "ShardFindings", "inspect_base", "inspect_shard"]
+__all__ = ["EntryInfo", "ShardFindings", "inspect_base", "inspect_shard", "sstable_faults"]
 
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
@@ -264,18 +265,23 @@ class _Inspection:
         wanted = list(range(mark + 1, max(mark + 1, manifest.current_generation)))
         if listed != wanted:
             what = f"generations {listed} are listed where {wanted} are published and not compacted"
-            self._found.add("V-7", where, what, "restore an older manifest version that lists the missing ones")
+            remedy = "restore an older manifest version that lists the missing ones"
+            if given_up(manifest, mark) and is_restored(base, self._shard_id, mark):
+                what += ": the base table was restored to a version before the others were compacted into it"
+                remedy = REMEDY
+            self._found.add("V-7", where, what, remedy)
         if len({sstable.generation for sstable in manifest.sstables}) != len(manifest.sstables):
             self._found.add("V-7", where, "a generation is listed twice", "report it: this is a bug")
         for sstable in needed:
             self._found.sstables += 1
-            for what in _sstable_faults(self._location, self._shard_id, sstable, base.primary_key, deep=self._deep):
+            for what in sstable_faults(self._location, self._shard_id, sstable, base.primary_key, deep=self._deep):
                 self._found.add("V-8", paths.sstable_dir(self._shard_id, sstable.path), what, _RESTORE)
 
 
-def _sstable_faults(
+def sstable_faults(
     location: Location, shard_id: str, sstable: SsTable, primary_key: Sequence[str], *, deep: bool
 ) -> Iterator[str]:
+    """What is wrong with one SSTable; nothing if it is whole. `deep` reads every key."""
     directory = paths.sstable_dir(shard_id, sstable.path)
     try:
         with lance_errors("opening the generation"):

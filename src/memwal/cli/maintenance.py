@@ -5,7 +5,7 @@ Owns no engine logic: each command is one call of the facade. Called by: `memwal
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -101,13 +101,17 @@ def verify(uri: Uri, storage_option: Options = None, json: Json = False) -> None
 def repair(
     uri: Uri,
     apply: Annotated[bool, typer.Option("--apply", help="Really repair; without it nothing is changed.")] = False,
+    restored: Annotated[
+        Literal["keep_base", "bring_back"] | None,
+        typer.Option("--restored", help="What to do about a base that was restored to before a compaction."),
+    ] = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
     """Show what can be repaired, and repair it if asked; exit status 1 if problems are left."""
     table = open_for(uri, storage_option, for_repair=True)
     with working("repairing" if apply else "looking", hidden=json):
-        report = table.repair(dry_run=not apply)
+        report = table.repair(dry_run=not apply, restored=restored)
     actions, left = [to_plain(action) for action in report.actions], [to_plain(problem) for problem in report.problems]
     if json:
         print_json({"dry_run": report.dry_run, "actions": actions, "problems": left})

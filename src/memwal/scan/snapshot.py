@@ -14,6 +14,7 @@ then WAL tails from their cursors, then the base version may meet a row twice bu
 5. Rows in memory have the columns of the captured base version, matched by field id, whatever the columns were when
    they were written.
 6. A table without a MemWAL entry is not read: what lies in its shards may belong to rows that were overwritten.
+7. Rows that are missing because the base table was restored to before a compaction are an error, never an answer.
 
 Called by: `Scan`, lookups, search.
 """
@@ -35,6 +36,7 @@ from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, Ob
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from memwal.progress import compacted
+from memwal.restored import check_not_restored
 from memwal.schema import TableSchema
 from memwal.store.location import Location
 from memwal.survey import list_shards
@@ -155,6 +157,9 @@ class SnapshotSource:
         if details is None:
             raise no_entry(self.location)
         marks = compacted(base)
+        for upper in uppers:
+            if upper is not None:
+                check_not_restored(base, upper.manifest, marks.get(upper.shard_id, 0))
         views = tuple(_view(upper, marks.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None)
         return Snapshot(self.location, schema, base, views, pruned)
 

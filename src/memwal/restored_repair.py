@@ -1,0 +1,167 @@
+"""The two honest ways out of a restored base table.
+
+Owns `settle_restored`. Invariants:
+
+1. `keep_base` marks what the shards no longer list as compacted: reads, compaction and collection then take the base
+   table as it is. Generations that are still listed stay fresh.
+2. `bring_back` lists the missing generations again, exactly as a retained manifest listed them, and only if each of them is
+   whole. It does so for all shards or for none.
+3. A dry run writes nothing and says what would be done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from memwal.base_commit import mark
+from memwal.base_table import BaseTable
+from memwal.clock import Clock
+from memwal.errors import (
+    ConflictError,
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    UnsupportedFormatError,
+)
+from memwal.invariants import check_relisting
+from memwal.manifest import ShardManifestStore
+from memwal.progress import COUNTER_SHARD, commit_number, compacted
+from memwal.reports import RepairAction
+from memwal.restored import given_up
+from memwal.store import paths
+from memwal.store.location import Location
+from memwal.survey import list_shards
+from memwal.types import ShardManifest, SsTable
+from memwal.verify import sstable_faults
+
+__all__ = ["Restored", "settle_restored"]
+
+_LOG = logging.getLogger(__name__)
+_MAX_TRIES = 8
+Restored = Literal["keep_base", "bring_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Generations of one shard that neither the shard nor the base table has."""
+
+    manifest: ShardManifest
+    missing: range
+
+    @property
+    def where(self) -> str:
+        return paths.manifest_path(self.manifest.shard_id, self.manifest.version)
+
+
+def settle_restored(
+    location: Location, newest_base: Callable[[], BaseTable], way: Restored, clock: Clock, *, dry_run: bool
+) -> list[RepairAction]:
+    """End the state in which rows are missing because the base was restored; nothing to do is no action."""
+    if way not in get_args(Restored):
+        raise InvalidInputError(f"restored is 'keep_base', 'bring_back' or None, not {way!r}")
+    for _ in range(_MAX_TRIES):
+        gaps, base = _gaps(location, newest_base)
+        if not gaps:
+            return []
+        try:
+            if way == "keep_base":
+                return _keep_base(base, gaps, dry_run=dry_run)
+            return _bring_back(location, base, gaps, clock, dry_run=dry_run)
+        except ConflictError as error:
+            _LOG.info("the table moved while it was repaired: %s", error)
+    raise ConflictError("the table changes faster than it can be repaired; retry")
+
+
+def _gaps(location: Location, newest_base: Callable[[], BaseTable]) -> tuple[list[_Gap], BaseTable]:
+    """All gaps, and the base version in which they are: read after the manifests."""
+    manifests = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
+    base = newest_base()
+    if base.details is None:
+        return [], base
+    marks = compacted(base)
+    found = [_Gap(m, given_up(m, marks.get(m.shard_id, 0))) for m in manifests if m is not None]
+    return [gap for gap in found if gap.missing], base
+
+
+def _keep_base(base: BaseTable, gaps: list[_Gap], *, dry_run: bool) -> list[RepairAction]:
+    if not dry_run:
+        marks = {gap.manifest.shard_id: gap.missing[-1] for gap in gaps}
+        if base.primary_key:
+            marks[COUNTER_SHARD] = commit_number(base) + 1
+        mark(base, marks)
+        _LOG.warning("took a restored base as it is [table=%s]", base.location.describe())
+    return [
+        RepairAction(
+            gap.where,
+            f"take the base table as it is: what generations {list(gap.missing)} added to later versions of it is gone",
+            done=not dry_run,
+        )
+        for gap in gaps
+    ]
+
+
+def _bring_back(
+    location: Location, base: BaseTable, gaps: list[_Gap], clock: Clock, *, dry_run: bool
+) -> list[RepairAction]:
+    found = {gap.where: _published(location, gap) for gap in gaps}
+    faults = [
+        RepairAction(gap.where, fault) for gap in gaps for fault in _faults(location, base, gap, found[gap.where])
+    ]
+    if faults:
+        return faults
+    if not dry_run:
+        for gap in gaps:
+            _list_again(location, gap, found[gap.where], clock)
+    return [
+        RepairAction(
+            gap.where, f"list generations {list(gap.missing)} again, as an older version did", done=not dry_run
+        )
+        for gap in gaps
+    ]
+
+
+def _published(location: Location, gap: _Gap) -> dict[int, SsTable]:
+    """The missing generations as retained manifests list them: a directory alone may be an attempt that was never published."""
+    store = ShardManifestStore(location, gap.manifest.shard_id)
+    found: dict[int, SsTable] = {}
+    for version in reversed(store.list_versions()):
+        try:
+            listed = store.read_version(version).sstables
+        except (ObjectNotFoundError, CorruptDataError, UnsupportedFormatError) as error:
+            _LOG.info("a manifest version cannot be read [version=%d]: %s", version, error)
+            continue
+        found = {s.generation: s for s in listed if s.generation in gap.missing} | found
+    return found
+
+
+def _faults(location: Location, base: BaseTable, gap: _Gap, found: Mapping[int, SsTable]) -> list[str]:
+    faults = []
+    for generation in gap.missing:
+        sstable = found.get(generation)
+        if sstable is None:
+            faults.append(f"generation {generation} cannot be brought back: no retained manifest lists it")
+            continue
+        broken = list(sstable_faults(location, gap.manifest.shard_id, sstable, base.primary_key, deep=False))
+        faults += [f"generation {generation} cannot be brought back: {what}" for what in broken]
+    return faults
+
+
+def _list_again(location: Location, gap: _Gap, found: Mapping[int, SsTable], clock: Clock) -> None:
+    shard_id = gap.manifest.shard_id
+    back = tuple(found[generation] for generation in gap.missing)
+    names = {sstable.path for sstable in back}
+
+    def landed(newest: ShardManifest) -> bool:
+        return names <= {sstable.path for sstable in newest.sstables}
+
+    def update(latest: ShardManifest) -> ShardManifest:
+        if landed(latest):
+            return latest
+        return replace(latest, version=latest.version + 1, sstables=(*back, *latest.sstables))
+
+    store = ShardManifestStore(location, shard_id, clock=clock)
+    store.commit_maintenance(update, landed=landed, check=check_relisting)
+    _LOG.warning("listed generations again [shard=%s, first=%d, last=%d]", shard_id, gap.missing[0], gap.missing[-1])
