@@ -44,6 +44,7 @@ from memwal.store.location import Location
 from memwal.wal import list_positions
 
 __all__ = [
+    "LEFTOVERS",
     "Choices",
     "check_existing",
     "commit_entry",
@@ -55,6 +56,9 @@ __all__ = [
 ]
 
 _MAX_TRIES = 8
+LEFTOVERS = (
+    "call memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal directory"
+)
 _KEY = "lance-schema:unenforced-primary-key"
 _POSITION = "lance-schema:unenforced-primary-key:position"
 
@@ -119,10 +123,12 @@ class Choices:
 def write_base(
     location: Location, data_or_schema: Any, primary_key: str | Sequence[str] | None, choices: Choices
 ) -> BaseTable:
-    """Create the base table, with rows if data is given; nothing is written if `choices` do not fit it."""
+    """Create the base table, with rows if data is given; nothing is written if `choices` do not fit it, or if the place
+    holds the rows of a table whose base is gone."""
     rows = _first_rows(data_or_schema, primary_key)
     choices.check(rows.schema, primary_key_columns(rows.schema), ())
     check_columns(rows.schema)
+    _refuse_leftovers_here(location)
     try:
         with lance_errors("creating the base table"):
             _commit_first(location, rows)
@@ -134,6 +140,18 @@ def write_base(
     if base is None:
         raise ConflictError(f"the table at {location.describe()} vanished while it was made; retry")
     return base
+
+
+def _refuse_leftovers_here(location: Location) -> None:
+    try:
+        refuse_leftovers(
+            location,
+            "remove its _mem_wal directory if they are not needed; to keep them, write the base table with Lance and call "
+            "memwal.enable(adopt_shards=True)",
+        )
+    except InvalidInputError:
+        if BaseTable.open(location) is None:
+            raise  # else they are rows of the table that another call made meanwhile
 
 
 def _commit_first(location: Location, rows: pa.Table) -> None:
@@ -280,13 +298,12 @@ def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: M
         return False
 
 
-def refuse_leftovers(location: Location) -> None:
-    """Raise if shards of an earlier life of this table hold rows."""
+def refuse_leftovers(location: Location, way_out: str) -> None:
+    """Raise if shards of an earlier table at this place hold rows; `way_out` says how the caller can go on."""
     for shard_id in list_shards(location):
         manifest = ShardManifestStore(location, shard_id).read_latest()
         cursor = 0 if manifest is None else manifest.replay_after_wal_entry_position
         if (manifest is not None and manifest.sstables) or list_positions(location, shard_id)[-1:] > [cursor]:
             raise InvalidInputError(
-                f"shard {shard_id} of the table at {location.describe()} holds rows of before; pass adopt_shards=True if "
-                "they belong to the table as it is now, or remove its _mem_wal directory"
+                f"shard {shard_id} of the table at {location.describe()} holds rows of before; {way_out}"
             )

@@ -22,7 +22,7 @@ from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK
 from memwal.compaction_policy import DEFAULT_COMPACTION, CompactionPolicy
 from memwal.config import WriterConfig
-from memwal.create import Choices, check_existing, install, refuse_leftovers, write_base
+from memwal.create import LEFTOVERS, Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import INDEX_NAME, MemWalDetails
 from memwal.identity import TableWatch, for_writing
@@ -109,7 +109,7 @@ def create_table(
     else:
         check_existing(base, data_or_schema, primary_key)
         if base.details is None:
-            refuse_leftovers(location)
+            refuse_leftovers(location, LEFTOVERS)
     return Table(location, install(base, choices) if base.details is None else base)
 
 
@@ -138,7 +138,7 @@ def enable(
         allow_keys_across_shards=allow_keys_across_shards,
     )
     if base.details is None and not adopt_shards:
-        refuse_leftovers(location)
+        refuse_leftovers(location, LEFTOVERS)
     return Table(location, install(base, choices))
 
 

@@ -483,13 +483,16 @@ def test_a_tail_of_an_earlier_life_counts_as_rows_too(tmp_path: Path) -> None:
         mw.enable(uri)
 
 
-def test_a_shard_that_came_before_its_base_table_is_read_once_the_table_is_made(tmp_path: Path) -> None:
+def test_a_shard_that_came_before_its_base_table_is_adopted_only_when_asked(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     key = {"lance-schema:unenforced-primary-key": "true"}
     schema = keyed().set(0, keyed().field("id").with_metadata(key))
     with mw.ShardWriter.open(uri, schema, **FAST) as writer:
         writer.put([{"id": 1, "v": 1, "s": "a"}])
-    table = mw.create_table(uri, schema)
+    with pytest.raises(mw.InvalidInputError, match="adopt_shards"):
+        mw.create_table(uri, schema)
+    lance.write_dataset(schema.empty_table(), uri)
+    table = mw.enable(uri, adopt_shards=True)
     assert rows_of(table.scan()) == [{"id": 1, "v": 1, "s": "a"}]
 
 
