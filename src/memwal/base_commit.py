@@ -55,6 +55,7 @@ __all__ = [
     "Ready",
     "commit_by_hand",
     "finish_marks",
+    "mark",
     "merge_rows",
     "next_base",
     "paths_of",
@@ -228,7 +229,7 @@ def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, mark
             return base.refresh()
         base = next_base(base)
     if upserts is None:
-        return _mark(base, counted)
+        return mark(base, counted)
     reach("compact.before_upsert")
     reader = pa.RecordBatchReader.from_batches(base.schema, upserts())
     _merge(
@@ -240,7 +241,7 @@ def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, mark
     return base.refresh()
 
 
-def _mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
+def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
     """The version after `base` that records `marks` and changes no row."""
     column = list(base.primary_key) or [_joinable(base)]
     empty = no_rows(base.schema)
@@ -255,7 +256,7 @@ def finish_marks(base: BaseTable) -> BaseTable:
         if not missing:
             return base
         try:
-            return _mark(base, missing)
+            return mark(base, missing)
         except ConflictError:
             base = base.refresh()
     raise ConflictError("others commit faster than a mark can be recorded; retry")
