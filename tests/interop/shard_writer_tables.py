@@ -79,6 +79,15 @@ def _choice(i: int, v: int) -> dict[str, Any]:
     return {"id": i, "colour": _or_null(i, v, ("red", "green", "blue")[(i + v) % 3]), "version": v}
 
 
+def _strict_inside(i: int, v: int) -> dict[str, Any]:
+    return {
+        "id": i,
+        "tagged": {"tag": ("red", "green", "blue")[(i + v) % 3], "size": v},
+        "pair": _or_null(i, v, {"left": i, "words": [f"w{v}"] * (i % 3)}),
+        "vector": [float(i), float(v)],
+    }
+
+
 def _map(i: int, v: int) -> dict[str, Any]:
     return {"id": i, "tags": _or_null(i, v, [(f"k{n}", v) for n in range(i % 3)])}
 
@@ -108,6 +117,10 @@ def _plain(kind: Callable[[int], Any]) -> Callable[[int, int], dict[str, Any]]:
 
 def _plain_schema(kind: pa.DataType) -> pa.Schema:
     return pa.schema([key("id", kind), ("version", pa.int64()), ("note", pa.string())])
+
+
+def _strict(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
 
 
 _LISTS = {
@@ -166,6 +179,24 @@ SHAPES = [
         "dictionary",
         pa.schema([key("id", pa.int64()), ("colour", pa.dictionary(pa.int32(), pa.string())), ("version", pa.int8())]),
         _choice,
+    ),
+    Shape(
+        "strict inside",
+        pa.schema(
+            [
+                key("id", pa.int64()),
+                pa.field(
+                    "tagged", pa.struct([_strict("tag", pa.dictionary(pa.int8(), pa.string())), ("size", pa.int32())])
+                ),
+                pa.field(
+                    "pair",
+                    pa.struct([_strict("left", pa.int64()), _strict("words", pa.list_(_strict("item", pa.string())))]),
+                ),
+                pa.field("vector", pa.list_(_strict("item", pa.float32()), 2)),
+            ]
+        ),
+        _strict_inside,
+        ("2.1", "2.2"),
     ),
     Shape("map", pa.schema([key("id", pa.int64()), ("tags", pa.map_(pa.string(), pa.int64()))]), _map, ("2.2",)),
     Shape(

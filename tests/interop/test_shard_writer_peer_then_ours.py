@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import pytest
 from shard_writer_tables import CASES, NAMES, SHAPES, Duel, Shape
 
@@ -77,3 +78,17 @@ def test_settings_that_the_peer_stored_with_the_table_are_ours_too(tmp_path: Pat
         assert writer.config.max_wal_flush_interval_ms == 9
     with ShardWriter.open(uri, durable_write=True) as writer:
         assert (writer.config.durable_write, writer.config.max_memtable_rows) == (True, 77)
+
+
+def test_a_null_among_the_dictionary_values_of_the_peer_is_a_null(tmp_path: Path) -> None:
+    """Arrow cannot join such dictionaries: what the peer acknowledged could be neither read nor flushed."""
+    duel = Duel(tmp_path, next(shape for shape in SHAPES if shape.name == "dictionary"))
+    peer = duel.peer()
+    kind = duel.schema.field("colour").type
+    odd = pa.DictionaryArray.from_arrays(pa.array([1, 0], kind.index_type), pa.array(["pink", None]))
+    duel.put(peer, [10], 1)
+    peer.put(pa.table([[20, 21], odd, pa.array([1, 1], pa.int8())], schema=duel.schema))
+    duel.put(peer, [11], 2)
+    with duel.ours() as ours:
+        assert {row["id"]: row["colour"] for row in duel.our_rows(ours) if row["id"] >= 20} == {20: None, 21: "pink"}
+    assert {row["id"]: row["colour"] for row in duel.stored_rows() if row["id"] >= 20} == {20: None, 21: "pink"}
