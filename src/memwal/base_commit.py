@@ -39,7 +39,7 @@ from memwal.clock import Clock, thread_pool
 from memwal.errors import ConflictError, MemWalError, ObjectExistsError
 from memwal.format.deletions import encode_deletions
 from memwal.format.lance_commit import append_commit, fragment_of
-from memwal.format.lance_manifest import BITMAP, DataFile, DeletionFile, data_path, deletion_path
+from memwal.format.lance_manifest import BITMAP, DeletionFile, data_path, deletion_path
 from memwal.hooks import reach
 from memwal.identity import TableWatch
 from memwal.key_set import KeySet
@@ -328,7 +328,7 @@ class InTwo:
             read_version=base.version, operation=LanceOperation.Merge([*present, *fragments], schema)
         )
         try:
-            with lance_errors("appending to the base table"):
+            with base.reading("appending to the base table"):
                 lance.LanceDataset.commit(
                     base.location.dataset_uri, transaction, max_retries=0, storage_options=lance_options(base.location)
                 )
@@ -392,22 +392,8 @@ def sync_version(before: BaseTable | None, after: BaseTable) -> None:
             if directory in names:
                 store.sync_tree(directory)
         return
-    known = _files(before)
-    for path in sorted(_files(after) - known):
+    for path in sorted(after.files() - before.files()):
         store.sync_tree(path)
     store.sync_tree("_transactions")
     for version in range(before.version + 1, after.version + 1):
         store.sync_tree(after.path_of(version))
-
-
-def _files(base: BaseTable) -> set[str]:
-    found = set()
-    for fragment in base.manifest.fragments():
-        found |= {data_path(file.path) for file in fragment.files if _is_plain(file)}
-        if fragment.deletion is not None:
-            found.add(deletion_path(fragment.id, fragment.deletion))
-    return found
-
-
-def _is_plain(file: DataFile) -> bool:
-    return bool(file.path)

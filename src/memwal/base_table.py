@@ -3,7 +3,8 @@
 Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
 
 1. All answers of one `BaseTable` are about one version; `refresh` returns another value, it never changes this one.
-2. Index entries and feature flags come from that version's manifest file, which is read at most once, on demand.
+2. Index entries and feature flags come from that version's manifest file, which is read once, when the version is found:
+   they can be had when somebody has cleaned the version up meanwhile.
 3. "There is no base table" is an answer (None) that the store confirmed; a storage failure is an error.
 4. A Lance dataset moves on when something is committed through it. Commits go through a `handle` of their own, so that
    no scan, lookup or cache sees its version change.
@@ -28,6 +29,7 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 
 from memwal.errors import (
+    CollectedError,
     ConflictError,
     CorruptDataError,
     InvalidInputError,
@@ -42,6 +44,8 @@ from memwal.format.lance_manifest import (
     VERSIONS_DIR,
     IndexEntry,
     LanceManifest,
+    data_path,
+    deletion_path,
     old_version_path,
     parse_lance_manifest,
     version_path,
@@ -56,6 +60,7 @@ RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
 _QUERY = re.compile(r"\?\S+=\S+")
 _SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 _MAX_TEXT = 400
+_MAX_TRIES = 8
 
 
 def lance_options(location: Location) -> dict[str, str] | None:
@@ -141,15 +146,27 @@ class BaseTable:
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
         """The newest version (or `version`) of the base table, or None if the store holds none."""
-        try:
-            with lance_errors("opening the base table"):
-                dataset = lance.dataset(location.dataset_uri, version=version, storage_options=lance_options(location))
-        except (InvalidInputError, UnavailableError):
-            if version is None and not location.store.list_names(VERSIONS_DIR):
-                return None
-            raise
-        opened = int(dataset.version)
-        return cls(location, dataset, opened, _stamp(location, opened))
+        for attempt in range(_MAX_TRIES):
+            try:
+                with lance_errors("opening the base table"):
+                    dataset = lance.dataset(
+                        location.dataset_uri, version=version, storage_options=lance_options(location)
+                    )
+                return cls._at(location, dataset, object())
+            except (InvalidInputError, UnavailableError, ObjectNotFoundError):
+                if version is None and not location.store.list_names(VERSIONS_DIR):
+                    return None
+                if version is not None or attempt == _MAX_TRIES - 1:  # else it may have been cleaned up meanwhile
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    @classmethod
+    def _at(cls, location: Location, dataset: lance.LanceDataset, origin: object) -> BaseTable:
+        """The version of `dataset`, with its manifest."""
+        version = int(dataset.version)
+        base = cls(location, dataset, version, _stamp(location, version), origin)
+        base._load_manifest()
+        return base
 
     def handle(self) -> lance.LanceDataset:
         """This version as a dataset that nobody else holds; committing through it moves no other. Costs no request."""
@@ -163,9 +180,58 @@ class BaseTable:
             return self._reopened()
         if newest == self.version:
             return self
-        with lance_errors("opening the newest version of the base table"):
-            dataset = self.dataset.checkout_version(newest)
-        return BaseTable(self.location, dataset, newest, _stamp(self.location, newest), self.origin)
+        try:
+            with lance_errors("opening the newest version of the base table"):
+                dataset = self.dataset.checkout_version(newest)
+            return self._at(self.location, dataset, self.origin)
+        except (InvalidInputError, UnavailableError, ObjectNotFoundError):
+            if self._exists(self.path_of(newest)):
+                raise
+        return self._reopened()  # it was cleaned up already
+
+    @contextmanager
+    def reading(self, action: str) -> Iterator[None]:
+        """`lance_errors` for reads of this version; `CollectedError` if they fail because somebody cleaned it up.
+
+        A file that is missing although the version is the newest one is damage.
+        """
+        try:
+            with lance_errors(action):
+                yield
+        except (InvalidInputError, UnavailableError):
+            gone = self._missing()
+            if gone is None:
+                raise
+            if gone != self.stamp.path and int(self.dataset.latest_version) == self.version:
+                raise CorruptDataError(f"{action}: a file of the newest version is not there", path=gone) from None
+            raise CollectedError(f"{action}: version {self.version} was cleaned up meanwhile; read again") from None
+
+    def _missing(self) -> str | None:
+        """Something of this version that is not there any more, or None."""
+        if not self._exists(self.stamp.path):
+            return self.stamp.path
+        if not hand_commit_is_safe(self.manifest) and not self.manifest.has_stable_row_ids:
+            return None  # files may lie elsewhere
+        names = self.location.store.list_names
+        there = {f"{directory}/{name}" for directory in ("data", "_deletions", "_indices") for name in names(directory)}
+        indexes = {f"_indices/{entry.uuid}" for entry in self.index_entries if entry.name != INDEX_NAME}
+        return min((self.files() | indexes) - there, default=None)
+
+    def files(self) -> set[str]:
+        """The data files and deletion vectors of this version."""
+        found = set()
+        for fragment in self.manifest.fragments():
+            found |= {data_path(file.path) for file in fragment.files if file.path}
+            if fragment.deletion is not None:
+                found.add(deletion_path(fragment.id, fragment.deletion))
+        return found
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.location.store.head(path)
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def _is_still_there(self) -> bool:
         """Whether the manifest that this value was opened from is the one that lies there now."""

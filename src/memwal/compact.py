@@ -32,7 +32,7 @@ from memwal.base_commit import HandMade, InTwo, Ready, finish_marks, merge_rows,
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.config import WriterConfig
-from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.format.dictionaries import small_dictionaries
 from memwal.generation_rows import Folded, Generation, fold_all, fold_newest
 from memwal.hooks import reach
@@ -151,7 +151,7 @@ class Compactor:
         while True:
             try:
                 left = self._step(targets, tally)
-            except (ConflictError, ObjectNotFoundError) as error:
+            except (CollectedError, ConflictError, ObjectNotFoundError) as error:
                 self._back_off(tally, error)
                 continue
             if progress is not None:

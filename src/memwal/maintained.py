@@ -64,7 +64,7 @@ def index_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
         return known
     kind = entry.details_type.rpartition(".")[2].removesuffix("Details").removesuffix("Index")
     metric, params = None, None
-    with lance_errors(f"reading the index {entry.name!r}"):
+    with base.reading(f"reading the index {entry.name!r}"):
         if kind == "Vector":
             metric = vector_metric(base.dataset, entry.name)
         elif kind == "Inverted":

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.base_table import BaseTable, lance_errors
+from memwal.base_table import BaseTable
 from memwal.errors import CorruptDataError
 from memwal.format.keys import encode_composite
 from memwal.format.lance_manifest import parse_fragment
@@ -82,7 +82,7 @@ def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | No
     """The live rows of the fragments in which the index finds a key."""
     (name,) = base.primary_key
     found = []
-    with lance_errors("finding replaced rows in the base table"):
+    with base.reading("finding replaced rows in the base table"):
         chosen = _fragments(base, fragments)
         for start in range(0, len(keys.keys), _KEYS_AT_ONCE):
             asked = in_list(name, keys.keys.slice(start, _KEYS_AT_ONCE))
@@ -101,7 +101,7 @@ def _fragments(base: BaseTable, numbers: Sequence[int] | None) -> Any:
 
 def _parts(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:
     names = list(base.primary_key)
-    with lance_errors("finding replaced rows in the base table"):
+    with base.reading("finding replaced rows in the base table"):
         scanner = base.dataset.scanner(
             columns=names,
             fragments=_fragments(base, fragments),

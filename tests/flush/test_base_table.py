@@ -118,7 +118,8 @@ def test_datasets_with_old_manifest_names_are_read(tmp_path: Path) -> None:
     base = opened(uri)
     assert base.version == 2
     assert base.details is not None
-    assert not base.takes_hand_commit
+    assert base.takes_hand_commit
+    assert base.path_of(3) == "_versions/3.manifest"
 
 
 def test_a_hand_made_commit_is_taken_where_the_manifest_is_known_to_be_safe(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from memwal.base_table import BaseTable, lance_errors
+from memwal.base_table import BaseTable
 from memwal.format.keys import encode_composite
 from memwal.format.siphash import hash_messages
 from memwal.literals import in_list
@@ -52,7 +52,7 @@ class BaseLookup:
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
             return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
         index = self._index_for(base)
-        with lance_errors("looking keys up in the base table"):
+        with base.reading("looking keys up in the base table"):
             if index is None:
                 return self._by_filter(base, keys, wanted)
             row_ids = index.propose(keys)
@@ -102,7 +102,7 @@ class _HashIndex:
 
     @classmethod
     def build(cls, base: BaseTable, key: list[str]) -> _HashIndex:
-        with lance_errors("indexing the keys of the base table"):
+        with base.reading("indexing the keys of the base table"):
             scanner = base.dataset.scanner(columns=key, with_row_id=True, batch_size=262_144)
             hashes, row_ids = [], []
             exact = True

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.base_table import lance_errors
 from memwal.clock import thread_pool
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.memscan import narrowed, winners
@@ -212,7 +211,7 @@ class Merge:
         columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
         dataset = snapshot.base.dataset
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
-        with lance_errors("scanning the base table"):
+        with snapshot.base.reading("scanning the base table"):
             scanner = dataset.scanner(
                 blob_handling="all_binary",  # else Lance shows where the bytes are, not what they are
                 columns=columns,

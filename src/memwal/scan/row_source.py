@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.base_table import lance_errors
 from memwal.index import Analyzer, FtsMemIndex
 from memwal.index.vectors import VectorBlock
 from memwal.memscan import matching_rows, narrowed
@@ -209,7 +208,7 @@ class FragmentSource:
         self._merge = merge
         self._texts = texts
         keys = list(merge.snapshot.schema.primary_key) if merge.fresh_keys is not None else []
-        with lance_errors("reading the base table"):
+        with merge.snapshot.base.reading("reading the base table"):
             rows = fragment.scanner(columns=keys, with_row_address=True, with_row_id=True).to_table()
         self.addresses = one_array(rows.column("_rowaddr")).to_numpy()
         self.row_ids = one_array(rows.column("_rowid")).to_numpy()
@@ -227,7 +226,7 @@ class FragmentSource:
         if row_filter is None:
             return self.live
         shared = pushdown(row_filter)
-        with lance_errors("filtering the base table"):
+        with self._merge.snapshot.base.reading("filtering the base table"):
             found = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_address=True).to_table()
         found = shared.finish(found)
         mask = np.zeros(self.num_rows, dtype=bool)
@@ -236,7 +235,7 @@ class FragmentSource:
 
     def column(self, name: str) -> pa.Array:
         """One column of all rows."""
-        with lance_errors("reading the base table"):
+        with self._merge.snapshot.base.reading("reading the base table"):
             return one_array(self._fragment.scanner(columns=[name]).to_table().column(name))
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:

@@ -4,8 +4,9 @@ Owns the public `Scan`. Invariants:
 
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
 2. Limit and offset count live, matching rows.
-3. An SSTable that vanished before the first batch restarts the read on a fresh snapshot (bounded), and is corruption
-   if that one needs it too; later it is `CollectedError`, unless nothing was handed out yet (`to_table`, `count_rows`).
+3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
+   read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
+   (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
 
 Called by: the table facade, `ShardWriter.lsm_scan`.
 """
@@ -28,7 +29,6 @@ from memwal.schema import checked_columns
 __all__ = ["Scan"]
 
 T = TypeVar("T")
-_MAX_RESTARTS = 3
 
 
 class Scan:
@@ -64,36 +64,36 @@ class Scan:
         """What this scan reads."""
         return self._snapshot
 
-    def _open(self) -> Iterator[pa.RecordBatch]:
-        """The stream behind its first batch: nothing that it needs was missing up to here."""
+    def _start(self, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+        """The stream of a snapshot behind its first batch: nothing that it needs was missing up to here."""
+        self._snapshot = snapshot
+        merge = Merge(snapshot, self._projection, self._filter)
+        merge.prepare()
+        batches = merge.batches()
+        first = next(batches, None)
+        return batches if first is None else chain([first], batches)
 
-        def start(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
-            self._snapshot = snapshot
-            merge = Merge(snapshot, self._projection, self._filter)
-            merge.prepare()
-            batches = merge.batches()
-            first = next(batches, None)
-            return batches if first is None else chain([first], batches)
-
-        return with_restarts(self._capture, start, self._snapshot)
+    def _cut(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The stream from the offset on, up to the limit."""
+        skip, left = self._offset, self._limit
+        for batch in batches:
+            if skip >= batch.num_rows:
+                skip -= batch.num_rows
+                continue
+            part = batch.slice(skip, left) if skip or left is not None else batch
+            skip = 0
+            yield part
+            if left is not None:
+                left -= part.num_rows
+                if left <= 0:
+                    return
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """The rows as a stream of batches."""
-        skip, left = self._offset, self._limit
-        if left == 0:
+        if self._limit == 0:
             return
         try:
-            for batch in self._open():
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                part = batch.slice(skip, left) if skip or left is not None else batch
-                skip = 0
-                yield part
-                if left is not None:
-                    left -= part.num_rows
-                    if left <= 0:
-                        return
+            yield from self._cut(with_restarts(self._capture, self._start, self._snapshot))
         except ObjectNotFoundError as error:
             raise CollectedError(f"collection removed what this scan needs; scan again ({error})") from None
 
@@ -110,12 +110,9 @@ class Scan:
 
     def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T]) -> T:
         """What `consume` makes of all rows: nothing was handed out before its end, so it may start over."""
-        for _ in range(_MAX_RESTARTS):
-            try:
-                return consume(self.to_batches())
-            except CollectedError:
-                self._snapshot = self._capture()
-        return consume(self.to_batches())
+        if self._limit == 0:
+            return consume(iter(()))
+        return with_restarts(self._capture, lambda snapshot: consume(self._cut(self._start(snapshot))), self._snapshot)
 
     def to_pandas(self) -> Any:
         """The rows as a pandas frame."""
@@ -131,7 +128,7 @@ class Scan:
         """The number of rows, reading no more columns than it must."""
         plain = self._filter is None and not self._offset and self._limit is None
         if plain and not self._snapshot.shards:
-            return int(self._snapshot.base.dataset.count_rows())
+            return int(self._snapshot.base.dataset.count_rows())  # the manifest knows it
         narrow = Scan.__new__(Scan)
         narrow._capture, narrow._snapshot, narrow._filter = self._capture, self._snapshot, self._filter
         narrow._limit, narrow._offset = self._limit, self._offset

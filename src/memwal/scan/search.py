@@ -134,7 +134,7 @@ def _vector(
     for number, source in enumerate(sources):
         positions, distances = nearest_in_source(source, column, query, k, metric, merge.row_filter, request.ef)
         parts.append((number, positions, distances))
-    base = BaseRows(snapshot.base.dataset)
+    base = BaseRows(snapshot.base)
     rows, positions, distances = nearest_in_base(
         merge,
         column,
@@ -196,7 +196,7 @@ def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = Non
     sources: list[RowSource] = [*fresh, *fragments]
     indexes = [source.text_index(column, analyzer) for source in sources]
     views = [index.view(source.num_rows, source.live) for index, source in zip(indexes, sources, strict=True)]
-    answers: list[Any] = [*fresh, BaseRows(dataset)]
+    answers: list[Any] = [*fresh, BaseRows(merge.snapshot.base)]
     if not views:
         return Ranked.merge([], k, ascending=False), answers
     bound = bind_over(query, {column: views}, column=column)

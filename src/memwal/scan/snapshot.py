@@ -32,7 +32,7 @@ from memwal import live
 from memwal.adapt import RowAdapter
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
-from memwal.errors import ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from memwal.progress import compacted
@@ -56,7 +56,8 @@ __all__ = [
 Consistency = Literal["fresh", "flushed"]
 T = TypeVar("T")
 _MAX_TRIES = 64
-_MAX_RESTARTS = 3
+_MAX_RESTARTS = 16
+_MAX_MISSING = 3
 _BACKOFF_SECONDS = 0.01
 _PARALLEL_READS = 8
 
@@ -278,20 +279,25 @@ def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMem
 
 
 def with_restarts(capture: Callable[[], Snapshot], read: Callable[[Snapshot], T], first: Snapshot | None = None) -> T:
-    """What `read` makes of a snapshot: of `first`, and of a fresh one if collection removed something that it needs.
+    """What `read` makes of a snapshot: of `first`, and of fresh ones if something that it needs was removed meanwhile.
 
-    What fresh snapshots list and nobody can find is lost, not collected: `CorruptDataError`.
+    That may be an SSTable (collected) or a version of the base table (cleaned up by Lance). What fresh snapshots list and
+    nobody can find is lost, not collected: `CorruptDataError`.
     """
-    snapshot = first if first is not None else capture()
-    for _ in range(_MAX_RESTARTS):
+    snapshot, missing = first, 0
+    for attempt in range(1, _MAX_RESTARTS + 1):
         try:
+            snapshot = capture() if snapshot is None else snapshot
             return read(snapshot)
-        except ObjectNotFoundError:
-            snapshot = capture()
-    try:
-        return read(snapshot)
-    except ObjectNotFoundError as error:
-        raise CorruptDataError("the shard lists an SSTable that is not there", path=error.path) from None
+        except CollectedError:
+            if attempt == _MAX_RESTARTS:
+                raise
+        except ObjectNotFoundError as error:
+            missing += 1
+            if missing > _MAX_MISSING or attempt == _MAX_RESTARTS:
+                raise CorruptDataError("the shard lists an SSTable that is not there", path=error.path) from None
+        snapshot = None
+    raise AssertionError("the last attempt returns or raises")
 
 
 def no_entry(location: Location) -> InvalidInputError:

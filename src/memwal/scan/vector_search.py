@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.base_table import lance_errors
+from memwal.base_table import BaseTable, lance_errors
 from memwal.index import HnswMemIndex, Metric, exact_search
 from memwal.index.vectors import Nearest, nearest_in_block
 from memwal.normal_form import no_rows
@@ -200,8 +199,8 @@ def _better(
 class BaseRows:
     """Rows of the base table by row id; what a search brought along is not read again."""
 
-    def __init__(self, dataset: lance.LanceDataset) -> None:
-        self._dataset = dataset
+    def __init__(self, base: BaseTable) -> None:
+        self._base = base
         self._known: pa.Table | None = None
 
     def remember(self, rows: pa.Table) -> None:
@@ -217,8 +216,8 @@ class BaseRows:
             at[at == len(known)] = 0
             if len(known) and (known[order[at]] == rows).all():
                 return self._known.select(list(columns)).take(pa.array(order[at]))
-        with lance_errors("reading the base table"):
-            taken = self._dataset._take_rows(rows.tolist(), columns=list(columns))
+        with self._base.reading("reading the base table"):
+            taken = self._base.dataset._take_rows(rows.tolist(), columns=list(columns))
         return taken if isinstance(taken, pa.Table) else pa.table(taken)
 
 
@@ -268,7 +267,7 @@ def _stream_base(merge: Merge, column: str, query: npt.NDArray[np.float64], k: i
     schema, shared = merge.snapshot.schema, pushdown(merge.row_filter)
     keys = list(schema.primary_key) if merge.fresh_keys is not None else []
     best = _NOTHING
-    with lance_errors("searching the base table"):
+    with merge.snapshot.base.reading("searching the base table"):
         scanner = merge.snapshot.base.dataset.scanner(
             columns=list(dict.fromkeys([column, *keys, *shared.columns])),
             filter=shared.told,
@@ -314,7 +313,7 @@ def _ask_lance(
         refine_factor = _DOT_REFINE
     if refine_factor is not None:
         nearest["refine_factor"] = refine_factor
-    with lance_errors("searching the base table"):
+    with merge.snapshot.base.reading("searching the base table"):
         scanner = dataset.scanner(
             columns=wanted,
             nearest=nearest,
