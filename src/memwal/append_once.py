@@ -426,7 +426,7 @@ class OnceAppender:
                     discard_sstable(self.location, claim.shard_id, sstable.path)
                 sstable = self._write_sstable(claim, generation, table)
                 continue  # that took a while: look again
-            footer = replace(tail.transactions.mark(table=self._watch.tag), txns=txns, bulk=sstable)
+            footer = tail.transactions.mark(table=self._watch.tag)._replace(txns=txns, bulk=sstable)
             position = tail.last_position + 1
             reach("once.before_mark")
             if self._create(claim, position, encode_mark(claim.epoch, footer)):

@@ -189,7 +189,7 @@ class TransactionMap:
 
     def footer(self, generation: int, txns: tuple[EntryTransaction, ...] = (), table: str | None = None) -> EntryFooter:
         """The footer of the next entry with rows: the whole map in the first of a generation, and now and then."""
-        whole = generation != self._generation or self._entries_since_map >= _ENTRIES_PER_MAP
+        whole = generation != self._generation or self._entries_since_map + 1 >= _ENTRIES_PER_MAP
         seen = self.whole() if whole else None
         return EntryFooter(table=table, written_ms=self.time.next_ms(), txns=txns, seen=seen)
 

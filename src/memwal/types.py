@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import pyarrow as pa
 
@@ -122,9 +122,8 @@ class EntryTransaction:
     num_rows: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EntryFooter:
-    """What the footer of an entry says beside the checksums; the keys are those of RFC 0003.
+class EntryFooter(NamedTuple):
+    """What the footer of an entry says beside the checksums; the keys are those of RFC 0003. Every put makes one.
 
     `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without its
     own transactions; `delta` is what is known beside the entries since the last whole map. `seal` ends a generation,

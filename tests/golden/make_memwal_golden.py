@@ -11,7 +11,6 @@ replaced, only added; `test_golden_memwal.py` spells their values. Those of a la
 
 from __future__ import annotations
 
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -88,18 +87,18 @@ def entries() -> dict[str, bytes]:
         "entry_of_two_batches": encoder.encode([batch([1], [False]), batch([2, 1], [False, True])]),
         "entry_with_map": encoder.encode([batch([5], [False])], EntryFooter(seen=SEEN)),
         "entry_with_time": encoder.encode([batch([6], [False])], timed),
-        "entry_with_txns": encoder.encode([batch([7, 8, 9], [False] * 3)], replace(timed, txns=txns)),
+        "entry_with_txns": encoder.encode([batch([7, 8, 9], [False] * 3)], timed._replace(txns=txns)),
         "entry_with_txns_and_map": encoder.encode(
-            [batch([7, 8, 9], [False] * 3)], replace(timed, txns=txns, seen=SEEN)
+            [batch([7, 8, 9], [False] * 3)], timed._replace(txns=txns, seen=SEEN)
         ),
-        "entry_with_delta": encoder.encode([batch([6], [False])], replace(timed, delta=SEEN)),
+        "entry_with_delta": encoder.encode([batch([6], [False])], timed._replace(delta=SEEN)),
         "entry_of_many_types": EntryEncoder(MANY_TYPES, 1, 1).encode([many_types()]),
         "sentinel": encode_sentinel(4),
         "sentinel_with_map": encode_sentinel(5, EntryFooter(seen=SEEN)),
-        "sentinel_with_time": encode_sentinel(5, replace(timed, seen={})),
+        "sentinel_with_time": encode_sentinel(5, timed._replace(seen={})),
         "mark": encode_mark(6, EntryFooter(seen=SEEN)),
-        "seal": encode_mark(6, replace(timed, seen=SEEN, seal=3)),
-        "bulk": encode_mark(6, replace(timed, seen=SEEN, txns=txns, bulk=bulk)),
+        "seal": encode_mark(6, timed._replace(seen=SEEN, seal=3)),
+        "bulk": encode_mark(6, timed._replace(seen=SEEN, txns=txns, bulk=bulk)),
     }
 
 

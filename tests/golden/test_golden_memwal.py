@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -44,9 +43,9 @@ ENTRIES: dict[str, tuple[Any, ...]] = {
     "entry_with_txn": (3, 2, False, FIRST_LAYOUT, [[(4, "name-4", False)]]),
     "entry_with_map": (3, 2, False, EntryFooter(seen=SEEN), [[(5, "name-5", False)]]),
     "entry_with_time": (3, 2, False, TIMED, [[(6, "name-6", False)]]),
-    "entry_with_txns": (3, 2, False, replace(TIMED, txns=TXNS), THREE_ROWS),
-    "entry_with_txns_and_map": (3, 2, False, replace(TIMED, txns=TXNS, seen=SEEN), THREE_ROWS),
-    "entry_with_delta": (3, 2, False, replace(TIMED, delta=SEEN), [[(6, "name-6", False)]]),
+    "entry_with_txns": (3, 2, False, TIMED._replace(txns=TXNS), THREE_ROWS),
+    "entry_with_txns_and_map": (3, 2, False, TIMED._replace(txns=TXNS, seen=SEEN), THREE_ROWS),
+    "entry_with_delta": (3, 2, False, TIMED._replace(delta=SEEN), [[(6, "name-6", False)]]),
     "entry_of_many_types": (
         1,
         1,
@@ -68,10 +67,10 @@ ENTRIES: dict[str, tuple[Any, ...]] = {
     ),
     "sentinel": (4, None, True, EntryFooter(), []),
     "sentinel_with_map": (5, None, True, EntryFooter(seen=SEEN), []),
-    "sentinel_with_time": (5, None, True, replace(TIMED, seen={}), []),
+    "sentinel_with_time": (5, None, True, TIMED._replace(seen={}), []),
     "mark": (6, None, False, EntryFooter(seen=SEEN), []),
-    "seal": (6, None, False, replace(TIMED, seen=SEEN, seal=3), []),
-    "bulk": (6, None, False, replace(TIMED, seen=SEEN, txns=TXNS, bulk=BULK), []),
+    "seal": (6, None, False, TIMED._replace(seen=SEEN, seal=3), []),
+    "bulk": (6, None, False, TIMED._replace(seen=SEEN, txns=TXNS, bulk=BULK), []),
 }
 FIRST = SsTable(1, "00c0ffee_gen_1", 4096, 10, 80)
 SECOND = SsTable(2, "0badf00d_gen_2")

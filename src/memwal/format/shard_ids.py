@@ -51,6 +51,7 @@ def shard_id_of_name(name: bytes) -> str:
     return str(uuid.UUID(bytes=digest[:16], version=5))
 
 
+@lru_cache(maxsize=1)
 def unsharded_shard_id() -> str:
     """The id of the only shard of an unsharded table."""
     return shard_id_of_name(b"unsharded")

@@ -1,0 +1,88 @@
+"""Collection keeps the newest whole transaction map and everything above it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+import memwal as mw
+from memwal import hooks
+from memwal.append_once import OnceAppender
+from memwal.store import paths
+from memwal.wal import WalTailer, list_positions
+
+SCHEMA = pa.schema([pa.field("id", pa.int64())])
+SHARD = mw.shard_id_for(mw.Unsharded())
+
+
+def rows(number: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array([number], pa.int64())})
+
+
+def ids(table: mw.Table) -> list[int]:
+    return sorted(table.scan().to_table().column("id").to_pylist())
+
+
+def test_every_transaction_stays_known_when_all_that_may_go_is_gone(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
+    with table.shard_writer(fsync=False) as writer:
+        for number in range(300):
+            writer.put(rows(number), txn=(f"app{number}", 1))
+    removed = table.gc(grace_seconds=0).objects
+    assert sum(item.kind == "entry" for item in removed) == 256, "all below the whole map of the 257th entry"
+    assert list_positions(table.location, SHARD) == list(range(257, 301))
+    assert len(table.transactions()[SHARD]) == 300
+    table.compact()
+    table.gc(grace_seconds=0)
+    with table.shard_writer(fsync=False) as writer:
+        assert all(writer.put(rows(number), txn=(f"app{number}", 1)).skipped for number in range(300))
+    assert ids(table) == list(range(300))
+
+
+def test_entries_above_the_newest_whole_map_stay_although_they_are_flushed_and_carry_nothing(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
+    with table.shard_writer(fsync=False) as writer:
+        for number in range(10):
+            writer.put(rows(number))
+    assert table.gc(grace_seconds=0).objects == ()
+    with table.shard_writer(fsync=False) as writer:
+        writer.put(rows(10))
+    assert sum(item.kind == "entry" for item in table.gc(grace_seconds=0).objects) == 10
+    tailer = WalTailer(str(tmp_path / "t"), SHARD)
+    assert [entry.is_sentinel for n in (11, 12) if (entry := tailer.read_entry(n)) is not None] == [True, False]
+
+
+def test_a_transaction_that_comes_late_into_an_emptied_slot_is_not_believed(tmp_path: Path) -> None:
+    """Its process sleeps before its put, and dies right after it: nobody reads its rows, so nobody may skip them."""
+    uri = str(tmp_path / "t")
+    table = mw.create_table(uri, SCHEMA, sharding=mw.Unsharded())
+    sleeper, other = OnceAppender(uri), OnceAppender(uri)
+    claim = sleeper.claim(SHARD)
+
+    def late(point: str) -> None:
+        if point == "once.before_put":
+            hooks.install(die)
+            for number in (10, 11):
+                other.append(claim, [rows(number)], txn=("other", number))
+            other.flush_tail(claim)
+            table.gc(grace_seconds=0)
+            assert not table.location.store.list_names(paths.wal_dir(SHARD))[:-1], "the slots are empty"
+
+    def die(point: str) -> None:
+        if point == "once.after_put" and 1 in list_positions(table.location, SHARD) and len(ids(table)) == 2:
+            raise TimeoutError
+
+    hooks.install(late)
+    try:
+        sleeper.append(claim, [rows(1)], txn=("app", 1))
+    except TimeoutError:
+        pass
+    else:
+        raise AssertionError("the sleeper did not die")
+    finally:
+        hooks.install(None)
+    assert 1 in list_positions(table.location, SHARD), "the late entry is there"
+    assert not OnceAppender(uri).append(claim, [rows(1)], txn=("app", 1)).skipped
+    assert OnceAppender(uri).append(claim, [rows(1)], txn=("app", 1)).skipped
+    assert ids(table) == [1, 10, 11]
