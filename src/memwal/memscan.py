@@ -120,15 +120,17 @@ def indexes_used(ref: InMemoryMemTableRef, row_filter: RowFilter | None) -> list
     return list(dict.fromkeys(used))
 
 
-def matching_rows(table: pa.Table, row_filter: RowFilter | None, alive: Mask) -> Mask:
-    """The rows of `alive` for which the filter is true."""
-    if row_filter is None or not alive.any():
-        return alive
-    if alive.all():
-        return row_filter.mask(table)
-    mask = alive.copy()
-    mask[alive] = row_filter.mask(table.select(row_filter.columns).filter(pa.array(alive)))
-    return mask
+def matching_rows(parts: Sequence[tuple[pa.Table, Mask]], row_filter: RowFilter | None) -> list[Mask]:
+    """Per table the rows that live (by its mask) and for which the filter is true; it is evaluated once for all."""
+    if row_filter is None or not any(alive.any() for _, alive in parts):
+        return [alive for _, alive in parts]
+    columns = row_filter.columns or [TOMBSTONE]  # tables without columns lose their rows when they are joined
+    living = [table.select(columns).filter(pa.array(alive)) for table, alive in parts]
+    found = np.split(row_filter.mask(pa.concat_tables(living)), np.cumsum([table.num_rows for table in living])[:-1])
+    masks = [alive.copy() for _, alive in parts]
+    for mask, (_, alive), matching in zip(masks, parts, found, strict=True):
+        mask[alive] = matching
+    return masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class MemTableScanner:
             for row_filter in self._filters:
                 mask = narrowed(ref, row_filter, mask)
             for row_filter in self._filters:
-                mask = matching_rows(ref.table(), row_filter, mask)
+                [mask] = matching_rows([(ref.table(), mask)], row_filter)
             found.append((ref, mask))
         return found
 

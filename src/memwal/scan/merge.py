@@ -13,7 +13,7 @@ Called by: `Scan`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from memwal.clock import thread_pool
 from memwal.format.wal_entry import TOMBSTONE
-from memwal.memscan import narrowed, winners
+from memwal.memscan import matching_rows, narrowed, winners
 from memwal.memtable import InMemoryMemTableRef
 from memwal.row_filter import RowFilter, pushdown
 from memwal.scan.fresh import FreshIndex, FreshIndexCache
@@ -48,6 +48,7 @@ SHARED_INDEXES = FreshIndexCache(SHARED_CACHE)
 _TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
 _READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
 _OPEN_AT_ONCE = 4
+_FILTERED_TOGETHER = 1 << 16  # rows: evaluating a filter costs as much as some ten thousand of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,17 @@ class ShardMerge:
 _NO_OFFSETS = np.empty(0, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one source above the base table."""
+
+    table: pa.Table
+    alive: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    generation: int
+    filtered: bool = False
+
+
 class Merge:
     """One read of a snapshot."""
 
@@ -168,39 +180,40 @@ class Merge:
 
     def fresh_batches(self) -> Iterator[pa.RecordBatch]:
         """The live rows of the tiers above the base table that match."""
-        for shard in self.shards:
-            yield from self._memory_batches(shard)
-        for shard in self.shards:
-            yield from self._sstable_batches(shard)
+        waiting: list[_Part] = []
+        rows = 0
+        for part in self._fresh_parts():
+            waiting.append(part)
+            rows += len(part.alive)
+            if self.row_filter is None or rows >= _FILTERED_TOGETHER:
+                yield from self._finish(waiting)
+                waiting, rows = [], 0
+        yield from self._finish(waiting)
 
     # ------------------------------------------------------------------------------------------------------ tiers
 
-    def _memory_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
-        for ref, mask in shard.memory:
-            table = ref.table()
-            alive = narrowed(ref, self.row_filter, mask & ~tombstone_flags(table))
-            yield from self._finish(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation, self.row_filter)
+    def _fresh_parts(self) -> Iterator[_Part]:
+        for shard in self.shards:
+            for ref, mask in shard.memory:
+                table = ref.table()
+                alive = narrowed(ref, self.row_filter, mask & ~tombstone_flags(table))
+                yield _Part(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation)
+        for shard in self.shards:
+            if shard.readers:
+                for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
+                    yield from self._sstable_parts(reader, np.sort(dead))
 
-    def _sstable_batches(self, shard: ShardMerge) -> Iterator[pa.RecordBatch]:
-        if not shard.readers:
-            return
-        hidden = shard.hidden_offsets()
-        for reader, dead in zip(shard.readers, hidden, strict=True):
-            yield from self._one_sstable(reader, dead)
-
-    def _one_sstable(self, reader: SsTableReader, dead: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    def _sstable_parts(self, reader: SsTableReader, hides: npt.NDArray[np.int64]) -> Iterator[_Part]:
         schema, generation = self.snapshot.schema, reader.sstable.generation
-        hides = np.sort(dead)
         if SHARED_CACHE.keeps_rows(reader.sstable):
             table, offsets = reader.all_rows(schema)
-            alive = not_in(offsets, hides) & ~tombstone_flags(table)
-            yield from self._finish(table, alive, offsets, generation, self.row_filter)
+            yield _Part(table, not_in(offsets, hides) & ~tombstone_flags(table), offsets, generation)
             return
         columns = list(self.projection.columns)
         for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
-            part = pa.Table.from_batches([batch])
-            alive = not_in(offsets, hides) & ~tombstone_flags(part)
-            yield from self._finish(part, alive, offsets, generation, None)
+            table = pa.Table.from_batches([batch])
+            alive = not_in(offsets, hides) & ~tombstone_flags(table)
+            yield _Part(table, alive, offsets, generation, filtered=True)
 
     def base_batches(self, fragments: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
         """The live rows of the base table, or of some of its fragments, that match."""
@@ -237,26 +250,21 @@ class Merge:
 
     # ------------------------------------------------------------------------------------------------------ shaping
 
-    def _finish(
-        self,
-        table: pa.Table,
-        alive: npt.NDArray[np.bool_],
-        offsets: npt.NDArray[np.int64],
-        generation: int,
-        row_filter: RowFilter | None,
-    ) -> Iterator[pa.RecordBatch]:
-        """The living, matching rows of an in-memory table as batches of the answer."""
-        if not alive.any():
-            return
-        if self.projection.with_row_address:
-            table = table.append_column(ROW_ADDRESS, pa.array(offsets.astype(np.uint64)))
-        if not alive.all():
-            table = table.filter(pa.array(alive))
-        if row_filter is not None:
-            table = row_filter.apply(table)
-        for batch in table.to_batches():
-            if batch.num_rows:
-                yield self._dress(batch, generation)
+    def _finish(self, parts: Sequence[_Part]) -> Iterator[pa.RecordBatch]:
+        """The living, matching rows as batches of the answer; the filter is evaluated once for all parts."""
+        late = [part for part in parts if not part.filtered]
+        masks = iter(matching_rows([(part.table, part.alive) for part in late], self.row_filter))
+        for part in parts:
+            table, alive = part.table, part.alive if part.filtered else next(masks)
+            if not alive.any():
+                continue
+            if self.projection.with_row_address:
+                table = table.append_column(ROW_ADDRESS, pa.array(part.offsets.astype(np.uint64)))
+            if not alive.all():
+                table = table.filter(pa.array(alive))
+            for batch in table.to_batches():
+                if batch.num_rows:
+                    yield self._dress(batch, part.generation)
 
     def _dress(self, batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
         arrays = [batch.column(name) for name in self.projection.columns]

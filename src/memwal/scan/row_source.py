@@ -90,7 +90,7 @@ class _TableSource:
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true."""
-        return matching_rows(self.table, row_filter, self._live)
+        return matching_rows([(self.table, self._live)], row_filter)[0]
 
     def column(self, name: str) -> pa.Array:
         """One column of all rows."""
@@ -110,7 +110,7 @@ class MemorySource(_TableSource):
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true; a BTree index narrows the rows down first."""
-        return matching_rows(self.table, row_filter, narrowed(self.ref, row_filter, self._live))
+        return matching_rows([(self.table, narrowed(self.ref, row_filter, self._live))], row_filter)[0]
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The memtable's own index if it has this analyzer, else one made for this search."""
