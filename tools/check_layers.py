@@ -47,6 +47,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "sharding",
             "base_table",
             "identity",
+            "table_ids",
             "manifest",
             "wal",
             "log_run",

@@ -54,7 +54,7 @@ from memwal.format.wal_entry import (
     encode_mark,
 )
 from memwal.hooks import reach
-from memwal.identity import TableWatch, for_writing
+from memwal.identity import TableWatch
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore, with_generation
 from memwal.probe import check_table
@@ -63,6 +63,7 @@ from memwal.shard_target import target_of, writer_config
 from memwal.sharding import check_rows_in_shard, sharding_of
 from memwal.store import paths
 from memwal.store.location import Location, resolve
+from memwal.table_ids import for_writing
 from memwal.transactions import OWN_PREFIX, TransactionMap, as_transaction, load_generation_maps
 from memwal.types import EntryFooter, EntryTransaction, ShardManifest, SsTable, Transaction, WalEntry
 from memwal.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
@@ -270,7 +271,9 @@ class OnceAppender:
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
         except ObjectExistsError:
             met = decode_entry(self.location.store.get(path), position, path=path)
-            if met.writer_epoch > claim.epoch:
+            if not met.is_of(self._watch.tag):
+                self._watch.look()  # one of the two tables is gone: is it ours?
+            elif met.writer_epoch > claim.epoch:
                 raise self._fenced(claim, met.writer_epoch, position) from None
             return False
         return True
@@ -301,7 +304,7 @@ class OnceAppender:
                 tail = self._restart(manifest, known, positions)
             end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
             try:
-                for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end):
+                for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
                     self._take(claim, tail, entry)
             except CorruptDataError:  # collection may have passed here since the manifest was read
                 if manifest.version in doubted:
@@ -322,7 +325,7 @@ class OnceAppender:
         """A tail that begins at the cursor of `manifest`, with every transaction that is known so far."""
         maps_read = set() if known is None else known.maps_read
         unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
-        transactions = read_transactions(self.location, manifest, positions, self._clock)
+        transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
         transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
         if known is not None:
             transactions.follow(known.transactions)
@@ -391,7 +394,7 @@ class OnceAppender:
         adapter, memory = RowAdapter(self.schema), self.schema.memory
         current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
         batches: list[pa.RecordBatch] = []
-        for entry in read_run(self.location, claim.shard_id, covered + 1, tail.last_position + 1):
+        for entry in read_run(self.location, claim.shard_id, covered + 1, tail.last_position + 1, tag=self._watch.tag):
             generation = current if entry.generation is None else entry.generation
             if entry.batches and generation > current:
                 break

@@ -30,7 +30,7 @@ from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, RowEncoder
 from memwal.hooks import reach
-from memwal.identity import TableWatch, for_writing
+from memwal.identity import TableWatch
 from memwal.ingest import to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
@@ -38,6 +38,7 @@ from memwal.probe import check_columns, check_table
 from memwal.schema import Reconciler, TableSchema, nullable_except
 from memwal.sharding import Manual, Sharding, check_rows_in_shard, sharding_of
 from memwal.store.location import Location, resolve
+from memwal.table_ids import for_writing
 from memwal.transactions import as_transaction
 from memwal.types import EntryFooter, EntryTransaction, Transaction
 from memwal.wal import OpenedLog, PersistPolicy, open_log

@@ -56,6 +56,7 @@ from memwal.store.port import ObjectMeta
 __all__ = ["RESERVED", "BaseTable", "lance_errors", "lance_options", "lance_read"]
 
 T = TypeVar("T")
+TAG_DIGITS = 8
 RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
 _QUERY = re.compile(r"\?\S+=\S+")
 _SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
@@ -324,6 +325,11 @@ class BaseTable:
         details = self.details
         stored = None if details is None else details.writer_config_defaults.get(TABLE_ID_KEY)
         return stored or self.manifest.config(TABLE_ID_KEY)
+
+    @property
+    def tag(self) -> str | None:
+        """What the entries of this table carry: the first digits of its id."""
+        return None if self.table_id is None else self.table_id[:TAG_DIGITS]
 
 
 def _as_named(field: pa.Field, item: Any) -> pa.Field:

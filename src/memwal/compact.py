@@ -330,9 +330,10 @@ class Compactor:
 
         What `manifest` did not list stays: it may belong to another table, which was made here meanwhile.
         """
-        self._base()
+        tag = self._base().tag
         shard_id = manifest.shard_id
-        log = read_transactions(self._location, manifest, list_positions(self._location, shard_id), self._clock)
+        positions = list_positions(self._location, shard_id)
+        log = read_transactions(self._location, manifest, positions, self._clock, tag=tag)
         maps = self._generation_maps(manifest, mark_generation)
         removed = 0
 

@@ -28,9 +28,8 @@ from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK
 from memwal.config import WriterConfig
 from memwal.errors import ConflictError, InvalidInputError, UnavailableError
-from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
+from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, TABLE_ID_KEY, MemWalDetails, encode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
-from memwal.identity import with_table_id
 from memwal.ingest import to_batches
 from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
@@ -41,6 +40,7 @@ from memwal.scan.snapshot import list_shards
 from memwal.schema import TableSchema, as_lance
 from memwal.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
 from memwal.store.location import Location
+from memwal.table_ids import new_table_id
 from memwal.wal import list_positions
 
 __all__ = [
@@ -233,7 +233,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()
         try:
-            settings = with_table_id(details.writer_config_defaults)
+            settings = {**details.writer_config_defaults, TABLE_ID_KEY: new_table_id(base.location)}
             marks = _marks_of_shards(base.location)
             commit_entry(base, replace(details, writer_config_defaults=settings, compacted=marks), entry_id)
         except (ConflictError, InvalidInputError, UnavailableError):

@@ -1,6 +1,6 @@
 """Which table lies at a place: its id, and who notices that it is another one.
 
-Owns the key `memwal.table_id` and `TableWatch`. Invariants:
+Owns `TableWatch`. Invariants:
 
 1. A table has an id from the commit of its MemWAL entry on: a UUID among the stored writer settings of that entry, which
    every commit of marks and indexes keeps. A table that another implementation initialised gets it in the table's
@@ -18,47 +18,16 @@ import logging
 import threading
 from collections.abc import Mapping
 
-import lance
-
-from memwal.base_table import BaseTable, lance_errors, lance_options
+from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.errors import ConflictError, InvalidInputError, MemWalError, TableReplacedError, UnavailableError
-from memwal.format.index_details import TABLE_ID_KEY
+from memwal.errors import InvalidInputError, TableReplacedError, UnavailableError
 from memwal.store.location import Location
 
-__all__ = ["TableWatch", "for_writing", "with_table_id"]
+__all__ = ["TableWatch"]
 
 _LOG = logging.getLogger(__name__)
-_TAG_DIGITS = 8
-_MAX_TRIES = 8
 _LOCAL_SECONDS = 1.0
 _REMOTE_SECONDS = 60.0
-
-
-def with_table_id(settings: Mapping[str, str], clock: Clock = SYSTEM_CLOCK) -> dict[str, str]:
-    """`settings` of a new table, with an id that no other table has; one that was copied with them is replaced."""
-    return {**settings, TABLE_ID_KEY: clock.uuid4()}
-
-
-def for_writing(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
-    """`base`, or the version after it in which a table that another implementation initialised has an id."""
-    for _ in range(_MAX_TRIES):
-        if base.details is None or base.table_id is not None:
-            return base
-        try:
-            with lance_errors("giving the table an id"):
-                dataset = lance.dataset(
-                    base.location.dataset_uri, version=base.version, storage_options=lance_options(base.location)
-                )
-                dataset.update_config({TABLE_ID_KEY: clock.uuid4()})
-        except MemWalError:
-            newest = base.refresh()
-            if newest.version == base.version:
-                raise
-            base = newest  # somebody else committed: an id, most likely
-        else:
-            base = base.refresh()
-    raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be opened; retry")
 
 
 class TableWatch:
@@ -67,6 +36,7 @@ class TableWatch:
     def __init__(self, base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> None:
         self.location: Location = base.location
         self.table_id = base.table_id
+        self.tag = base.tag
         self._base = base
         self._marks = _marks(base)
         self._clock = clock
@@ -74,11 +44,6 @@ class TableWatch:
         self._lock = threading.RLock()  # a signal handler may write on top of a write
         self._replaced: str | None = None
         self._look_at = clock.monotonic() + self._interval_seconds
-
-    @property
-    def tag(self) -> str | None:
-        """What every entry of this table carries: the first digits of its id."""
-        return None if self.table_id is None else self.table_id[:_TAG_DIGITS]
 
     @property
     def is_replaced(self) -> bool:

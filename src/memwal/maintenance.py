@@ -59,7 +59,8 @@ class Maintenance:
         def open_shard(shard_id: str) -> Any:
             return self._open_shard(shard_id, None, {"enable_memtable": True}, routed=True)
 
-        return flush_tails(self.location, open_shard, shards=shards, idle_seconds=idle_seconds, force=force)
+        tag = self._newest_base().tag
+        return flush_tails(self.location, open_shard, shards=shards, idle_seconds=idle_seconds, force=force, tag=tag)
 
     def compact(
         self,

@@ -62,7 +62,7 @@ def repair_table(
     problems: list[Problem] = []
     for shard_id in shards:
         findings = inspect_shard(location, shard_id, newest_base, clock=clock)
-        action = _mend_last_entry(location, findings, clock, dry_run=dry_run)
+        action = _mend_last_entry(location, findings, clock, newest_base().tag, dry_run=dry_run)
         if action is not None:
             actions.append(action)
         if action is not None and action.done:
@@ -75,7 +75,7 @@ def repair_table(
 
 
 def _mend_last_entry(
-    location: Location, findings: ShardFindings, clock: Clock, *, dry_run: bool
+    location: Location, findings: ShardFindings, clock: Clock, tag: str | None, *, dry_run: bool
 ) -> RepairAction | None:
     last = max(findings.entries, default=0)
     if not last or not findings.entries[last].damaged or findings.manifest is None:
@@ -94,7 +94,7 @@ def _mend_last_entry(
     if location.store.get(aside) != torn:
         raise UnavailableError(f"the copy at {aside} differs from the torn entry; nothing was replaced")
     reach("repair.after_quarantine")
-    _put_mark(location, findings.manifest, last, torn)
+    _put_mark(location, findings.manifest, last, torn, tag)
     _LOG.warning("put a torn entry aside [shard=%s, position=%d, copy=%s]", findings.shard_id, last, aside)
     return RepairAction(path, what, done=True)
 
@@ -109,18 +109,18 @@ def _is_damaged(data: bytes, position: int) -> bool:
     return False
 
 
-def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: bytes) -> None:
+def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: bytes, tag: str | None) -> None:
     """Replace the torn entry by a mark that carries the transaction map of everything below it."""
     shard_id = manifest.shard_id
     path = paths.wal_entry_path(shard_id, position)
     below = [p for p in list_positions(location, shard_id) if p < position]
-    known = read_transactions(location, manifest, below)
+    known = read_transactions(location, manifest, below, tag=tag)
     known.merge(load_generation_maps(location, manifest))
     epoch = max(1, manifest.writer_epoch)
     latest = ShardManifestStore(location, shard_id).read_latest()
     if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:
         raise ConflictError(f"shard {shard_id} was taken over while it was repaired; run verify again")
-    location.store.put(path, encode_mark(epoch, known.mark()), sync=True)
+    location.store.put(path, encode_mark(epoch, known.mark(table=tag)), sync=True)
     decode_entry(location.store.get(path), position, path=path)
 
 

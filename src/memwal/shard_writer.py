@@ -17,7 +17,6 @@ from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
 from memwal.errors import InvalidInputError
-from memwal.identity import for_writing
 from memwal.ingest import key_batch
 from memwal.memscan import MemTableScanner
 from memwal.probe import check_table
@@ -29,6 +28,7 @@ from memwal.scan.snapshot import Snapshot, SnapshotSource, with_restarts
 from memwal.shard_target import table_schema, target_of, with_shard, writer_config
 from memwal.sharding import sharding_of
 from memwal.store.location import Location, resolve
+from memwal.table_ids import for_writing
 from memwal.writer.engine import ShardEngine
 
 __all__ = ["ShardWriter"]

@@ -25,7 +25,7 @@ from memwal.config import WriterConfig
 from memwal.create import LEFTOVERS, Choices, check_existing, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import INDEX_NAME, MemWalDetails
-from memwal.identity import TableWatch, for_writing
+from memwal.identity import TableWatch
 from memwal.index import Metric
 from memwal.ingest import key_batch
 from memwal.maintenance import Maintenance
@@ -55,6 +55,7 @@ from memwal.sharding import (
     shards_for_values,
 )
 from memwal.store.location import Location, resolve
+from memwal.table_ids import for_writing
 from memwal.table_writer import TableWriter
 from memwal.transactions import load_generation_maps
 from memwal.types import ShardManifest, ShardStatus
@@ -233,7 +234,8 @@ class Table(Maintenance):
         for shard_id in list_shards(self.location):
             manifest = ShardManifestStore(self.location, shard_id).read_latest()
             if manifest is not None:
-                known = read_transactions(self.location, manifest, list_positions(self.location, shard_id))
+                positions = list_positions(self.location, shard_id)
+                known = read_transactions(self.location, manifest, positions, tag=self._base.tag)
                 known.merge(load_generation_maps(self.location, manifest))
                 found[shard_id] = {app: item.version for app, item in known.whole().items()}
         return found

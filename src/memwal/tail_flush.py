@@ -47,6 +47,7 @@ def flush_tails(
     shards: Collection[str] | None = None,
     idle_seconds: float = 60,
     force: bool = False,
+    tag: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> FlushReport:
     """Publish the tail of every shard that nobody writes any more; says what was flushed and what was left alone."""
@@ -62,7 +63,7 @@ def flush_tails(
         manifest = ShardManifestStore(location, shard_id, clock=clock).read_latest()
         if manifest is None:
             continue
-        reason = _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=force)
+        reason = _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=force, tag=tag)
         if reason is None:
             results.append(_flush(location, shard_id, open_shard))
         elif reason:
@@ -71,12 +72,12 @@ def flush_tails(
 
 
 def _reason_to_skip(
-    location: Location, manifest: ShardManifest, clock: Clock, *, idle_seconds: float, force: bool
+    location: Location, manifest: ShardManifest, clock: Clock, *, idle_seconds: float, force: bool, tag: str | None
 ) -> str | None:
     """Why the shard is left alone; empty if its tail holds no row, None if it is to be flushed."""
     shard_id, cursor = manifest.shard_id, manifest.replay_after_wal_entry_position
     tail = [position for position in list_positions(location, shard_id) if position > cursor]
-    if not tail or not _has_rows(location, manifest, tail[-1]):
+    if not tail or not _has_rows(location, manifest, tail[-1], tag):
         return ""
     if manifest.status is ShardStatus.SEALED:
         return "the shard is sealed"
@@ -94,8 +95,8 @@ def _reason_to_skip(
     return None
 
 
-def _has_rows(location: Location, manifest: ShardManifest, last: int) -> bool:
-    entries = read_run(location, manifest.shard_id, manifest.replay_after_wal_entry_position + 1, last + 1)
+def _has_rows(location: Location, manifest: ShardManifest, last: int, tag: str | None) -> bool:
+    entries = read_run(location, manifest.shard_id, manifest.replay_after_wal_entry_position + 1, last + 1, tag=tag)
     current = manifest.current_generation
     return any(entry.batches and (entry.generation is None or entry.generation >= current) for entry in entries)
 

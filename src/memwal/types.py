@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple, NewType
 
@@ -139,6 +139,10 @@ class EntryFooter(NamedTuple):
     bulk: SsTable | None = None
     unknown: tuple[str, ...] = ()
 
+    def is_of(self, tag: str | None) -> bool:
+        """Whether the entry may have been written for the table of that tag."""
+        return tag is None or self.table is None or self.table == tag
+
 
 @dataclass(frozen=True, slots=True)
 class WalEntry:
@@ -161,6 +165,14 @@ class WalEntry:
     def num_rows(self) -> int:
         """Rows in all batches, tombstones included."""
         return sum(batch.num_rows for batch in self.batches)
+
+    def is_of(self, tag: str | None) -> bool:
+        """Whether the entry may have been written for the table of that tag: only two known tags exclude each other."""
+        return self.footer is None or self.footer.is_of(tag)
+
+    def as_mark(self) -> WalEntry:
+        """The entry as one of another table counts: its position is taken, and it says nothing."""
+        return replace(self, writer_epoch=0, generation=None, batches=(), is_sentinel=False, footer=None)
 
     @property
     def txn(self) -> Transaction | None:

@@ -68,6 +68,7 @@ class EntryInfo:
     generation: int | None = None
     rows: int = 0
     is_sentinel: bool = False
+    is_foreign: bool = False  # of another table: it takes its position and says nothing
     has_footer: bool = False
     has_map: bool = False
 
@@ -146,7 +147,7 @@ class _Inspection:
         found.manifest = manifest = self._read_manifests(positions)
         if manifest is None:
             return found
-        self._read_entries(list_positions(self._location, self._shard_id))
+        self._read_entries(list_positions(self._location, self._shard_id), self._newest_base().tag)
         self._check_log(manifest)
         base = self._newest_base()
         self._check_generations(manifest, compacted(base), base)
@@ -191,7 +192,7 @@ class _Inspection:
 
     # ------------------------------------------------------------------------------------------------------ the log
 
-    def _read_entries(self, positions: Sequence[int]) -> None:
+    def _read_entries(self, positions: Sequence[int], tag: str | None) -> None:
         decoder = EntryDecoder()
         for position in positions:
             path = paths.wal_entry_path(self._shard_id, position)
@@ -210,21 +211,25 @@ class _Inspection:
                 self._found.entries[position] = EntryInfo(position, len(data), readable=False)
                 self._found.add("V-12", path, str(error), _UPGRADE, position)
                 continue
+            is_foreign = not entry.is_of(tag)
+            entry = entry.as_mark() if is_foreign else entry
             self._found.entries[position] = EntryInfo(
                 position=position,
+                is_foreign=is_foreign,
                 size_bytes=len(data),
                 writer_epoch=entry.writer_epoch,
                 generation=entry.generation,
                 rows=entry.num_rows,
                 is_sentinel=entry.is_sentinel,
-                has_footer=entry.footer is not None,
+                has_footer=is_foreign or entry.footer is not None,
                 has_map=entry.footer is not None and is_whole(entry.footer),
             )
 
     def _check_log(self, manifest: ShardManifest) -> None:
         cursor, entries = manifest.replay_after_wal_entry_position, self._found.entries
         tail = [entries[position] for position in sorted(entries) if position > cursor]
-        missing = set(range(cursor + 1, max(entries, default=cursor) + 1)) - entries.keys()
+        newest = max((position for position, info in entries.items() if not info.is_foreign), default=cursor)
+        missing = set(range(cursor + 1, newest + 1)) - entries.keys()
         for position in sorted(missing):
             path = paths.wal_entry_path(self._shard_id, position)
             self._found.add("V-4", path, f"the log goes on above position {position}, which is missing", _RESTORE)

@@ -14,6 +14,8 @@ Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the rea
 6. A forked child appends nothing: two processes must not share an epoch.
 7. Only a claim makes directories. An entry whose directory is gone is not written: the table is looked at, which is also
    done now and then while entries are written, and a log whose table is another one says so.
+8. An entry of another table (RFC 0004) takes its position and says nothing: it is skipped whatever its epoch, fences
+   nobody, and what lies above a missing position counts only if it is ours.
 
 Called by: the writer, the appender, the read path, garbage collection.
 """
@@ -29,6 +31,7 @@ from functools import partial
 from threading import Event
 from typing import TypeVar
 
+from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import (
     ClosedError,
@@ -61,9 +64,11 @@ __all__ = [
     "ShardLog",
     "WalTailer",
     "list_positions",
+    "own_end",
     "open_log",
     "read_run",
     "read_transactions",
+    "tags_of",
 ]
 
 _MAX_SENTINEL_MOVES = 10_000
@@ -168,7 +173,7 @@ class ShardLog:
     def _persist_sentinel(self, data: bytes) -> WalEntry | None:
         """None once `data` is at `next_position`, else the lower-epoch entry that is there."""
         try:
-            self._persist(data, self.next_position, placing_sentinel=True)
+            self.next_position = self._persist(data, self.next_position, placing_sentinel=True)
         except _OccupiedError as met:
             return met.entry
         except WriterPoisonedError as error:  # nothing was acknowledged yet: the open failed, nobody is poisoned
@@ -215,6 +220,10 @@ class ShardLog:
             entry = decode_entry(found, position, path=path)
         except (CorruptDataError, UnsupportedFormatError) as error:
             raise self._poison(position, error) from error
+        if not entry.is_of(self.table):
+            if self._watch is not None:
+                self._watch.look()  # one of the two tables is gone: is it ours?
+            return position + 1
         if entry.writer_epoch > self.epoch:
             raise FencedError(self.epoch, entry.writer_epoch, f"shard {self.shard_id}, WAL position {position}")
         if entry.writer_epoch < self.epoch and placing_sentinel:
@@ -290,10 +299,10 @@ def _claim_log(
     if epoch == 1:
         transactions = TransactionMap({}, ShardTime(clock))
         return OpenedLog(log, manifest, log.next_position, log.next_position, transactions)
-    positions = list_positions(location, shard_id)
+    positions = own_end(location, shard_id, list_positions(location, shard_id), log.table)
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
-    transactions = read_transactions(location, manifest, positions, clock)
+    transactions = read_transactions(location, manifest, positions, clock, tag=log.table)
     transactions.merge(load_generation_maps(location, manifest))
     sentinel = log.place_sentinel(transactions)
     manifest = manifests.check_fenced(epoch)
@@ -304,13 +313,19 @@ def _claim_log(
 
 
 def read_transactions(
-    location: Location, manifest: ShardManifest, positions: list[int], clock: Clock = SYSTEM_CLOCK
+    location: Location,
+    manifest: ShardManifest,
+    positions: list[int],
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    tag: str | None = None,
 ) -> TransactionMap:
     """The transactions in the log of a shard: the newest whole map and all that came after it.
 
-    `manifest` was read before `positions` were listed: a bulk mark that it has not reached does not count.
+    `tag` is that of the table: what entries of another one say does not count. `manifest` was read before `positions`
+    were listed: a bulk mark that it has not reached does not count.
     """
-    footers = _newest_footers(location, manifest.shard_id, positions)
+    footers = _newest_footers(location, manifest.shard_id, positions, tag)
     newest_ms = max((footer.written_ms or newest_of(footer.seen or {}) for _, footer in footers), default=0)
     known = TransactionMap({}, ShardTime(clock, newest_ms))
     for position, footer in reversed(footers):
@@ -318,14 +333,16 @@ def read_transactions(
     return known
 
 
-def _newest_footers(location: Location, shard_id: str, positions: list[int]) -> list[tuple[int, EntryFooter]]:
+def _newest_footers(
+    location: Location, shard_id: str, positions: list[int], tag: str | None
+) -> list[tuple[int, EntryFooter]]:
     """The footers from the newest entry down to the one with the newest whole map; other implementations have none."""
     read = partial(_footer_at, location, shard_id)
     found: list[tuple[int, EntryFooter]] = []
     newest_first, step = positions[::-1], 1  # a sentinel answers at the first look; a long log is read in parallel
     while newest_first:
         for position, footer in zip(newest_first, _read_each(location, newest_first[:step], read), strict=False):
-            if footer is not None:
+            if footer is not None and footer.is_of(tag):
                 found.append((position, footer))
                 if is_whole(footer):
                     return found
@@ -357,17 +374,47 @@ def _read_each(location: Location, positions: list[int], read: Callable[[int], _
 # ------------------------------------------------------------------------------------------------- the reading end
 
 
-def read_run(location: Location, shard_id: str, start: int, end: int) -> Iterator[WalEntry]:
+def own_end(location: Location, shard_id: str, positions: list[int], tag: str | None) -> list[int]:
+    """`positions` up to the newest entry that may be of the table with this tag."""
+    while positions and tag is not None and not _is_own(location, shard_id, positions[-1], tag):
+        positions = positions[:-1]
+    return positions
+
+
+def _is_own(location: Location, shard_id: str, position: int, tag: str) -> bool:
+    footer = _footer_at(location, shard_id, position)
+    return footer is None or footer.is_of(tag)
+
+
+def tags_of(location: Location, shard_id: str, positions: list[int]) -> set[str]:
+    """The tags of all tables that wrote these entries."""
+    footers = _read_each(location, positions, partial(_footer_at, location, shard_id)) if positions else iter(())
+    return {footer.table for footer in footers if footer is not None and footer.table is not None}
+
+
+def read_run(location: Location, shard_id: str, start: int, end: int, *, tag: str | None = None) -> Iterator[WalEntry]:
     """The entries of `[start, end)` in order; a missing one is an error, never the tip.
 
-    On object stores a bounded number of reads runs ahead of the consumer.
+    Entries of another table than the one with this tag count as marks; where nothing but such entries lies above a
+    missing position, the log ends there. On object stores a bounded number of reads runs ahead of the consumer.
     """
     decoder = EntryDecoder()
     for position, data in _fetch(location, shard_id, start, end):
         path = paths.wal_entry_path(shard_id, position)
         if data is None:
+            if not _goes_on(location, shard_id, position, end, tag):
+                return
             raise CorruptDataError("WAL entry is missing inside the log", path=path, position=position)
-        yield decoder.decode(data, position, path=path)
+        entry = decoder.decode(data, position, path=path)
+        yield entry if entry.is_of(tag) else entry.as_mark()
+
+
+def _goes_on(location: Location, shard_id: str, position: int, end: int, tag: str | None) -> bool:
+    """Whether the log of our table goes on above a missing position; without a tag everything is ours."""
+    if tag is None:
+        return True
+    above = [p for p in list_positions(location, shard_id) if position < p < end]
+    return not above or bool(own_end(location, shard_id, above, tag))
 
 
 def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[tuple[int, bytes | None]]:
@@ -409,6 +456,7 @@ class WalTailer:
         self._clock = clock
         self._manifests = ShardManifestStore(self.location, shard_id, clock=clock)
         self._decoder = EntryDecoder()
+        self._base: BaseTable | None = None
 
     def __repr__(self) -> str:
         return f"WalTailer({self.location.describe()!r}, shard_id={self.shard_id!r})"
@@ -425,7 +473,7 @@ class WalTailer:
 
     def next_position(self) -> int:
         """The position that the next entry will get."""
-        positions = list_positions(self.location, self.shard_id)
+        positions = self._own_end(list_positions(self.location, self.shard_id))
         return max([self._cursor(), *positions[-1:]]) + 1
 
     def read_entry(self, position: int) -> WalEntry | None:
@@ -439,7 +487,7 @@ class WalTailer:
         entry = self._try_read(position)
         if entry is not None:
             return entry
-        above = list_positions(self.location, self.shard_id)[-1:] > [position]
+        above = [p for p in list_positions(self.location, self.shard_id) if p > position]
         entry = self._try_read(position)  # it may have come since the first look; if others lie above it, it must have
         if entry is not None:
             return entry
@@ -449,7 +497,7 @@ class WalTailer:
                 f"WAL position {position} of shard {self.shard_id} was collected (cursor {cursor}); "
                 "start from first_position()"
             )
-        if not above:
+        if not self._own_end(above):
             return None
         raise CorruptDataError(
             "WAL entry is missing although the log goes on above it",
@@ -486,7 +534,37 @@ class WalTailer:
             data = self.location.store.get(path)
         except ObjectNotFoundError:
             return None
-        return self._decoder.decode(data, position, path=path)
+        entry = self._decoder.decode(data, position, path=path)
+        tagged = entry.footer is not None and entry.footer.table is not None
+        return entry if not tagged or entry.is_of(self._tag()) else self._foreign(entry)
+
+    def _foreign(self, entry: WalEntry) -> WalEntry:
+        """An entry of another table as it counts here."""
+        self._check_table()
+        return entry.as_mark()
+
+    def _own_end(self, positions: list[int]) -> list[int]:
+        """`positions` up to the newest entry of our table."""
+        if not positions:
+            return positions
+        own = own_end(self.location, self.shard_id, positions, self._tag())
+        if len(own) < len(positions):
+            self._check_table()
+        return own
+
+    def _tag(self) -> str | None:
+        """The tag of the table whose log is read; None where there is no base table, or it has none yet."""
+        if self._base is None:
+            self._base = BaseTable.open(self.location)
+        return None if self._base is None else self._base.tag
+
+    def _check_table(self) -> None:
+        """There are entries of two tables: say so if ours is the one that is gone."""
+        newest = BaseTable.open(self.location)
+        if newest is None or newest.tag != self._tag():
+            raise TableReplacedError(
+                f"the table at {self.location.describe()} was made anew while its log was read: open the log again"
+            )
 
     def _cursor(self) -> int:
         latest = self._manifests.read_latest()

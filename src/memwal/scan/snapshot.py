@@ -146,7 +146,7 @@ class SnapshotSource:
             before = self._base()
             captured = {s: self._ours(given.get(s) or self._live(s, consistency), before) for s in wanted}
             schema = self._schema(before)
-            uppers = self._each(wanted, partial(self._capture_upper, captured, consistency, schema))
+            uppers = self._each(wanted, partial(self._capture_upper, captured, consistency, schema, before.tag))
             base = self._base()
             if base.table_id == before.table_id:
                 break
@@ -172,9 +172,10 @@ class SnapshotSource:
         captured: Mapping[str, InMemoryMemTables | None],
         consistency: Consistency,
         schema: TableSchema,
+        tag: str | None,
         shard_id: str,
     ) -> _Upper | None:
-        return self._capture_shard(shard_id, captured[shard_id], consistency, schema)
+        return self._capture_shard(shard_id, captured[shard_id], consistency, schema, tag)
 
     def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:
         if consistency == "flushed":
@@ -189,7 +190,12 @@ class SnapshotSource:
             return list(pool.map(read, shards))
 
     def _capture_shard(
-        self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, schema: TableSchema
+        self,
+        shard_id: str,
+        memtables: InMemoryMemTables | None,
+        consistency: Consistency,
+        schema: TableSchema,
+        tag: str | None,
     ) -> _Upper | None:
         manifests = self.manifests(shard_id)
         doubted: set[int] = set()
@@ -203,7 +209,7 @@ class SnapshotSource:
                 return _Upper(shard_id, manifest, memtables.ascending, from_tail=False)
             memtables = None
             try:
-                tail = self._read_tail(shard_id, manifest, schema)
+                tail = self._read_tail(shard_id, manifest, schema, tag)
             except CorruptDataError:  # collection may have passed here since the manifest was read
                 if manifest.version in doubted or attempt == _MAX_TRIES - 1:
                     raise
@@ -216,13 +222,13 @@ class SnapshotSource:
         raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
     def _read_tail(
-        self, shard_id: str, manifest: ShardManifest, schema: TableSchema
+        self, shard_id: str, manifest: ShardManifest, schema: TableSchema, tag: str | None
     ) -> tuple[InMemoryMemTableRef, ...]:
         """The unflushed entries as memtables, one per generation."""
         cursor = manifest.replay_after_wal_entry_position
         above = [position for position in list_positions(self.location, shard_id) if position > cursor]
         end = above[-1] + 1 if above else cursor + 1
-        return self._load(read_run(self.location, shard_id, cursor + 1, end), manifest, schema)
+        return self._load(read_run(self.location, shard_id, cursor + 1, end, tag=tag), manifest, schema)
 
     def _load(
         self, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema

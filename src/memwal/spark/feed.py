@@ -35,7 +35,7 @@ from memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.survey import list_shards
-from memwal.wal import WalTailer, list_positions
+from memwal.wal import WalTailer
 
 __all__ = ["ChangeFeed", "feed_schema"]
 
@@ -196,8 +196,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _next(tailer: WalTailer) -> int:
     """The position that the next entry gets: entries are made in order, so that everything below the newest is there."""
-    newest = max([0, *list_positions(tailer.location, tailer.shard_id)[-1:]])
-    return max(newest + 1, tailer.first_position())
+    return max(tailer.next_position(), tailer.first_position())
 
 
 def _dressed(

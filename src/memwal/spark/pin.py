@@ -39,7 +39,7 @@ from memwal.store.location import Location, resolve
 from memwal.survey import list_shards
 from memwal.table import open_table
 from memwal.types import ShardManifest
-from memwal.wal import list_positions, read_run
+from memwal.wal import list_positions, own_end, read_run
 
 __all__ = ["Pin", "PinnedShard", "pin_table", "rebuild", "reported_as_collected"]
 
@@ -106,6 +106,10 @@ def _pin_shard(location: Location, shard_id: str, *, flushed: bool) -> PinnedSha
             return PinnedShard(manifest, start)
         above = [position for position in list_positions(location, shard_id) if position >= start]
         whole = above == list(range(start, start + len(above)))
+        if not whole:  # what another table left above a missing position does not count
+            base = BaseTable.open(location)
+            above = own_end(location, shard_id, above, None if base is None else base.tag)
+            whole = above == list(range(start, start + len(above)))
         moved = store.list_versions()[-1:] != [manifest.version]
         if whole and not moved:
             return PinnedShard(manifest, start + len(above))
@@ -146,25 +150,29 @@ def _rebuild(location: Location, pin: Pin) -> Snapshot:
     if base is None:
         raise InvalidInputError(f"there is no table at {location.describe()} any more")
     marks = compacted(base)
-    views = tuple(_view(location, shard, marks.get(shard.manifest.shard_id, 0), pin.schema) for shard in pin.shards)
+    views = tuple(
+        _view(location, shard, marks.get(shard.manifest.shard_id, 0), pin.schema, base.tag) for shard in pin.shards
+    )
     return Snapshot(location, pin.schema, base, views)
 
 
-def _view(location: Location, shard: PinnedShard, mark: int, schema: TableSchema) -> ShardView:
+def _view(location: Location, shard: PinnedShard, mark: int, schema: TableSchema, tag: str | None) -> ShardView:
     manifest = shard.manifest
     memory = tuple(
-        ref for ref in _load_tail(location, shard, schema) if ref.generation > mark and ref.num_rows
+        ref for ref in _load_tail(location, shard, schema, tag) if ref.generation > mark and ref.num_rows
     )  # entries below `current_generation` were left out while loading
     listed = sorted((s for s in manifest.sstables if s.generation > mark), key=lambda s: s.generation)
     return ShardView(manifest.shard_id, manifest, memory, tuple(listed), from_tail=True)
 
 
-def _load_tail(location: Location, shard: PinnedShard, schema: TableSchema) -> Iterator[InMemoryMemTableRef]:
+def _load_tail(
+    location: Location, shard: PinnedShard, schema: TableSchema, tag: str | None
+) -> Iterator[InMemoryMemTableRef]:
     adapter, current = RowAdapter(schema), shard.manifest.current_generation
     shard_id = shard.manifest.shard_id
     tables: list[MemTable] = []
     try:
-        for entry in read_run(location, shard_id, shard.tail_start, shard.tail_end):
+        for entry in read_run(location, shard_id, shard.tail_start, shard.tail_end, tag=tag):
             generation = current if entry.generation is None else entry.generation
             if not entry.batches or generation < current:
                 continue
