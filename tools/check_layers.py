@@ -24,7 +24,7 @@ MAINTENANCE = ("compaction_policy", "tail_flush", "repair", "restored_repair", "
 
 # From the ground up. A module imports layers below its own. "open" layers also let their members import each other.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("open", ("types", "errors", "config", "clock", "metrics", "hooks", "reports")),
+    ("open", ("types", "errors", "config", "clock", "waiting", "background", "forking", "metrics", "hooks", "reports")),
     ("open", ("store",)),
     ("open", ("format",)),
     (

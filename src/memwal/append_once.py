@@ -36,6 +36,7 @@ from memwal.adapt import RowAdapter, with_flags
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import (
+    ClosedError,
     ConflictError,
     CorruptDataError,
     DirectoryNotFoundError,
@@ -45,6 +46,7 @@ from memwal.errors import (
     TableReplacedError,
 )
 from memwal.flush import commit_sstable, discard_sstable, not_published
+from memwal.forking import close_in_child
 from memwal.format.wal_entry import (
     TOMBSTONE,
     TOMBSTONE_FIELD,
@@ -132,7 +134,9 @@ class OnceAppender:
         if base is None:
             raise InvalidInputError(f"there is no table at {self.location.describe()}; create it first")
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._forked = False
+        close_in_child(self)
         self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
@@ -153,10 +157,16 @@ class OnceAppender:
 
     def refresh(self) -> None:
         """Look at the newest version of the base table; `TableReplacedError` if it is another table."""
+        if self._forked:
+            raise ClosedError("this process was forked: the appender belongs to its parent; make a new one")
         with self._lock:
             newest = self._watch.look()
             if newest is not self._base:
                 self._adopt(newest)
+
+    def orphan(self) -> None:
+        """Become closed in a forked child."""
+        self._lock, self._forked = threading.RLock(), True
 
     @property
     def is_replaced(self) -> bool:

@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
-from memwal.errors import FencedError, InvalidInputError, MemWalError
+from memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError
+from memwal.forking import close_in_child
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, RowEncoder
 from memwal.hooks import reach
 from memwal.identity import TableWatch
@@ -41,6 +42,7 @@ from memwal.store.location import Location, resolve
 from memwal.table_ids import for_writing
 from memwal.transactions import as_transaction
 from memwal.types import EntryFooter, EntryTransaction, Transaction
+from memwal.waiting import refuse_on_top
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 from memwal.writer.target import check_storable
 
@@ -73,8 +75,9 @@ class WalAppender:
         self._in_flight: _Entry | None = None
         self._rows = None if schema is None else _Rows(schema)
         self._encoder: EntryEncoder | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failed: MemWalError | None = None
+        close_in_child(self)
 
     @classmethod
     def open(
@@ -137,6 +140,7 @@ class WalAppender:
             if batch.num_rows == 0:
                 raise InvalidInputError(f"Batch {number} is empty: give batches with rows")
         transaction = as_transaction(txn)
+        refuse_on_top(self._lock, "append")
         with self._lock:
             if self._failed is not None:
                 raise self._failed
@@ -199,6 +203,11 @@ class WalAppender:
         self._run, self._encoder, self._rows = entry.run, entry.encoder, entry.rows
         self._in_flight = None
         return self._log.next_position - 1
+
+    def orphan(self) -> None:
+        """Become closed in a forked child: two processes must not share an epoch."""
+        self._lock = threading.RLock()
+        self._failed = ClosedError("this process was forked: the appender belongs to its parent; open a new one")
 
     def _columns(self) -> pa.Schema:
         return pa.schema([]) if self._rows is None else self._rows.schema.columns

@@ -28,6 +28,7 @@ import lance
 import pyarrow as pa
 from lance.commit import CommitConflictError
 
+from memwal.background import refuse_at_exit
 from memwal.errors import (
     CollectedError,
     ConflictError,
@@ -37,6 +38,7 @@ from memwal.errors import (
     ObjectNotFoundError,
     UnavailableError,
 )
+from memwal.forking import use_lance
 from memwal.format.index_details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.lance_commit import hand_commit_is_safe
@@ -78,6 +80,8 @@ def lance_errors(action: str) -> Iterator[None]:
 
     The original does not stay visible behind ours: its text may hold a signed URL.
     """
+    use_lance()
+    refuse_at_exit()
     try:
         yield
     except MemWalError:

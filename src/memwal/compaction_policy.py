@@ -1,22 +1,19 @@
-"""When a table is compacted by itself, and the thread that does it.
+"""When a table is compacted by itself, and the task that does it.
 
 Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
 
 1. A failed compaction is logged and tried again later; it never reaches a write.
-2. The thread ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
+2. The task ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
    that a writer waits for.
-
-Called by: the table writer; `due_shards` also by the statistics.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
+from memwal.background import Task, is_ending
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.compact import DEFAULT_MEMORY_BYTES, Compactor
@@ -94,7 +91,7 @@ def _age_seconds(location: Location, shard_id: str, sstable: SsTable, clock: Clo
 
 
 class Background:
-    """Compacts the shards of one writer in a thread of its own; keeps no reference to the writer itself."""
+    """Compacts the shards of one writer beside its writes; keeps no reference to the writer itself."""
 
     def __init__(
         self,
@@ -110,42 +107,58 @@ class Background:
         self._newest_base = newest_base
         self._shards = shards
         self._clock = clock
-        self._stop = threading.Event()
-        self._threads: list[Any] = []
+        self._task = Task(self._run, "compact")
+        self._started = False
+        self._next_at = 0.0
 
     def start(self) -> None:
         """Run from now on; once is enough."""
-        policy = self._policy
-        if policy is not None and not self._threads and not self._stop.is_set():
-            self._threads.append(self._clock.spawn(lambda: self._run(policy), "memwal-compact"))
+        if self._policy is not None and not self._started and not self._task.cancelled:
+            self._started = True
+            self._next_at = self._clock.monotonic() + self._pause(self._policy)
+            self._task.start(self._clock).poke()
 
     def stop(self) -> None:
-        """Begin nothing new."""
-        self._stop.set()
+        """Begin nothing new; may be called anywhere."""
+        self._task.cancel()
 
     def join(self) -> None:
-        """Return when the thread has ended: after the compaction that it is in, if any, at most a minute."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(_JOIN_SECONDS)
+        """Return when nothing runs any more: after the compaction that runs now, if any, at most a minute."""
+        self._task.stop()
 
-    def _run(self, policy: CompactionPolicy) -> None:
-        while not self._stop.wait(policy.check_interval_seconds * (0.75 + self._clock.random() / 2)):
-            try:
-                self.compact_due(policy)
-            except TableReplacedError as error:
-                _LOG.warning("background compaction ends: %s", error)
-                return
-            except Exception as error:  # whatever it was, the writer goes on and the next round tries again
+    def orphan(self) -> None:
+        """Be nothing in a forked child."""
+        self._task.orphan()
+
+    def _pause(self, policy: CompactionPolicy) -> float:
+        return policy.check_interval_seconds * (0.75 + self._clock.random() / 2)
+
+    def _run(self) -> float | None:
+        policy = self._policy
+        if policy is None:
+            return None
+        now = self._clock.monotonic()
+        if now < self._next_at:
+            return self._next_at - now
+        try:
+            self.compact_due(policy)
+        except TableReplacedError as error:
+            _LOG.warning("background compaction ends: %s", error)
+            self._task.cancel()
+        except Exception as error:  # whatever it was, the writer goes on and the next round tries again
+            if not self._task.cancelled and not is_ending():
                 _LOG.warning(
                     "background compaction failed, it is tried again [table=%s]: %s", self._location.describe(), error
                 )
+        pause = self._pause(policy)
+        self._next_at = self._clock.monotonic() + pause
+        return pause
 
     def compact_due(self, policy: CompactionPolicy) -> CompactionReport | None:
         """Compact what the policy wants compacted now; None if that is nothing."""
         shards = list(self._shards())
         due = due_shards(self._location, self._newest_base(), policy, self._clock, shards=shards) if shards else []
-        if not due or self._stop.is_set():
+        if not due or self._task.cancelled or is_ending():
             return None
         compactor = Compactor(self._location, self._newest_base, memory_bytes=policy.memory_bytes, clock=self._clock)
         return compactor.run(shards=due)

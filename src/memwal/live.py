@@ -3,9 +3,8 @@
 Owns a registry of weak references. Invariants:
 
 1. The registry keeps no writer alive.
-2. In a forked child every registered writer is closed: two processes must not share an epoch.
-
-Called by: the writer (register, forget), the read path (find).
+2. A forked child knows none of them.
+3. When the program ends, no thread but the last one is inside a write.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import threading
 import weakref
 from typing import Protocol
 
+from memwal import background
 from memwal.memtable import InMemoryMemTables
 
 __all__ = ["LiveShard", "all_of", "find", "forget", "register"]
@@ -37,12 +37,12 @@ class LiveShard(Protocol):
         """Active and frozen memtables together; None if it has none to show (closed, WAL-only)."""
         ...
 
-    def orphan(self) -> None:
-        """Become closed without touching storage: the process was forked."""
+    def leave(self, deadline: float) -> None:
+        """Let no other thread begin anything, until `deadline` (`monotonic`) at the latest: the program ends."""
         ...
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # reentrant: a signal handler may look or close in the middle of another call
 _shards: dict[tuple[str, str], list[weakref.ref[LiveShard]]] = {}
 
 
@@ -77,13 +77,19 @@ def all_of(table_key: str) -> list[LiveShard]:
     return [shard for ref in refs if (shard := ref()) is not None]
 
 
-def _close_in_child() -> None:
+def _forget_in_child() -> None:
     global _lock
-    _lock = threading.Lock()
-    shards = [shard for refs in _shards.values() for ref in refs if (shard := ref()) is not None]
+    _lock = threading.RLock()
     _shards.clear()
-    for shard in shards:
-        shard.orphan()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+def _leave_all(deadline: float) -> None:
+    for refs in list(_shards.values()):
+        for ref in list(refs):
+            shard = ref()
+            if shard is not None:
+                shard.leave(deadline)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+background.at_exit(_leave_all)

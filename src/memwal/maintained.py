@@ -53,7 +53,7 @@ class IndexFacts:
 
 
 _facts: dict[str, IndexFacts] = {}
-_facts_lock = threading.Lock()
+_facts_lock = threading.RLock()
 
 
 def index_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:

@@ -34,6 +34,7 @@ from memwal.index.hnsw import HnswMemIndex
 from memwal.index.port import MemIndex
 from memwal.key_index import KeyIndex, key_values
 from memwal.schema import TableSchema
+from memwal.waiting import refuse_on_top
 
 __all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
 
@@ -136,11 +137,11 @@ class MemTable:
         self.indexes = tuple(indexes)
         self._log: list[tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]] = []
         self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._chunks: list[tuple[int, pa.RecordBatch]] = []
         self._index: KeyIndex | None = None
         self._meter = meter if meter is not None else ByteMeter()
-        self._index_lock = threading.Lock()  # taken last: inside it, nothing waits
+        self._index_lock = threading.RLock()  # taken last: inside it, nothing waits
         self._indexed_batches = 0
         self._uncounted_rows = 0
         self._metered = 0
@@ -212,12 +213,14 @@ class MemTable:
     def index_rows(self, num_batches: int | None = None) -> None:
         """Take the first `num_batches` batches (all by default) into the indexes; what they hold already stays."""
         if self.indexes:
+            refuse_on_top(self._index_lock, "indexing")
             with self._index_lock:
                 self._index_upto(len(self._log) if num_batches is None else num_batches)
                 self._measure()
 
     def filled_indexes(self, num_batches: int) -> tuple[MemIndex, ...]:
         """The indexes, holding at least the first `num_batches` batches."""
+        refuse_on_top(self._index_lock, "a search")
         with self._index_lock:
             self._index_upto(num_batches)
             return self.indexes
@@ -290,6 +293,7 @@ class MemTable:
 
     def combined(self, num_batches: int) -> pa.Table:
         """The rows of the first `num_batches` batches with `_tombstone`, in few chunks."""
+        refuse_on_top(self._lock, "a read")
         with self._lock:
             self._combine(num_batches)
             chunks = [chunk for _, chunk in self._chunks]
@@ -299,6 +303,7 @@ class MemTable:
 
     def locate(self, num_batches: int, row: int) -> tuple[pa.RecordBatch, int]:
         """The combined batch that holds a row of the first `num_batches` batches, and its place there."""
+        refuse_on_top(self._lock, "a read")
         with self._lock:
             self._combine(num_batches)
             for _, chunk in self._chunks:
@@ -309,6 +314,7 @@ class MemTable:
 
     def _combine(self, num_batches: int) -> None:
         done = self._chunks[-1][0] if self._chunks else 0
+        refuse_on_top(self._index_lock, "a read")
         with self._index_lock:
             self._index_upto(num_batches)
         while done < num_batches:
@@ -359,6 +365,7 @@ class MemTable:
         if index is not None and index.num_rows >= rows:
             return index
         table = self.combined(num_batches)
+        refuse_on_top(self._lock, "a read")
         with self._lock:
             index = self._index if self._index is not None else KeyIndex()
             if index.num_rows < rows:

@@ -14,6 +14,8 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
+from memwal.forking import close_in_child
+
 __all__ = ["CallStats", "Metrics", "Recorder"]
 
 
@@ -40,7 +42,8 @@ class Recorder:
     """Keeps totals per kind in memory; `snapshot` is consistent per kind."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may use the store, too
+        close_in_child(self)
         self._totals: dict[str, list[float]] = {}
 
     def record(self, kind: str, seconds: float, size_bytes: int = 0, *, failed: bool = False) -> None:
@@ -55,6 +58,10 @@ class Recorder:
             totals[3] += size_bytes
             if seconds > totals[4]:
                 totals[4] = seconds
+
+    def orphan(self) -> None:
+        """Go on in a forked child, whoever held the lock."""
+        self._lock = threading.RLock()
 
     def snapshot(self) -> dict[str, CallStats]:
         """Totals so far, by kind."""

@@ -31,7 +31,7 @@ REMEDY = (
 )
 _KEPT = 1024
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # reentrant: a signal handler may read, too
 _known: OrderedDict[tuple[str, str | None, str, int], tuple[int, bool]] = OrderedDict()
 
 

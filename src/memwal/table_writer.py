@@ -26,6 +26,7 @@ import pyarrow as pa
 from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.compaction_policy import Background, CompactionPolicy
 from memwal.errors import ClosedError, InvalidInputError
+from memwal.forking import close_in_child
 from memwal.identity import TableWatch
 from memwal.ingest import key_batch, to_batches
 from memwal.probe import check_table
@@ -34,6 +35,7 @@ from memwal.schema import Reconciler, TableSchema
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
 from memwal.types import Transaction
+from memwal.waiting import is_on_top, on_top_error, refuse_on_top
 from memwal.writer.engine import Ack, WriteResult
 from memwal.writer.stats import WriteStats
 
@@ -84,13 +86,14 @@ class TableWriter:
         self._sharding = sharding
         self._open_shard = open_shard
         self._reconciler = Reconciler(schema)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._writers: dict[str, ShardWriter] = {}
         self._manual: ShardWriter | None = None
         self._closed = False
         self._watch = watch
         self._compaction = Background(compaction, table.location, watch.look, self._writers.keys)
-        weakref.finalize(self, self._compaction.stop)
+        weakref.finalize(self, self._compaction.stop).atexit = False
+        close_in_child(self)
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -117,6 +120,7 @@ class TableWriter:
 
     def _route(self, data: Any) -> dict[str, list[pa.RecordBatch]]:
         batches = [batch for batch in to_batches(data, self._schema.columns) if batch.num_rows]
+        refuse_on_top(self._lock, "a write")
         with self._lock:
             fitted = [self._reconciler.fit(batch) for batch in batches]
         return self._split(fitted)
@@ -148,23 +152,34 @@ class TableWriter:
 
     def _single(self) -> str:
         """The shard of an unsharded table, or this writer's own one of a table with manual shards."""
-        with self._lock:
-            if self._manual is None:
-                self._refuse_closed()
-                self._manual = self._open_shard(None)
-                self._compaction.start()
-                self._writers[self._manual.shard_id] = self._manual
-            return self._manual.shard_id
+        manual = self._manual
+        if manual is None:
+            refuse_on_top(self._lock, "a write")
+            with self._lock:
+                manual = self._manual
+                if manual is None:
+                    manual = self._opened(None)
+                    self._manual = self._writers[manual.shard_id] = manual
+        return manual.shard_id
 
     def _writer(self, shard_id: str) -> ShardWriter:
         writer = self._writers.get(shard_id)
         if writer is None:
+            refuse_on_top(self._lock, "a write")
             with self._lock:
-                self._refuse_closed()
                 writer = self._writers.get(shard_id)
                 if writer is None:
-                    writer = self._writers[shard_id] = self._open_shard(shard_id)
-                    self._compaction.start()
+                    writer = self._writers[shard_id] = self._opened(shard_id)
+        return writer
+
+    def _opened(self, shard_id: str | None) -> ShardWriter:
+        """A new writer of one shard; the lock is held."""
+        self._refuse_closed()
+        writer = self._open_shard(shard_id)
+        if self._closed:  # by a signal handler, meanwhile
+            writer.abort()
+            self._refuse_closed()
+        self._compaction.start()
         return writer
 
     def _refuse_closed(self) -> None:
@@ -188,6 +203,8 @@ class TableWriter:
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
+        if is_on_top():
+            raise on_top_error("evolve_schema")
         base = self._watch.look()
         check_table(base)
         with self._lock:
@@ -209,30 +226,39 @@ class TableWriter:
             writer.wait_for_flush_drain(timeout)
 
     def close(self) -> None:
-        """Close all shard writers; raises the first failure after all were tried. Idempotent."""
-        with self._lock:
-            self._closed = True
-            writers = list(self._writers.values())
-        self._compaction.stop()
-        failures = []
-        for writer in writers:
-            try:
-                writer.close()
-            except Exception as error:
-                failures.append(error)
-        self._compaction.join()
-        if failures:
-            raise failures[0]
+        """Close all shard writers; raises the first failure after all were tried. Idempotent.
+
+        In a signal handler that interrupted another call of the same thread it returns at once, and the shards are
+        closed as soon as that call ends, and before the program does; see `ShardWriter.close`.
+        """
+        self._end(ShardWriter.close)
 
     def abort(self) -> None:
         """Stop without flushing. Idempotent."""
-        with self._lock:
-            self._closed = True
-            writers = list(self._writers.values())
+        self._end(ShardWriter.abort)
+
+    def _end(self, end: Callable[[ShardWriter], None]) -> None:
+        self._closed = True
         self._compaction.stop()
-        for writer in writers:
-            writer.abort()
-        self._compaction.join()
+        waits = not is_on_top()
+        if waits:
+            with self._lock:  # whoever opens a shard now is done, or sees that it is too late
+                pass
+        failures = []
+        for writer in list(self._writers.values()):
+            try:
+                end(writer)
+            except Exception as error:
+                failures.append(error)
+        if waits:
+            self._compaction.join()
+        if failures:
+            raise failures[0]
+
+    def orphan(self) -> None:
+        """Become closed in a forked child."""
+        self._lock, self._closed = threading.RLock(), True
+        self._compaction.orphan()
 
     def __enter__(self) -> TableWriter:
         return self

@@ -43,7 +43,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def compactors() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "memwal-compact"]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("memwal-compact")]
 
 
 def test_a_writer_compacts_its_shards_in_the_background(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_it_is_on_by_default_and_off_by_option(tmp_path: Path) -> None:
     table = make(tmp_path / "t")
     with table.writer() as writer:
         writer.put({"id": [1], "v": ["x"]})
-        assert compactors() == ["memwal-compact"]
+        assert compactors() == ["memwal-compact-0"]
     with table.writer(compaction=None) as writer:
         writer.put({"id": [1], "v": ["x"]})
         assert compactors() == []
@@ -89,7 +89,7 @@ def test_the_thread_of_a_dropped_writer_ends(tmp_path: Path) -> None:
     table = make(tmp_path / "t")
     writer = table.writer(compaction=EAGER)
     writer.put({"id": [1], "v": ["x"]})
-    assert compactors() == ["memwal-compact"]
+    assert compactors() == ["memwal-compact-0"]
     del writer
     gc.collect()
     wait_for(lambda: compactors() == [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ def _interrupted(uri: str, writer: mw.TableWriter | None, read: str, action: Act
         nonlocal calls
         calls += 1
         if calls == at:
-            action(mw.open_table(uri), writer)
+            with ThreadPoolExecutor(1) as another:  # a call on top of another one in the same thread must not wait
+                another.submit(action, mw.open_table(uri), writer).result()
 
     table = watched_table(uri, seen)
     table.details()

@@ -15,6 +15,7 @@ from writer_kit import (
     open_writer,
     rows,
     scanned,
+    wait_for,
     watched,
 )
 
@@ -25,13 +26,7 @@ LIMIT = {"max_unflushed_memtable_bytes": 5000}
 
 def wait_for_waits(writer: ShardWriter, count: int) -> None:
     """Return once `count` puts have begun to wait; nothing is notified of that, so look."""
-    core = writer._core
-    with core.lock:
-        for _ in range(int(SECONDS * 1000)):
-            if core.waits >= count:
-                return
-            core.changed.wait(0.001)
-    raise AssertionError("no put waits")
+    wait_for(lambda: writer._core.waits >= count)
 
 
 def test_a_put_over_budget_waits_for_a_flush_and_is_counted_once(tmp_path: Path) -> None:
@@ -97,11 +92,7 @@ def test_a_waiting_put_warns_at_the_interval(tmp_path: Path, caplog: pytest.LogC
         with caplog.at_level(logging.WARNING, logger="memwal.writer.state"):
             put = in_thread(lambda: writer.put(rows([1000])))
             held.wait_reached()
-            with writer._core.lock:
-                for _ in range(10_000):
-                    if len(caplog.records) >= 3:
-                        break
-                    writer._core.changed.wait(0.001)
+            wait_for(lambda: len(caplog.records) >= 3)
             held.open()
             put.result()
         assert len(caplog.records) >= 3

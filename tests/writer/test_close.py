@@ -21,6 +21,7 @@ from writer_kit import (
     open_writer,
     rows,
     scanned,
+    wait_for,
     watched,
 )
 
@@ -142,8 +143,7 @@ def test_a_put_that_finds_no_room_just_before_the_writer_is_aborted_does_not_wai
         room = lead(put)
         assert not room
         aborting.append(in_thread(writer.abort))
-        with core.lock:
-            core.changed.wait_for(lambda: core.state == "closed", SECONDS)
+        wait_for(lambda: core.state == "closed")
         return room
 
     core._lead = aborted_meanwhile  # type: ignore[method-assign]

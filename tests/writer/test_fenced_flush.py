@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,9 @@ from writer_kit import BLOOM, MANIFEST, SECONDS, WAL, everything, flushed, open_
 from memwal import FencedError, ShardWriter, WriterPoisonedError
 
 
-def _flusher_of(writer: ShardWriter) -> threading.Thread:
-    (thread,) = [t for t in writer._threads if t.name.startswith("memwal-flush")]
-    return thread
-
-
-def _has_ended(thread: threading.Thread) -> bool:
-    thread.join(SECONDS)
-    return not thread.is_alive()
+def _wait_for_fence(writer: ShardWriter) -> None:
+    with pytest.raises(FencedError):
+        writer.wait_for_flush_drain(SECONDS)
 
 
 def test_a_fenced_flush_does_not_go_on(tmp_path: Path) -> None:
@@ -30,16 +24,14 @@ def test_a_fenced_flush_does_not_go_on(tmp_path: Path) -> None:
     held.wait_reached()
     with open_writer(tmp_path) as second:
         second.put(rows([2]))
-        worker = _flusher_of(first)
         held.open()
-        assert _has_ended(worker), "the flusher of a fenced writer must not try again"
+        _wait_for_fence(first)
         assert store.count("put", BLOOM) == 1
         assert flushed(tmp_path) == {}
         assert scanned(first) == {1: "a"}  # what it had is still shown by it, and owned by its successor
-        with pytest.raises(FencedError):
-            first.wait_for_flush_drain(SECONDS)
         assert everything(second, tmp_path) == {1: "a", 2: "a"}
     first.abort()
+    assert store.count("put", BLOOM) == 1, "the flusher of a fenced writer must not try again"
     assert [len(found) for found in flushed(tmp_path).values()] == [2]
 
 
@@ -52,12 +44,11 @@ def test_later_generations_of_a_fenced_writer_are_not_begun(tmp_path: Path) -> N
         first.force_seal_active()
     held.wait_reached()
     open_writer(tmp_path).abort()
-    worker = _flusher_of(first)
     held.open()
-    assert _has_ended(worker)
+    _wait_for_fence(first)
+    first.abort()
     assert store.count("put", "_gen_2/") == store.count("put", "_gen_3/") == 0
     assert {g: [row["id"] for row in found] for g, found in flushed(tmp_path).items()} == {1: [1], 2: [2]}  # by replay
-    first.abort()
 
 
 def test_a_flush_asks_nobody_once_its_writer_knows_that_it_is_fenced(tmp_path: Path) -> None:
@@ -72,10 +63,9 @@ def test_a_flush_asks_nobody_once_its_writer_knows_that_it_is_fenced(tmp_path: P
         first.put(rows([2]))
     reads = store.count("get", MANIFEST)
     held.open()
-    assert _has_ended(_flusher_of(first))
+    first.abort()  # returns when the flush has ended
     assert store.count("get", MANIFEST) == reads
     assert flushed(tmp_path) == {}
-    first.abort()
 
 
 def test_a_flush_of_a_poisoned_writer_publishes_nothing(tmp_path: Path) -> None:
@@ -90,8 +80,7 @@ def test_a_flush_of_a_poisoned_writer_publishes_nothing(tmp_path: Path) -> None:
     with pytest.raises(WriterPoisonedError):
         writer.put(rows([2]))
     held.open()
-    assert _has_ended(_flusher_of(writer))
+    writer.abort()  # returns when the flush has ended
     assert flushed(tmp_path) == {}
-    writer.abort()
     with open_writer(tmp_path) as again:
         assert everything(again, tmp_path) == {1: "a"}

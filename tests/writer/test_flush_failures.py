@@ -17,6 +17,7 @@ from writer_kit import (
     open_writer,
     rows,
     scanned,
+    wait_for,
     watched,
 )
 
@@ -25,9 +26,7 @@ from memwal.writer import flusher
 
 
 def wait_for_failures(writer: ShardWriter, count: int) -> None:
-    core = writer._core
-    with core.lock:
-        assert core.changed.wait_for(lambda: core.flush_failures >= count, SECONDS)
+    wait_for(lambda: writer._core.flush_failures >= count)
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +79,7 @@ def test_attempts_that_fail_again_and_again_leave_no_directory(tmp_path: Path) -
         writer.force_seal_active()
         wait_for_failures(writer, 5)
         failing.open()
-        core = writer._core
-        with core.lock:
-            assert core.changed.wait_for(lambda: not core.frozen, SECONDS)
+        wait_for(lambda: not writer._core.frozen)
     assert len(attempts(tmp_path)) == 1
     assert list(flushed(tmp_path)) == [1]
 
@@ -146,8 +143,7 @@ def test_after_five_failures_waiters_are_told_and_retries_go_on_and_recover(tmp_
         assert len(scanned(writer)) == 100
         wait_for_failures(writer, 8)
         failing.open()
-        with writer._core.lock:
-            assert writer._core.changed.wait_for(lambda: not writer._core.frozen, SECONDS)
+        wait_for(lambda: not writer._core.frozen)
         writer.wait_for_flush_drain(SECONDS)
         writer.put(rows([1002]))
         assert len(everything(writer, tmp_path)) == 101
@@ -200,8 +196,7 @@ def test_an_error_that_is_not_ours_is_told_as_one_of_ours_with_its_cause(tmp_pat
             writer.wait_for_flush_drain(SECONDS)
         assert isinstance(caught.value.__cause__, RuntimeError)
         failing.open()
-        with writer._core.lock:
-            assert writer._core.changed.wait_for(lambda: not writer._core.frozen, SECONDS)
+        wait_for(lambda: not writer._core.frozen)
 
 
 def test_a_panic_of_native_code_does_not_end_the_worker(tmp_path: Path) -> None:
@@ -268,8 +263,7 @@ def test_bytes_of_a_failed_flush_count_until_it_landed(tmp_path: Path) -> None:
         assert writer.memtable_stats().frozen_bytes > 10_000
         assert writer._core.held_bytes > 10_000
         failing.open()
-        with writer._core.lock:
-            assert writer._core.changed.wait_for(lambda: not writer._core.frozen, SECONDS)
+        wait_for(lambda: not writer._core.frozen)
         assert writer.memtable_stats().frozen_bytes == 0
         assert writer._core.held_bytes == 0
 

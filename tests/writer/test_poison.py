@@ -20,6 +20,7 @@ from writer_kit import (
     row_entries,
     rows,
     scanned,
+    wait_for,
     watched,
 )
 
@@ -237,8 +238,7 @@ def test_a_background_wal_flush_that_fails_is_told_to_the_next_caller(tmp_path: 
     failing = store.fail("put_new", WAL)
     writer.put(rows([1]))
     failing.wait_reached()
-    with writer._core.lock:
-        assert writer._core.changed.wait_for(lambda: writer._core.poison is not None, 30)
+    wait_for(lambda: writer._core.poison is not None)
     with pytest.raises(WriterPoisonedError):
         writer.put(rows([2]))
     with pytest.raises(WriterPoisonedError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import UNKEYED, WAL, in_thread, open_writer, row_entries, rows, scanned, watched
+from writer_kit import UNKEYED, WAL, in_thread, open_writer, row_entries, rows, scanned, wait_for, watched
 
 from memwal import InvalidInputError, WriterPoisonedError
 from memwal.types import Transaction
@@ -96,9 +96,7 @@ def test_a_transaction_is_alone_in_its_entry(tmp_path: Path) -> None:
         held.wait_reached()
         acks.append(writer.put_nowait(rows([1])))
         txn = in_thread(lambda: writer.put(rows([2]), txn=("app", 1)))
-        with writer._core.lock:
-            while len(writer._core.pending) < 3:  # nothing is notified of an insert: look until it is in
-                writer._core.changed.wait(0.001)
+        wait_for(lambda: len(writer._core.pending) >= 3)
         acks.append(writer.put_nowait(rows([3])))
         held.open()
         txn.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -139,6 +140,14 @@ class Running:
         if self._error is not None:
             raise self._error
         return self._value
+
+
+def wait_for(done: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Return once `done`; for what nobody is notified of."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.001)
 
 
 def memwal_threads() -> set[threading.Thread]:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from memwal.errors import InvalidInputError
 from memwal.index.pending import PendingColumn
 from memwal.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
+from memwal.waiting import refuse_on_top
 
 __all__ = ["BTreeMemIndex", "is_indexable"]
 
@@ -168,7 +169,7 @@ class BTreeMemIndex(PendingColumn):
         self._runs: tuple[Any, ...] = ()
         self._nulls: tuple[Positions, ...] = ()
         self._built_bytes = 0
-        self._build_lock = threading.Lock()
+        self._build_lock = threading.RLock()
 
     @property
     def size_bytes(self) -> int:
@@ -178,6 +179,7 @@ class BTreeMemIndex(PendingColumn):
     def catch_up(self, max_rows: int | None = None) -> int:
         """Sort every pending row into the runs; `max_rows` is not needed, as sorting is quick."""
         del max_rows
+        refuse_on_top(self._build_lock, "a search")
         with self._build_lock:
             count = len(self._pending)
             if count:
@@ -188,6 +190,7 @@ class BTreeMemIndex(PendingColumn):
     def positions(self, predicate: Predicate, n: int) -> Positions:
         """Return the sorted positions below `n` of the rows that satisfy `predicate`, exactly."""
         self.catch_up()
+        refuse_on_top(self._build_lock, "a search")
         with self._build_lock:
             runs, nulls = self._runs, self._nulls
         match predicate:

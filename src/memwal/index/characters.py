@@ -40,7 +40,7 @@ class CharacterClasses:
         ascii_classes = self._ask([chr(code) for code in range(128)])
         self._ascii = bytes(int(word) for word in ascii_classes) + bytes(128)
         self._others: Bytes | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def split(self, strings: pa.Array) -> tuple[Int32s, Int32s, pa.Array]:
         """Return document number, ordinal and surface form of every token of a string array."""

@@ -29,6 +29,7 @@ from memwal.index.pending import PendingColumn
 from memwal.index.postings import Segment, merge_tail
 from memwal.index.query import TextQuery, on_column, parse
 from memwal.index.text_view import FtsView
+from memwal.waiting import refuse_on_top
 
 __all__ = ["FtsMemIndex", "Vocabulary", "bind_over", "score_texts", "search_texts"]
 
@@ -61,7 +62,7 @@ class FtsMemIndex(PendingColumn):
         self._segments: tuple[Segment, ...] = ()
         self._term_ids: dict[str, int] = {}
         self._term_chars = 0
-        self._build_lock = threading.Lock()
+        self._build_lock = threading.RLock()
 
     @property
     def analyzer(self) -> Analyzer:
@@ -77,6 +78,7 @@ class FtsMemIndex(PendingColumn):
 
     def catch_up(self, max_rows: int | None = None) -> int:
         """Tokenise pending rows (all, or about `max_rows`), and return how many are still pending."""
+        refuse_on_top(self._build_lock, "a search")
         with self._build_lock:
             rows = 0
             while self._pending and (max_rows is None or rows < max_rows):
@@ -107,10 +109,12 @@ class FtsMemIndex(PendingColumn):
         if live is not None and len(live) < n:
             raise InvalidInputError(f"the mask has {len(live)} entries for {n} rows")
         self.catch_up()
+        refuse_on_top(self._build_lock, "a search")
         with self._build_lock:
             return FtsView(self._analyzer, self._segments, self._term_ids, self._vocabulary, n, live)
 
     def _vocabulary(self) -> list[str]:
+        refuse_on_top(self._build_lock, "a search")
         with self._build_lock:
             return list(self._term_ids)
 

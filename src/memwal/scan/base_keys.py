@@ -41,7 +41,7 @@ class BaseLookup:
     def __init__(self, primary_key: Sequence[str], limit_bytes: int = _LIMIT_BYTES) -> None:
         self._key = list(primary_key)
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known: tuple[object, ...] = ()
         self._asked = 0
         self._index: _HashIndex | None = None

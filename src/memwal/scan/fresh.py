@@ -96,7 +96,7 @@ class FreshIndexCache:
     def __init__(self, sstables: SsTableCache, limit_bytes: int = 256 << 20) -> None:
         self.sstables = sstables
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[str, str], tuple[tuple[str, ...], FreshIndex]] = OrderedDict()
 
     def index(self, readers: Sequence[SsTableReader]) -> FreshIndex:
@@ -112,7 +112,7 @@ class FreshIndexCache:
         with self._lock:
             self._kept[slot] = (names, made)
             self._kept.move_to_end(slot)
-            held = sum(index.size_bytes for _, index in self._kept.values())
+            held = sum(index.size_bytes for _, index in list(self._kept.values()))
             while held > self._limit_bytes and len(self._kept) > 1:
                 _, (_, oldest) = self._kept.popitem(last=False)
                 held -= oldest.size_bytes

@@ -75,7 +75,7 @@ class SsTableReader:
         self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
         self._rows: _Rows | None = None
         self._reader: LanceFileReader | None = None
-        self._file_lock = threading.Lock()
+        self._file_lock = threading.RLock()
         self._is_translated = False
         self.size_bytes = 0
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
@@ -276,7 +276,7 @@ class SsTableCache:
 
     def __init__(self, limit_bytes: int = DEFAULT_CACHE_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, as all locks of caches: a signal handler may read, too
         self._readers: OrderedDict[tuple[str, str, str], SsTableReader] = OrderedDict()
 
     def reader(self, location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
@@ -287,7 +287,8 @@ class SsTableCache:
             if found is None:
                 found = self._readers[key] = SsTableReader(location, shard_id, sstable)
                 self._shrink()
-            self._readers.move_to_end(key)
+            if key in self._readers:
+                self._readers.move_to_end(key)
         return found
 
     def keeps_rows(self, sstable: SsTable) -> bool:
@@ -307,7 +308,7 @@ class SsTableCache:
             self._readers.clear()
 
     def _shrink(self) -> None:
-        held = sum(reader.size_bytes for reader in self._readers.values())
+        held = sum(reader.size_bytes for reader in list(self._readers.values()))
         while held > self.limit_bytes and len(self._readers) > 1:
             _, oldest = self._readers.popitem(last=False)
             held -= oldest.size_bytes

@@ -36,7 +36,7 @@ class TextCache:
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self._limit_bytes = limit_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[str, ...], _Sized] = OrderedDict()
 
     def index(self, key: tuple[str, ...], analyzer: Analyzer, build: Callable[[], FtsMemIndex]) -> FtsMemIndex:
@@ -53,7 +53,7 @@ class TextCache:
         made = build()
         with self._lock:
             self._kept[key] = made
-            held = sum(value.size_bytes for value in self._kept.values())
+            held = sum(value.size_bytes for value in list(self._kept.values()))
             while held > self._limit_bytes and self._kept:
                 _, oldest = self._kept.popitem(last=False)
                 held -= oldest.size_bytes

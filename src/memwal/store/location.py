@@ -38,7 +38,7 @@ _CLOUD_SCHEMES = ("s3", "gs", "az", "abfss")
 _KNOWN = "a local path, file://, memory://name, s3://, gs://, az:// or abfss://"
 _CACHED_LOCATIONS = 512
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _cache: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], Location] = OrderedDict()
 
 
@@ -182,7 +182,7 @@ def _local_root(uri: str) -> tuple[str | None, str]:
 def _forget() -> None:
     """A forked child opens its own stores: connections and their threads stay with the parent."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _cache.clear()
 
 

@@ -21,7 +21,7 @@ from memwal.errors import InvalidInputError
 
 __all__ = ["memory_root", "reset"]
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _roots: dict[str, tuple[str, int]] = {}
 
 
@@ -63,7 +63,7 @@ def _remove_all() -> None:
 def _renew_lock() -> None:
     """A child forked while another thread held the lock must not wait for that thread."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

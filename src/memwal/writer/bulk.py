@@ -40,16 +40,22 @@ def publish_bulk(
     txn: Transaction | None,
 ) -> range | None:
     """Publish `rows` as one generation; returns their batch numbers, or None if `txn` was there already."""
-    with core.lock:
-        core.wait_until(lambda: not core.exclusive, None)
-        core.refuse_writes()
-        core.exclusive = True
+    core.wait_until(lambda: _take_turn(core), None)
     try:
         return _publish(core, manifests, write, rows, txn)
     finally:
         with core.lock:
             core.exclusive = False
-            core.changed.notify_all()
+            core.changed.wake_all()
+
+
+def _take_turn(core: ShardCore) -> bool:
+    """Keep other writes out, unless another large one does; `lock` is held."""
+    if core.exclusive:
+        return False
+    core.refuse_writes()
+    core.exclusive = True
+    return True
 
 
 def _publish(
@@ -89,8 +95,8 @@ def _publish(
 def _flush_all(core: ShardCore) -> MemTable:
     """Flush what came before; returns the empty active memtable."""
     core.seal()
+    core.wait_until(lambda: not core.frozen, None)
     with core.lock:
-        core.wait_until(lambda: not core.frozen, None)
         core.refuse_writes()
         if core.active is None:
             raise AssertionError("bulk writes need a memtable")

@@ -24,9 +24,10 @@ from memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
 from memwal.hooks import reach
 from memwal.schema import TableSchema
 from memwal.types import EntryTransaction
+from memwal.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
 from memwal.writer.pending import Entry, EntryBuilder, Pending, WriteRows
 from memwal.writer.put_queue import PutQueue, QueuedPut
-from memwal.writer.state import LOOK_AGAIN_SECONDS, ShardState
+from memwal.writer.state import ShardState
 
 __all__ = ["ShardCore"]
 
@@ -38,6 +39,7 @@ class ShardCore(ShardState):
         """Takes what the state takes."""
         super().__init__(**state)
         self._puts = PutQueue()
+        self._leader = 0  # the thread that has the turn, or had it
         self._in_flight: Entry | None = None
         self._entries = EntryBuilder(self.schema, self.log.epoch)
 
@@ -60,7 +62,7 @@ class ShardCore(ShardState):
         self._entries.encode_rows(rows)
 
     def wake_all(self) -> None:
-        """Wake every thread of this writer; `lock` is held."""
+        """Let everybody who waits for this writer look again."""
         super().wake_all()
         self._puts.wake_all()
         for item in self.pending:
@@ -70,6 +72,7 @@ class ShardCore(ShardState):
     def write(self, put: QueuedPut) -> Pending:
         """Insert one put and return once it is on storage; the caller leads the commit where nobody else does."""
         self.refuse_writes()
+        self.refuse_on_top()
         try:
             self._puts.append(put)
             while not self._is_done(put):
@@ -99,10 +102,8 @@ class ShardCore(ShardState):
             self._puts.wake_next()
             return
         self._puts.wake_all()  # each waits for room by itself
-        with self.lock:
-            if put.pending is None and put.error is None:  # nobody took it meanwhile
-                self.refuse_writes()  # whoever closed meanwhile woke those who waited then
-                put.waited = self._wait_for_room(put.size_bytes, counted=put.waited)
+        if put.pending is None and put.error is None:  # nobody took it meanwhile
+            put.waited = self._wait_for_room(put.size_bytes, counted=put.waited)
 
     def _is_done(self, put: QueuedPut) -> bool:
         if put.error is not None:
@@ -117,13 +118,21 @@ class ShardCore(ShardState):
         Whoever gets the turn commits for all; the others find themselves durable when they get it.
         """
         while self.durable < end:
+            self.refuse_on_top()
             with self._turn:
                 if self.durable < end:
                     self._lead(None)
             self._puts.wake_next()
 
+    def refuse_on_top(self) -> None:
+        """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted."""
+        refuse_on_top(self.lock, "a write")
+        if self._leader == threading.get_ident() and self._turn.locked() and is_on_top():
+            raise on_top_error("a write")
+
     def _lead(self, own: QueuedPut | None) -> bool:
         """Commit everything that was written until now; False if a queued put found no room. The caller has the turn."""
+        self._leader = threading.get_ident()
         with self.lock:
             self.refuse_commits()
         self._puts.gather(self.clock)
@@ -133,6 +142,7 @@ class ShardCore(ShardState):
         while self.durable < end:
             self._commit_group(own)
         self._puts.wake_served()
+        self._leader = 0
         return room
 
     def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
@@ -172,7 +182,7 @@ class ShardCore(ShardState):
         reach("wal.after_put")
         with self.lock:
             self._settle(entry)
-            self.changed.notify_all()
+            self.changed.wake_all()
             stats = self.stats
             stats.wal_flush_count += 1
             stats.wal_flush_bytes += len(entry.data)

@@ -5,7 +5,7 @@ Owns `ShardEngine`. Invariants:
 1. Everything that can be refused is refused before the claim: a doomed open fences nobody.
 2. Open returns after replay: a writer that exists shows every acknowledged row of the shard.
 3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence.
-4. A writer that is dropped without close flushes nothing, and its threads end.
+4. A writer that is dropped without close flushes nothing, and its background work ends.
 5. A writer in a forked child is closed.
 
 Called by: `memwal.shard_writer` (the public class), the table facade.
@@ -13,17 +13,21 @@ Called by: `memwal.shard_writer` (the public class), the table facade.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from memwal import live
+from memwal.background import Task
 from memwal.clock import Clock
 from memwal.config import WriterConfig
 from memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
+from memwal.forking import close_in_child
 from memwal.hooks import reach
 from memwal.ingest import key_batch, to_batches
 from memwal.log_run import LogRun
@@ -33,11 +37,12 @@ from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
 from memwal.schema import Reconciler, tombstones
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
+from memwal.waiting import is_on_top, on_top_error
 from memwal.wal import PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
 from memwal.writer.core import ShardCore
 from memwal.writer.evolve import WriteGate, move_core
-from memwal.writer.flusher import SsTableWriter, flush_once, run_flusher, run_ticker
+from memwal.writer.flusher import Flushing, SsTableWriter, Ticking, flush_once
 from memwal.writer.pending import WriteRows
 from memwal.writer.put_queue import QueuedPut
 from memwal.writer.replay import replay
@@ -47,7 +52,7 @@ from memwal.writer.target import ShardTarget
 
 __all__ = ["Ack", "ShardEngine", "WriteResult"]
 
-_JOIN_SECONDS = 60.0
+_LOG = logging.getLogger(__name__)
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
 
 
@@ -83,12 +88,12 @@ class Ack:
 
     def wait(self, timeout: float | None = None) -> None:
         """Return once the write is on storage; raise what prevented it, or `UnavailableError` after `timeout` seconds."""
+        if is_on_top():
+            raise on_top_error("Ack.wait")
         if timeout is None:
             self._core.make_durable(self._end)
             return
-        with self._core.lock:
-            done = self._core.wait_until(lambda: self.durable, timeout)
-        if not done:
+        if not self._core.wait_until(lambda: self.durable, timeout):
             raise UnavailableError(f"the write was not durable within {timeout} seconds; wait again", ambiguous=True)
 
     def __repr__(self) -> str:
@@ -108,6 +113,7 @@ class ShardEngine:
         self._reconciler = Reconciler(target.schema)
         self._fit_lock = threading.Lock()
         self._closer = 0
+        self._promised = False  # a signal handler was told that the writer will be closed
         self._manifests = ShardManifestStore(
             target.location,
             shard_id,
@@ -117,19 +123,18 @@ class ShardEngine:
         )
         self._core = core = self._open()
         manifests, write = self._manifests, self._write_sstable
+        core.ticker = Task(Ticking(core), "ticker")
+        core.flusher = Task(Flushing(core, lambda: flush_once(core, manifests, write)), "flush")
         try:
-            self._threads = [
-                clock.spawn(lambda: run_ticker(core), f"memwal-ticker-{shard_id[:8]}"),
-                clock.spawn(
-                    lambda: run_flusher(core, lambda: flush_once(core, manifests, write)),
-                    f"memwal-flush-{shard_id[:8]}",
-                ),
-            ]
+            for task in (core.ticker, core.flusher):
+                task.start(clock).poke()
         except BaseException:  # no second thread to be had: the first one must not live on
             _abandon(core)
             raise
         self._finalizer = weakref.finalize(self, _abandon, core)
+        self._finalizer.atexit = False  # a program's own hook may still close this writer
         live.register(target.location.key, self)
+        close_in_child(self)
 
     def _open(self) -> ShardCore:
         config, target = self._config, self._target
@@ -167,8 +172,8 @@ class ShardEngine:
 
     def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
         """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
+        batches = self._batches(data)
         with self._gate:
-            batches = self._batches(data)
             if txn is None and self._config.durable_write:
                 size = sum(batch.get_total_buffer_size() for batch in batches)
                 if size <= _QUEUED_BYTES:
@@ -194,8 +199,9 @@ class ShardEngine:
 
     def put_nowait(self, data: Any) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
+        batches = self._batches(data)
         with self._gate:
-            return self._put_nowait(self._fit(self._batches(data)))
+            return self._put_nowait(self._fit(batches))
 
     def _put_nowait(self, rows: WriteRows) -> Ack:
         if self._is_bulk(rows):
@@ -217,6 +223,8 @@ class ShardEngine:
 
     def _move_to(self, target: ShardTarget) -> None:
         """Go on with the columns of `target`; everything before is flushed under the old ones."""
+        if is_on_top():
+            raise on_top_error("evolve_schema")
         if target.schema.primary_key != self._target.schema.primary_key:
             raise InvalidInputError("the primary key of the table changed; close this writer and open a new one")
         with self._gate.closed():
@@ -233,6 +241,7 @@ class ShardEngine:
             with core.lock:
                 core.refuse_writes()
                 return WriteResult(range(core.buffered, core.buffered))
+        core.refuse_on_top()  # before anything is inserted: the write would have to wait
         started = self._clock.monotonic()
         result = self._publish(rows, txn) if self._is_bulk(rows) else self._insert(rows, txn)
         self._count_put(started)
@@ -303,6 +312,8 @@ class ShardEngine:
 
     def force_seal_active(self) -> None:
         """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
+        if is_on_top():
+            raise on_top_error("force_seal_active")
         self._need_memtable()
         with self._core.lock:
             self._core.refuse_writes()
@@ -311,40 +322,76 @@ class ShardEngine:
 
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
         """Return when every frozen memtable is an SSTable; raise why one is not, or `UnavailableError` on time-out."""
+        if is_on_top():
+            raise on_top_error("wait_for_flush_drain")
         self._need_memtable()
         core = self._core
-        with core.lock:
-            core.refuse()
-            drained = core.wait_until(lambda: not core.frozen, timeout)
-            left = len(core.frozen)
-        if not drained:
-            raise UnavailableError(f"{left} memtables were not flushed within {timeout} seconds; wait again")
+        core.refuse()
+        if not core.wait_until(lambda: not core.frozen, timeout):
+            raise UnavailableError(
+                f"{len(core.frozen)} memtables were not flushed within {timeout} seconds; wait again"
+            )
 
     def close(self) -> None:
-        """Flush the log and all memtables, end the threads, and raise the first failure. Idempotent."""
+        """Flush the log and all memtables, end the background work, and raise the first failure. Idempotent.
+
+        In a signal handler that interrupted another call of the same thread it returns at once: no more writes are
+        accepted, and the closing is done as soon as that call ends, and before the program does.
+        """
+        if is_on_top():
+            self._later(CLOSING, self._close_quietly)
+        else:
+            self._close()
+
+    def _close(self) -> None:
         core, this_thread = self._core, threading.get_ident()
-        with core.lock:
-            if core.state == CLOSING and self._closer != this_thread:
-                core.changed.wait_for(lambda: core.state == CLOSED)
-            if core.state != OPEN:
-                return
-            core.state, self._closer = CLOSING, this_thread
-            core.wake_all()
+        while True:
+            with core.lock:
+                if core.state == CLOSED or self._closer == this_thread:
+                    return
+                if self._closer == 0:
+                    core.state, self._closer = CLOSING, this_thread
+                    core.wake_all()
+                    break
+                place = core.changed.stand()
+            place.sleep()
+        interrupted = True
         try:
             self._drain()
+            interrupted = False
+        except Exception:
+            interrupted = False
+            raise
         finally:
-            self._stop()
+            if interrupted and self._promised:
+                self._closer = 0  # the ticker goes on
+                core.wake_all()
+            else:
+                self._stop()
+
+    def _close_quietly(self) -> None:
+        """Close for a caller that is gone."""
+        try:
+            self._close()
+        except Exception as error:
+            _LOG.warning("closing a writer failed [shard=%s]: %s", self.shard_id, error)
+
+    def _later(self, state: str, errand: Callable[[], None]) -> None:
+        """Refuse writes from now on, and let the ticker do the rest: this thread holds what the rest may wait for."""
+        core = self._core
+        if core.state != CLOSED:
+            self._promised, core.state, core.errand = True, state, errand
+        core.ticker.poke()
 
     def _drain(self) -> None:
         core = self._core
+        core.wait_until(lambda: not core.exclusive, None)
         with core.lock:
-            core.wait_until(lambda: not core.exclusive, None)
             if core.poison is not None or (core.is_stopped and self._unflushed()):
                 core.refuse_commits()
         core.make_durable(core.buffered)
         core.seal()
-        with core.lock:
-            core.wait_until(lambda: not core.frozen, None)
+        core.wait_until(lambda: not core.frozen, None)
 
     def _unflushed(self) -> bool:
         core = self._core
@@ -352,22 +399,36 @@ class ShardEngine:
 
     def abort(self) -> None:
         """Stop without flushing; what is in the log is replayed by the next open. Idempotent."""
-        self._stop()
+        if is_on_top():
+            self._later(CLOSED, self._stop)
+        else:
+            self._stop()
 
     def _stop(self) -> None:
         self._finalizer.detach()
         live.forget(self._target.location.key, self)
-        _abandon(self._core)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
+        core = self._core
+        _abandon(core)
+        for task in (core.grower, core.flusher, core.ticker):
+            task.stop()
+
+    def leave(self, deadline: float) -> None:
+        """Keep all other threads out, since the program ends; what a signal handler closed is closed when this returns."""
+        core = self._core
+        while core.state == CLOSING and self._clock.monotonic() < deadline:
+            place = core.changed.stand()
+            if core.state == CLOSING:
+                place.sleep()
+        self._gate.shut_for_good(deadline, self._clock)
 
     def orphan(self) -> None:
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
         self._finalizer.detach()
-        core, self._threads = self._core, []
+        core = self._core
         core.make_locks()
         core.stats.use_lock(core.lock)
+        for task in (core.grower, core.flusher, core.ticker):
+            task.orphan()
         self._gate, self._fit_lock = WriteGate(), threading.Lock()
         core.state = CLOSED
 
@@ -500,7 +561,8 @@ class ShardEngine:
 
 
 def _abandon(core: ShardCore) -> None:
-    """End the threads of a core without touching storage."""
-    with core.lock:
-        core.state = CLOSED
-        core.wake_all()
+    """End the background work of a core without touching storage; may be called anywhere, and waits for nothing."""
+    core.state = CLOSED
+    core.wake_all()
+    for task in (core.grower, core.flusher, core.ticker):
+        task.cancel()

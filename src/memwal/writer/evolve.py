@@ -17,7 +17,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from memwal.clock import Clock
 from memwal.schema import TableSchema
+from memwal.waiting import Waiters, is_on_top, on_top_error
 from memwal.writer.core import ShardCore
 
 __all__ = ["WriteGate", "move_core"]
@@ -32,46 +34,70 @@ class WriteGate:
     __slots__ = ("_changed", "_closed_by", "_inside")
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Waiters()
         self._inside: set[int] = set()
         self._closed_by: int | None = None
 
     def __enter__(self) -> None:
         me = threading.get_ident()
+        if me in self._inside and is_on_top():  # else it was interrupted in the doorway, before
+            raise on_top_error("a write")
         self._inside.add(me)  # before the look at the door: whoever closes it either sees us or is seen
-        if self._closed_by is None:
-            return
-        with self._changed:
+        if self._closed_by is not None:
+            self._wait_at_the_door(me)
+
+    def _wait_at_the_door(self, me: int) -> None:
+        while self._is_closed_to(me):
             self._inside.discard(me)
-            self._changed.notify_all()
-            while self._closed_by is not None:
-                self._changed.wait()
+            self._changed.wake_all()
+            while self._is_closed_to(me):
+                place = self._changed.stand()
+                if self._is_closed_to(me):
+                    place.sleep()
+                self._changed.leave(place)
             self._inside.add(me)
+
+    def _is_closed_to(self, me: int) -> bool:
+        return self._closed_by is not None and self._closed_by != me
 
     def __exit__(self, *exc: object) -> None:
         self._inside.discard(threading.get_ident())
         if self._closed_by is not None:
-            with self._changed:
-                self._changed.notify_all()
+            self._changed.wake_all()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Keep all writes out for the duration; returns when the last one has left."""
         me = threading.get_ident()
         try:
-            with self._changed:
-                while self._closed_by is not None:
-                    self._changed.wait()
-                self._closed_by = me
-                self._inside.discard(me)
-                while self._inside:
-                    self._changed.wait()
+            while not self._shut(me):
+                place = self._changed.stand()
+                place.sleep()
+                self._changed.leave(place)
+            self._wait_until_left(me, None)
             yield
         finally:
             if self._closed_by == me:
-                with self._changed:
-                    self._closed_by = None
-                    self._changed.notify_all()
+                self._closed_by = None
+                self._changed.wake_all()
+
+    def shut_for_good(self, deadline: float, clock: Clock) -> None:
+        """Let no other thread in any more, and wait for those who are inside: the program ends."""
+        me = threading.get_ident()
+        self._closed_by = me
+        self._wait_until_left(me, lambda: clock.monotonic() < deadline)
+
+    def _shut(self, me: int) -> bool:
+        if self._closed_by is None:
+            self._closed_by = me
+        return self._closed_by == me
+
+    def _wait_until_left(self, me: int, may_wait: Callable[[], bool] | None) -> None:
+        while self._inside - {me} and (may_wait is None or may_wait()):
+            place = self._changed.stand()
+            if self._inside - {me}:
+                place.sleep()
+            self._changed.leave(place)
 
 
 def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) -> None:
@@ -84,8 +110,8 @@ def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) ->
     core.make_durable(core.buffered)
     if core.active is not None:
         core.seal()
+    core.wait_until(lambda: not core.frozen, None)
     with core.lock:
-        core.wait_until(lambda: not core.frozen, None)
         core.refuse_writes()
         core.use_columns(schema)
         swap()

@@ -1,6 +1,6 @@
 """Frozen memtables become published SSTables, one generation after the other.
 
-Owns `flush_once` and the background threads of a writer. Invariants:
+Owns `flush_once` and the background tasks of a writer. Invariants:
 
 1. A generation is flushed only after every WAL put of it succeeded, and only as the manifest's next generation: if N
    fails, N + 1 waits.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
+from memwal.background import is_ending
 from memwal.errors import FencedError, MemWalError, UnavailableError
 from memwal.flush import commit_sstable, not_published
 from memwal.hooks import reach
@@ -31,7 +32,7 @@ from memwal.writer.core import ShardCore
 from memwal.writer.indexing import index_deferred, start_growing, use_newest_indexes
 from memwal.writer.state import CLOSED
 
-__all__ = ["SsTableWriter", "count_flush", "flush_once", "publish", "run_flusher", "run_ticker"]
+__all__ = ["Flushing", "SsTableWriter", "Ticking", "count_flush", "flush_once", "publish"]
 
 _LOG = logging.getLogger(__name__)
 _FIRST_DELAY_SECONDS = 0.05
@@ -96,32 +97,43 @@ def count_flush(core: ShardCore, rows: int, seconds: float) -> None:
         core.stats.memtable_flush_rows += rows
 
 
-# ------------------------------------------------------------------------------------------------------ the threads
+# ------------------------------------------------------------------------------------------------------ the tasks
 
 
-def run_flusher(core: ShardCore, step: Callable[[], object]) -> None:
-    """Flush what is frozen until the writer is closed, poisoned or fenced."""
-    delay = _FIRST_DELAY_SECONDS
-    while _wait_for_work(core):
+class Flushing:
+    """The flusher's work: publish what is frozen, one generation per step."""
+
+    __slots__ = ("_core", "_delay", "_not_before", "_step")
+
+    def __init__(self, core: ShardCore, step: Callable[[], object]) -> None:
+        self._core = core
+        self._step = step
+        self._delay = _FIRST_DELAY_SECONDS
+        self._not_before = 0.0
+
+    def __call__(self) -> float | None:
+        """Flush one generation if there is one; returns when to come again."""
+        core = self._core
+        if not _has_work(core):
+            return None
+        now = core.clock.monotonic()
+        if now < self._not_before:
+            return self._not_before - now
         try:
-            step()
-            delay = _FIRST_DELAY_SECONDS
+            self._step()
+            self._delay = _FIRST_DELAY_SECONDS
         except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
             if not _record_failure(core, error):
-                return
-            with core.lock:
-                if core.state != CLOSED:
-                    core.work.wait_for(lambda: core.state == CLOSED, delay)
-            delay = min(_LONGEST_DELAY_SECONDS, delay * 2)
+                return None
+            delay, self._delay = self._delay, min(_LONGEST_DELAY_SECONDS, self._delay * 2)
+            self._not_before = core.clock.monotonic() + delay
+            return delay
+        return 0.0 if _has_work(core) else None
 
 
-def _wait_for_work(core: ShardCore) -> bool:
+def _has_work(core: ShardCore) -> bool:
     with core.lock:
-        while not core.frozen:
-            if core.state == CLOSED or core.poison is not None:
-                return False
-            core.work.wait()
-        return core.state != CLOSED
+        return bool(core.frozen) and core.state != CLOSED and not core.is_stopped and core.poison is None
 
 
 def _record_failure(core: ShardCore, error: BaseException) -> bool:
@@ -129,7 +141,7 @@ def _record_failure(core: ShardCore, error: BaseException) -> bool:
     if isinstance(error, FencedError):
         core.fail(fenced=error)
     with core.lock:
-        if core.is_stopped or core.poison is not None or core.state == CLOSED:
+        if core.is_stopped or core.poison is not None or core.state == CLOSED or is_ending():
             return False
         if not isinstance(error, MemWalError):
             cause, error = (
@@ -139,25 +151,36 @@ def _record_failure(core: ShardCore, error: BaseException) -> bool:
             error.__cause__ = cause
         core.flush_error = error
         core.flush_failures += 1
-        core.changed.notify_all()
+        core.changed.wake_all()
     _LOG.warning("flush failed [shard=%s, failures=%d]: %s", core.log.shard_id, core.flush_failures, error)
     return True
 
 
-def run_ticker(core: ShardCore) -> None:
-    """Drain the log by time and size triggers and log the statistics line, until the writer is closed."""
-    stats_every = _seconds(core.config.stats_log_interval_ms)
-    next_stats = core.clock.monotonic() + (stats_every or 0.0)
-    while True:
+class Ticking:
+    """The ticker's work: drain the log by time and size triggers, index what waits, log the statistics line."""
+
+    __slots__ = ("_core", "_interval", "_next_stats", "_stats_every")
+
+    def __init__(self, core: ShardCore) -> None:
+        self._core = core
+        self._stats_every = _seconds(core.config.stats_log_interval_ms)
+        self._next_stats = core.clock.monotonic() + (self._stats_every or 0.0)
+        self._interval = _seconds(core.config.max_wal_flush_interval_ms) if not core.config.durable_write else None
+
+    def __call__(self) -> float | None:
+        """Do what is due; returns when to come again."""
+        core = self._core
+        errand, core.errand = core.errand, None
+        if errand is not None:
+            errand()
         with core.lock:
-            if not _wait_for_tick(core, next_stats if stats_every else None):
-                return
-            end, core.drain_wanted = core.buffered if core.pending else 0, False
+            if core.state == CLOSED or core.poison is not None or core.is_stopped:
+                return None
+            end = core.buffered if core.pending and self._is_drain_due() else 0
+            core.drain_wanted = False
             deferred, core.index_wanted = core.index_wanted or _is_index_due(core), False
             graph, core.graph_wanted = core.graph_wanted, False
-        if stats_every and core.clock.monotonic() >= next_stats:
-            next_stats = core.clock.monotonic() + stats_every
-            core.stats.snapshot().log_summary(f"[shard={core.log.shard_id}] ")
+        self._log_stats()
         try:
             if end:
                 core.make_durable(end)
@@ -167,25 +190,31 @@ def run_ticker(core: ShardCore) -> None:
                 index_deferred(core)
         except Exception as error:  # a failed log is recorded by the core; whoever writes next is told
             _LOG.warning("background work failed [shard=%s]: %s", core.log.shard_id, error)
+        return self._next_due()
 
+    def _is_drain_due(self) -> bool:
+        core = self._core
+        if core.drain_wanted:
+            return True
+        return self._interval is not None and core.clock.monotonic() >= core.pending_since + self._interval
 
-def _wait_for_tick(core: ShardCore, next_stats: float | None) -> bool:
-    """Wait, holding the lock, until there is something to do; False once the writer is closed or cannot write."""
-    interval = _seconds(core.config.max_wal_flush_interval_ms) if not core.config.durable_write else None
-    while True:
-        if core.state == CLOSED or core.poison is not None or core.is_stopped:
-            return False
-        if (core.drain_wanted and core.pending) or core.index_wanted or core.graph_wanted:
-            return True
-        deadlines = [] if next_stats is None else [next_stats]
-        if core.unindexed_since is not None:
-            deadlines.append(core.unindexed_since + core.config.async_index_interval_ms / 1000)
-        if interval is not None and core.pending:
-            deadlines.append(core.pending_since + interval)
-        now = core.clock.monotonic()
-        if deadlines and min(deadlines) <= now:
-            return True
-        core.tick.wait(min(deadlines) - now if deadlines else None)
+    def _log_stats(self) -> None:
+        now = self._core.clock.monotonic()
+        if self._stats_every and now >= self._next_stats:
+            self._next_stats = now + self._stats_every
+            self._core.stats.snapshot().log_summary(f"[shard={self._core.log.shard_id}] ")
+
+    def _next_due(self) -> float | None:
+        core = self._core
+        with core.lock:
+            if (core.drain_wanted and core.pending) or core.index_wanted or core.graph_wanted:
+                return 0.0
+            deadlines = [self._next_stats] if self._stats_every else []
+            if core.unindexed_since is not None:
+                deadlines.append(core.unindexed_since + core.config.async_index_interval_ms / 1000)
+            if self._interval is not None and core.pending:
+                deadlines.append(core.pending_since + self._interval)
+        return max(0.0, min(deadlines) - core.clock.monotonic()) if deadlines else None
 
 
 def _is_index_due(core: ShardCore) -> bool:

@@ -6,14 +6,13 @@ gets, and graphs that searches would gain by. Invariants:
 1. Nothing here is needed for a right answer: a search takes in what is missing, or compares it row by row.
 2. Nothing here runs in the path of a put, and no lock of the writer is held while something is built.
 3. A graph is built only after searches asked for it, by one thread at a time, and no further than the writer lives.
-
-Called by: the ticker, the flush worker, the core (a search's demand).
 """
 
 from __future__ import annotations
 
 import logging
 
+from memwal.background import Task
 from memwal.index import HnswMemIndex
 from memwal.writer.core import ShardCore
 from memwal.writer.state import OPEN
@@ -45,12 +44,14 @@ def use_newest_indexes(core: ShardCore) -> None:
 
 
 def start_growing(core: ShardCore) -> None:
-    """Grow graphs in a thread of its own, unless one is at it."""
+    """Grow graphs beside everything else, unless somebody is at it."""
     with core.lock:
         if core.growing or core.state != OPEN:
             return
         core.growing = True
-    core.clock.spawn(lambda: _grow_until_done(core), f"memwal-index-{core.log.shard_id[:8]}")
+        core.grower.cancel()
+        core.grower = Task(lambda: _grow_until_done(core), "index")
+    core.grower.start(core.clock).poke()
 
 
 def _grow_until_done(core: ShardCore) -> None:

@@ -10,13 +10,11 @@ Owns pending writes, memtables and watermarks; `memwal.writer.core` adds the com
 4. A thread that is interrupted anywhere (KeyboardInterrupt) leaves a state that the next caller makes good: a write
    exists from the moment in which it is in `pending`, and what follows from it is derived.
 
-Conditions: `changed` for callers that wait (room, drain, acknowledgement), `tick` for the ticker, `work` for the
-flusher; a put that nobody waits for wakes nobody.
+Who waits: callers, for room, for a drain or for an acknowledgement, in `changed`; the `ticker` and the `flusher` are
+tasks that are poked. A put that nobody waits for wakes nobody.
 
-Locks: `lock` guards all state and is never held during I/O. It is reentrant, since a writer may be collected, and then
-ends its threads, anywhere.
-
-Called by: the core of the writer.
+Locks: `lock` guards all state. It is held neither during I/O nor by anybody who waits. It is reentrant, since a writer
+may be collected anywhere.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from memwal.background import Task
 from memwal.clock import Clock
 from memwal.config import WriterConfig
 from memwal.errors import (
@@ -44,16 +43,16 @@ from memwal.memtable import ByteMeter, InMemoryMemTables, MemTable
 from memwal.schema import TableSchema
 from memwal.transactions import TransactionMap, is_repeat
 from memwal.types import SeenTransaction, Transaction
+from memwal.waiting import LOOK_AGAIN_SECONDS, Place, Waiters, refuse_on_top
 from memwal.wal import ShardLog
 from memwal.writer.pending import Pending, WriteRows
 from memwal.writer.stats import StatsHandle
 
-__all__ = ["CLOSED", "CLOSING", "LOOK_AGAIN_SECONDS", "OPEN", "ShardState"]
+__all__ = ["CLOSED", "CLOSING", "OPEN", "ShardState"]
 
 _LOG = logging.getLogger(__name__)
 OPEN, CLOSING, CLOSED = "open", "closing", "closed"
 _FLUSH_FAILURES_TO_REPORT = 5
-LOOK_AGAIN_SECONDS = 1.0  # a wake-up that was lost to an interrupt delays a waiter, it does not hang it
 
 
 class ShardState:
@@ -81,6 +80,8 @@ class ShardState:
         self.log = log
         self._watch = watch
         self.clock = clock
+        self.ticker = self.flusher = self.grower = Task.none()
+        self.errand: Callable[[], None] | None = None  # what the ticker does first, for a caller that must not wait
         self.make_locks()
         self.stats = StatsHandle(self.lock)
         self.state = OPEN
@@ -107,9 +108,7 @@ class ShardState:
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
-        self.tick = threading.Condition(self.lock)
-        self.work = threading.Condition(self.lock)
+        self.changed = Waiters()
 
     @property
     def buffered(self) -> int:
@@ -138,22 +137,30 @@ class ShardState:
 
         `drain` asks the ticker to put it into the log.
         """
+        waited = False
+        refuse_on_top(self.lock, "a write")
+        while True:
+            with self.lock:
+                self.refuse_writes()
+                if self._has_room:
+                    return self._insert(rows, txn, drain=drain)
+            waited = self._wait_for_room(rows.size_bytes, counted=waited)
+
+    def _insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool) -> tuple[Pending | None, int]:
         config = self.config
-        with self.lock:
-            self._admit(rows.size_bytes)
-            if txn is not None:
-                repeat_of = self._repeat_of(txn)
-                if repeat_of is not None:
-                    return None, repeat_of
-            pending = self._place(rows, txn)
-            if not config.durable_write and not self.pending:
-                self.pending_since = self.clock.monotonic()
-                self.tick.notify()
-            self._append(pending)
-            if drain or (not config.durable_write and 0 < config.max_wal_buffer_size <= self.pending_bytes):
-                self.drain_wanted = True
-                self.tick.notify()
-            return pending, pending.end
+        if txn is not None:
+            repeat_of = self._repeat_of(txn)
+            if repeat_of is not None:
+                return None, repeat_of
+        pending = self._place(rows, txn)
+        if not config.durable_write and not self.pending:
+            self.pending_since = self.clock.monotonic()
+            self.ticker.poke()
+        self._append(pending)
+        if drain or (not config.durable_write and 0 < config.max_wal_buffer_size <= self.pending_bytes):
+            self.drain_wanted = True
+            self.ticker.poke()
+        return pending, pending.end
 
     def _append(self, pending: Pending) -> None:
         self.pending.append(pending)
@@ -171,10 +178,10 @@ class ShardState:
             return
         if self.unindexed_since is None:
             self.unindexed_since = now
-            self.tick.notify()
+            self.ticker.poke()
         if active.unindexed_rows >= self.config.async_index_buffer_rows and not self.index_wanted:
             self.index_wanted = True
-            self.tick.notify()
+            self.ticker.poke()
 
     def count_indexed(self, memtables: Sequence[MemTable], seconds: float) -> None:
         """Count one update of the indexes."""
@@ -190,7 +197,7 @@ class ShardState:
         with self.lock:
             if not self.growing and not self.graph_wanted:
                 self.graph_wanted = True
-                self.tick.notify()
+                self.ticker.poke()
 
     def refuse(self) -> None:
         """Raise if this writer must not accept or show rows any more."""
@@ -232,44 +239,51 @@ class ShardState:
             raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
         self._refuse_stopped()
 
-    def _admit(self, size_bytes: int) -> None:
-        """Wait for room (backpressure) and for a bulk write to end; raise if the writer cannot accept."""
-        self.refuse_writes()
-        if not self._has_room:
-            self._wait_for_room(size_bytes)
-
     @property
     def _has_room(self) -> bool:
         return not self.exclusive and self.held_bytes < self.config.max_unflushed_memtable_bytes
 
     def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
-        """Wait, holding `lock`; returns whether the put is counted as one that waited (`counted`: it is already)."""
-        limit = self.config.max_unflushed_memtable_bytes
+        """Wait (backpressure, a bulk write); returns whether the put is counted as one that waited (`counted`: it is already).
+
+        Room that was there may be gone when this returns. `lock` is not held.
+        """
         interval = self.config.backpressure_log_interval_ms / 1000
-        started = self.clock.monotonic()
+        started = now = self.clock.monotonic()
         next_warning = started + interval
         found_full = False
         try:
-            while (full := self.held_bytes >= limit) or self.exclusive:
-                found_full = found_full or full
-                if full and not counted:
-                    counted = True
-                    self.waits += 1
-                if self.active is not None and not self.frozen and not self.exclusive:
-                    self.freeze(self.active)
-                self.drain_wanted = True
-                self.tick.notify()
-                self.changed.wait(max(0.001, next_warning - self.clock.monotonic()))
+            while True:
+                with self.lock:
+                    self.refuse_writes()
+                    if now > started:
+                        self.raise_flush_error()
+                    if self._has_room:
+                        return counted
+                    full = self.held_bytes >= self.config.max_unflushed_memtable_bytes
+                    found_full = found_full or full
+                    if full and not counted:
+                        counted = True
+                        self.waits += 1
+                    if self.active is not None and not self.frozen and not self.exclusive:
+                        self.freeze(self.active)
+                    self.drain_wanted = True
+                    self.ticker.poke()
+                    place = self.changed.stand()
+                self._sleep(place, max(0.001, next_warning - now))
                 now = self.clock.monotonic()
                 if now >= next_warning:
                     self._warn_of_wait(size_bytes, now - started)
                     next_warning = now + interval
-                self.refuse_writes()
-                self.raise_flush_error()
         finally:
             if found_full:
                 self.wait_seconds += self.clock.monotonic() - started
-        return counted
+
+    def _sleep(self, place: Place, seconds: float) -> None:
+        """Wait for a change; where the program ends and nobody else flushes, flush."""
+        if not self.flusher.run_here():
+            place.sleep(seconds)
+        self.changed.leave(place)
 
     def _warn_of_wait(self, size_bytes: int, waited_seconds: float) -> None:
         _LOG.warning(
@@ -358,9 +372,10 @@ class ShardState:
         _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, why)
 
     def wake_all(self) -> None:
-        """Wake every thread of this writer; `lock` is held."""
-        for condition in (self.changed, self.tick, self.work):
-            condition.notify_all()
+        """Let everybody who waits for this writer look again."""
+        self.changed.wake_all()
+        self.ticker.poke()
+        self.flusher.poke()
 
     # ---------------------------------------------------------------------------------------------- freeze and capture
 
@@ -388,7 +403,7 @@ class ShardState:
         fresh = self.new_memtable(active.generation + 1, active.end_batch, active.covered_position)
         frozen, size = (*self.frozen, active), self._frozen_bytes + active.size_bytes
         self.frozen, self._frozen_bytes, self.active = frozen, size, fresh  # one step, as far as interrupts go
-        self.work.notify_all()
+        self.flusher.poke()
         return fresh
 
     def seal(self) -> None:
@@ -399,6 +414,7 @@ class ShardState:
 
     def capture(self) -> InMemoryMemTables:
         """What readers may see now: active and frozen memtables together, one watermark for all."""
+        refuse_on_top(self.lock, "a read")
         with self.lock:
             self.refuse()
             if self.active is None:
@@ -420,16 +436,19 @@ class ShardState:
             self.frozen = tuple(item for item in self.frozen if item is not memtable)
             self._frozen_bytes -= memtable.size_bytes
             self.flush_error, self.flush_failures = None, 0
-            self.changed.notify_all()
+            self.changed.wake_all()
 
     def wait_until(self, done: Callable[[], bool], timeout_seconds: float | None) -> bool:
-        """Wait, holding `lock`, until `done`; False on time-out. Poison, fences, aborts and failing flushes raise."""
+        """Wait until `done`, which is asked under `lock`; False on time-out. Poison, fences, aborts and failing flushes raise."""
         deadline = None if timeout_seconds is None else self.clock.monotonic() + timeout_seconds
-        while not done():
-            self.refuse_commits()
-            self.raise_flush_error()
-            left = None if deadline is None else deadline - self.clock.monotonic()
-            if left is not None and left <= 0:
-                return False
-            self.changed.wait(LOOK_AGAIN_SECONDS if left is None else min(left, LOOK_AGAIN_SECONDS))
-        return True
+        while True:
+            with self.lock:
+                if done():
+                    return True
+                self.refuse_commits()
+                self.raise_flush_error()
+                left = LOOK_AGAIN_SECONDS if deadline is None else deadline - self.clock.monotonic()
+                if left <= 0:
+                    return False
+                place = self.changed.stand()
+            self._sleep(place, left)

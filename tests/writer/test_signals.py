@@ -1,0 +1,265 @@
+"""Signal handlers that use a writer on top of whatever the same thread was doing with it: nothing hangs, nothing lies."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from writer_kit import SECONDS, UNKEYED, base_table, flushed, open_writer, row_entries, rows
+
+import memwal as mw
+from memwal.testing.profile import scaled
+
+ROUNDS = scaled(ci=8, prove=400)
+MODES: dict[str, dict[str, Any]] = {
+    "durable": {},
+    "not durable": {"durable_write": False},
+    "rotating": {"max_memtable_batches": 2},
+    "little room": {"max_unflushed_memtable_bytes": 2000},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_hang() -> Iterator[None]:
+    faulthandler.dump_traceback_later(300, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def alarm(handler: Callable[[], Any], seconds: float) -> Iterator[None]:
+    """Call `handler` in this thread, wherever it is after `seconds`."""
+    before = signal.signal(signal.SIGALRM, lambda *_: handler())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def row(k: int) -> pa.RecordBatch:
+    return rows([k], "x" * 100, schema=UNKEYED)  # append-only: a row that is written twice is seen twice
+
+
+def stored(root: Path, *, in_log: bool = False) -> list[int]:
+    """The keys that are flushed, or in the log."""
+    if in_log:
+        return sorted(k for e in row_entries(root) for b in e.batches for k in b.column("id").to_pylist())
+    return sorted(item["id"] for found in flushed(root).values() for item in found)
+
+
+def put_until_closed(writer: mw.ShardWriter | mw.TableWriter, make: Callable[[int], pa.RecordBatch]) -> list[int]:
+    """The keys that were acknowledged before the writer was closed."""
+    for k in itertools.count():
+        try:
+            writer.put(make(k))
+        except mw.ClosedError:
+            return list(range(k))
+    raise AssertionError
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("mode", [*MODES, "wal only"])
+def test_a_handler_may_close_the_writer_that_it_interrupts(tmp_path: Path, mode: str) -> None:
+    settings = MODES.get(mode, {"enable_memtable": False})
+    rng = random.Random(mode)
+    for number in range(ROUNDS):
+        root = tmp_path / str(number)
+        writer = open_writer(root, UNKEYED, **settings)
+        with alarm(writer.close, rng.random() * 0.02 + 1e-4):
+            acked = put_until_closed(writer, row)
+        assert writer.closed
+        writer.close()  # returns when the closing that the handler began has ended
+        assert stored(root, in_log=mode == "wal only") in (acked, [*acked, len(acked)])
+
+
+@pytest.mark.scaled
+def test_a_handler_may_abort_the_writer_that_it_interrupts(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    for number in range(ROUNDS):
+        root = tmp_path / str(number)
+        writer = open_writer(root, UNKEYED)
+        with alarm(writer.abort, rng.random() * 0.02 + 1e-4):
+            acked = put_until_closed(writer, row)
+        writer.abort()
+        assert stored(root, in_log=True) in (acked, [*acked, len(acked)])
+
+
+def _calls(writer: mw.ShardWriter, k: int, acked: list[int]) -> list[Callable[[], Any]]:
+    def put() -> None:
+        writer.put(row(k))
+        acked.append(k)
+
+    def put_nowait() -> None:
+        writer.put_nowait(row(k))
+        acked.append(k)
+
+    def put_once() -> None:
+        writer.put(row(k), txn=("app", k))
+        acked.append(k)
+
+    return [
+        put,
+        put_nowait,
+        put_once,
+        writer.force_seal_active,
+        lambda: writer.wait_for_flush_drain(SECONDS),
+        lambda: writer.scan().to_table(),
+        writer.memtable_stats,
+        writer.stats,
+        writer.check_fenced,
+    ]
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("mode", MODES)
+def test_whatever_a_handler_calls_works_or_says_that_it_cannot(tmp_path: Path, mode: str) -> None:
+    rng = random.Random(mode)
+    writer = open_writer(tmp_path, UNKEYED, **MODES[mode])
+    acked: list[int] = []
+    refused = 0
+
+    def handle(k: int) -> None:
+        nonlocal refused
+        try:
+            rng.choice(_calls(writer, k, acked))()
+        except mw.UnavailableError:
+            refused += 1
+
+    for number in range(ROUNDS * (10 if mode == "durable" else 2)):
+        with alarm(lambda k=1_000_000 + number: handle(k), rng.random() * 0.003 + 1e-5):  # type: ignore[misc]
+            for step in range(rng.randrange(1, 8)):
+                k = number * 10 + step
+                writer.put_nowait(row(k)).wait() if rng.random() < 0.2 else writer.put(row(k))
+                acked.append(k)
+                if rng.random() < 0.1:
+                    writer.scan().to_table()
+                if rng.random() < 0.05:
+                    writer.force_seal_active()
+    writer.close()
+    assert stored(tmp_path) == sorted(acked)
+
+
+@pytest.mark.scaled
+def test_a_close_that_a_handler_repeats_and_leaves_is_finished_all_the_same(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    for number in range(ROUNDS):
+        root = tmp_path / str(number)
+        writer = open_writer(root, UNKEYED, durable_write=False, max_wal_flush_interval_ms=None)
+        for k in range(20):
+            writer.put(row(k))
+
+        def leave(writer: mw.ShardWriter = writer) -> None:
+            writer.close()
+            raise SystemExit(0)
+
+        with alarm(leave, rng.random() * 0.02 + 1e-5):
+            with suppress(SystemExit):
+                writer.close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        writer.close()
+        assert stored(root) == list(range(20))
+
+
+@pytest.mark.scaled
+def test_a_handler_may_close_a_table_writer(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for number in range(ROUNDS):
+        root = tmp_path / str(number)
+        table = base_table(root, sharding=mw.Bucket("id", 3))
+        writer = table.writer(fsync=False)
+        with alarm(writer.close, rng.random() * 0.04 + 1e-4):
+            acked = put_until_closed(writer, lambda k: rows([k]))
+        writer.close()
+        found = sorted(table.scan().to_table().column("id").to_pylist())
+        assert found in (acked, [*acked, len(acked)])
+
+
+@pytest.mark.scaled
+def test_a_handler_may_read_while_the_same_thread_reads_or_writes(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    table = base_table(tmp_path, sharding=mw.Bucket("id", 2), data=[{"id": -1, "v": "base"}])
+    with table.writer(fsync=False, max_memtable_rows=20) as writer:
+        answers: list[Any] = []
+
+        def handle() -> None:
+            try:
+                answers.append(rng.choice([lambda: table.get(-1), lambda: table.lookup([-1]).to_pylist()[0]])())
+            except mw.UnavailableError as error:
+                answers.append(error)
+
+        for number in range(ROUNDS * 6):
+            with alarm(handle, rng.random() * 0.01 + 1e-5):
+                writer.put(rows([number]))
+                assert table.get(number) == {"id": number, "v": "a"}
+                assert table.lookup([-1, number]).num_rows == 2
+    assert {str(a) for a in answers if not isinstance(a, Exception)} <= {"{'id': -1, 'v': 'base'}"}
+    assert sorted(table.scan().to_table().column("id").to_pylist()) == list(range(-1, ROUNDS * 6))
+
+
+@pytest.mark.scaled
+def test_an_append_on_top_of_an_append_is_refused_or_written_once(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    base_table(tmp_path, UNKEYED)
+    appender = mw.WalAppender.open(str(tmp_path), "11111111-2222-4333-8444-555555555555", fsync=False)
+    acked: list[int] = []
+
+    def handle(k: int) -> None:
+        with suppress(mw.UnavailableError):
+            appender.append(row(k))
+            acked.append(k)
+
+    for number in range(ROUNDS * 10):
+        with alarm(lambda k=1_000_000 + number: handle(k), rng.random() * 0.002 + 1e-5):  # type: ignore[misc]
+            for step in range(5):
+                appender.append(row(number * 10 + step))
+                acked.append(number * 10 + step)
+    assert stored(tmp_path, in_log=True) == sorted(acked)
+
+
+class Boom(BaseException):
+    """What a handler raises."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may strike in somebody's finaliser
+@pytest.mark.scaled
+@pytest.mark.parametrize("call", ["put", "put and wait", "flush", "close"])
+def test_an_interrupt_is_never_hidden_by_another_error(tmp_path: Path, call: str) -> None:
+    rng = random.Random(call)
+
+    def boom() -> None:
+        raise Boom
+
+    def use(writer: mw.ShardWriter) -> None:
+        if call == "put":
+            writer.put(row(1))
+        elif call == "put and wait":
+            writer.put_nowait(row(1)).wait(SECONDS)
+        elif call == "flush":
+            writer.put(row(1))
+            writer.force_seal_active()
+            writer.wait_for_flush_drain(SECONDS)
+        else:
+            writer.put(row(1))
+            writer.close()
+
+    writer = open_writer(tmp_path / "0", UNKEYED, max_unflushed_memtable_bytes=1)
+    for number in range(1, ROUNDS * 10):
+        try:
+            with alarm(boom, rng.random() * 0.01 + 1e-5):
+                use(writer)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Boom:
+            pass
+        if writer.closed:
+            writer = open_writer(tmp_path / str(number), UNKEYED, max_unflushed_memtable_bytes=1)
+    writer.close()
