@@ -26,6 +26,7 @@ from benchmarks.harness import Bench, Case, Sample, base_directory
 from memwal.index import exact_search
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
+_ONLY_SHARD = mw.shard_id_for(mw.Unsharded())
 _KEY = {"lance-schema:unenforced-primary-key": "true"}
 _TEXTS = [
     "The quick brown fox jumps over the lazy dog while the sun sets in west",
@@ -84,7 +85,7 @@ def _write_case(name: str, index: str, rounds: int) -> Case:
         uri = f"{bench.directory}/t"
         table = mw.enable(_indexed_base(uri), maintained_indexes=[index])
         batches = _batches(bench.scale(1000, 100))
-        return _timed_writes(lambda: table.shard_writer(_SHARD, durable_write=False, fsync=False), batches)
+        return _timed_writes(lambda: table.shard_writer(durable_write=False, fsync=False), batches)
 
     def peer(bench: Bench) -> Sample:
         uri = f"{bench.directory}/t"
@@ -112,7 +113,11 @@ def _memtable(quick: bool) -> tuple[mw.ShardWriter, np.ndarray]:
     rows = 5_000 if quick else 50_000
     table = mw.create_table(f"{_workplace()}/memtable", _schema(128), primary_key="id")
     writer = mw.ShardWriter.open(
-        table.dataset.uri, indexes=[mw.HnswIndex("vector")], fsync=False, shard_id=_SHARD, max_memtable_rows=1_000_000
+        table.dataset.uri,
+        indexes=[mw.HnswIndex("vector")],
+        fsync=False,
+        shard_id=_ONLY_SHARD,
+        max_memtable_rows=1_000_000,
     )
     batches = [_rows(first, 1000, 128, first) for first in range(0, rows, 1000)]
     for batch in batches:
@@ -156,12 +161,12 @@ def _large(quick: bool) -> tuple[mw.Table, LsmVectorSearchPlanner]:
     dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(_schema(dim), parts), uri)
     dataset.create_index("vector", "IVF_PQ", name="vector_idx", num_partitions=256, num_sub_vectors=16)
     table = mw.enable(uri)
-    with table.shard_writer(_SHARD, fsync=False) as writer:
+    with table.shard_writer(fsync=False) as writer:
         writer.put(_rows(base_rows - fresh_rows // 2, fresh_rows, dim, 5))
         writer.force_seal_active()
         writer.wait_for_flush_drain()
         manifest = writer.manifest()
-    snapshot = ShardSnapshot(_SHARD).with_current_generation(manifest.current_generation)
+    snapshot = ShardSnapshot(manifest.shard_id).with_current_generation(manifest.current_generation)
     for sstable in manifest.sstables:
         snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
     return table, LsmVectorSearchPlanner(lance.dataset(uri), [snapshot], "vector")
