@@ -45,7 +45,15 @@ from memwal.identity import TableWatch
 from memwal.key_set import KeySet
 from memwal.normal_form import no_rows
 from memwal.prepared import Unheld, Vectors
-from memwal.progress import COUNTER_SHARD, METADATA_KEY, commit_number, compacted, encode_marks, unmarked
+from memwal.progress import (
+    COUNTER_SHARD,
+    METADATA_KEY,
+    commit_number,
+    compacted,
+    encode_marks,
+    has_names,
+    unmarked,
+)
 from memwal.replaced import replaced_rows
 
 __all__ = [
@@ -250,16 +258,37 @@ def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
 
 
 def finish_marks(base: BaseTable) -> BaseTable:
-    """The version that records every mark that is only named so far; `base` itself if there is none."""
+    """The version that records every mark that is only named so far, without the names; `base` itself if it has none."""
     for _ in range(_MARK_TRIES):
         missing = unmarked(base)
         if not missing:
-            return base
+            return _without_names(base)
         try:
-            return mark(base, missing)
+            base = mark(base, missing)
         except ConflictError:
             base = base.refresh()
     raise ConflictError("others commit faster than a mark can be recorded; retry")
+
+
+def _without_names(base: BaseTable) -> BaseTable:
+    """`base`, whose marks are recorded, without their names: pylance replays no entry of a schema with other metadata.
+
+    Lance refuses it after another `Merge`, whose names are needed. What stays, the next compaction removes.
+    """
+    if not has_names(base):
+        return base
+    operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap({METADATA_KEY: None}))
+    try:
+        with lance_errors("removing the names of recorded marks"):
+            lance.LanceDataset.commit(
+                base.location.dataset_uri,
+                Transaction(read_version=base.version, operation=operation),
+                max_retries=0,
+                storage_options=lance_options(base.location),
+            )
+    except MemWalError as error:
+        _LOG.debug("names of recorded marks were left [version=%d]: %s", base.version, error)
+    return base.refresh()
 
 
 def _joinable(base: BaseTable) -> str:

@@ -40,7 +40,7 @@ from memwal.identity import TableWatch
 from memwal.key_set import KeySet
 from memwal.manifest import ShardManifestStore
 from memwal.prepared import Unheld
-from memwal.progress import compacted, recorded, unmarked
+from memwal.progress import compacted, has_names, recorded
 from memwal.reports import CompactionReport, Progress, ShardCompaction
 from memwal.restored import check_not_restored
 from memwal.schema import TableSchema
@@ -219,7 +219,7 @@ class Compactor:
 
     def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:
         """Record the mark that an earlier compactor did not live to record."""
-        if not unmarked(base):
+        if not has_names(base):
             return base
         marked = finish_marks(base)
         tally.commits += 1

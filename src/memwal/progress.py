@@ -12,8 +12,8 @@ Owns the meaning of the recorded generations, and of what stands beside them. In
    append-only compaction in one commit, which also names the generations in the metadata of the schema
    (`METADATA_KEY`), and the mark in the next. Between the two, `compacted` counts what is named, and `unmarked` tells
    the next compactor to finish it. The name is in the manifest that has the rows: whatever Lance does to the table
-   afterwards (other commits, rewritten files, clean-up, `restore`) keeps or drops both together. It is never taken
-   away; what the marks have reached counts no more.
+   afterwards (other commits, rewritten files, clean-up, `restore`) keeps or drops both together. It is taken away
+   after the mark; what the marks have reached counts no more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from memwal.base_table import RESERVED, BaseTable
 from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.types import check_shard_id
 
-__all__ = ["COUNTER_SHARD", "METADATA_KEY", "commit_number", "compacted", "encode_marks", "recorded", "unmarked"]
+__all__ = [
+    "COUNTER_SHARD",
+    "METADATA_KEY",
+    "commit_number",
+    "compacted",
+    "encode_marks",
+    "has_names",
+    "recorded",
+    "unmarked",
+]
 
 COUNTER_SHARD = str(uuid.UUID(bytes=b"memwal_compactor"))
 METADATA_KEY = f"{RESERVED.decode()}compacted"
@@ -56,6 +65,11 @@ def unmarked(base: BaseTable) -> dict[str, int]:
         return {}
     marks = recorded(base)
     return {shard: number for shard, number in _decode_marks(text).items() if number > marks.get(shard, 0)}
+
+
+def has_names(base: BaseTable) -> bool:
+    """Whether this version names generations in its schema metadata, recorded ones or not."""
+    return METADATA_KEY in base.manifest.schema_metadata()
 
 
 def encode_marks(marks: Mapping[str, int]) -> bytes:

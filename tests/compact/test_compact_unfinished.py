@@ -179,6 +179,21 @@ def test_columns_and_their_numbers_stay_as_they_are(tmp_path: Path) -> None:
     table.dataset.validate()
 
 
+def test_pylance_opens_a_shard_with_unflushed_rows_after_a_compaction(tmp_path: Path) -> None:
+    """It replays no entry if the metadata of the schema is another one: the name of the marks must not stay."""
+    table = _table(tmp_path / "t", "stable row ids")
+    _write(table, [100])
+    table.compact()
+    assert lance.dataset(table.uri).schema.metadata is None
+    writer = table.writer(compaction=None)
+    writer.put(_rows([101]))
+    peer = lance.dataset(table.uri).mem_wal_writer(table.shards()[0].shard_id)  # fences ours, replays its entry
+    peer.put([_rows([102]).to_batches()[0]])
+    assert _numbers(mw.open_table(table.uri).scan().to_table()) == [*range(40), 100, 101, 102]
+    with pytest.raises(mw.FencedError):
+        writer.close()
+
+
 def test_rows_are_written_once_where_others_commit_all_the_time(tmp_path: Path) -> None:
     table = _table(tmp_path / "t", "stable row ids")
     _write(table, [100], [101])
