@@ -188,7 +188,7 @@ def test_pylance_opens_a_shard_with_unflushed_rows_after_a_compaction(tmp_path: 
     writer = table.writer(compaction=None)
     writer.put(_rows([101]))
     peer = lance.dataset(table.uri).mem_wal_writer(table.shards()[0].shard_id)  # fences ours, replays its entry
-    peer.put([_rows([102]).to_batches()[0]])
+    peer.put(_rows([102]))
     assert _numbers(mw.open_table(table.uri).scan().to_table()) == [*range(40), 100, 101, 102]
     with pytest.raises(mw.FencedError):
         writer.close()
