@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from threading import Event
 from typing import TypeVar
 
@@ -74,6 +75,7 @@ __all__ = [
 _MAX_SENTINEL_MOVES = 10_000
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
+_LONGEST_GAP = 256  # as many entries as there are between two whole maps; what is longer was collected
 _WAITS_PER_LOOK = 20
 
 _T = TypeVar("_T")
@@ -339,7 +341,7 @@ def _newest_footers(
     """The footers from the newest entry down to the one with the newest whole map; other implementations have none."""
     read = partial(_footer_at, location, shard_id)
     found: list[tuple[int, EntryFooter]] = []
-    newest_first, step = positions[::-1], 1  # a sentinel answers at the first look; a long log is read in parallel
+    newest_first, step = _without_gaps(positions)[::-1], 1  # a sentinel answers at once; a long log is read in parallel
     while newest_first:
         for position, footer in zip(newest_first, _read_each(location, newest_first[:step], read), strict=False):
             if footer is not None and footer.is_of(tag):
@@ -348,6 +350,14 @@ def _newest_footers(
                     return found
         newest_first, step = newest_first[step:], min(step * _READ_AHEAD, _READ_AHEAD**2)
     return found
+
+
+def _without_gaps(positions: list[int]) -> list[int]:
+    """`positions`, and those that a listing may have missed: above the newest whole map nothing is ever collected."""
+    filled = positions[:1]
+    for below, above in pairwise(positions):
+        filled += range(below + 1, above + 1) if above - below <= _LONGEST_GAP else (above,)
+    return filled
 
 
 def _footer_at(location: Location, shard_id: str, position: int) -> EntryFooter | None:

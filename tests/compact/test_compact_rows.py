@@ -158,7 +158,7 @@ def test_a_generation_stays_listed_until_the_log_covers_its_transaction_map(tmp_
         primary_key="id",
         sharding=mw.Unsharded(),
     )
-    writer = table.shard_writer(max_entry_bytes=64)
+    writer = table.shard_writer(max_entry_bytes=1000)
     writer.put({"id": list(range(50)), "v": ["bulk"] * 50}, txn=("loader", 7))
     table.compact()
     assert writer.manifest().sstables != ()

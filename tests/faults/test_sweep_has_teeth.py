@@ -9,10 +9,13 @@ import pytest
 
 from faults.log_life import sweep
 from faults.test_single_fault_sweep import no_damage, single_faults
+from memwal import wal
+from memwal.clock import SYSTEM_CLOCK
 from memwal.errors import ObjectExistsError, UnavailableError
 from memwal.manifest import ShardManifestStore
 from memwal.store import paths
 from memwal.testing import FaultKind
+from memwal.transactions import ShardTime, TransactionMap
 from memwal.wal import ShardLog
 
 Patch = pytest.MonkeyPatch
@@ -57,12 +60,11 @@ def whatever_exists_taken_for_ours(patch: Patch) -> None:
 
 
 def no_sentinel(patch: Patch) -> None:
-    patch.setattr(ShardLog, "place_sentinel", lambda self, seen: (self.next_position, dict(seen)))
+    patch.setattr(ShardLog, "place_sentinel", lambda self, transactions: self.next_position)
 
 
 def map_forgotten_in_a_takeover(patch: Patch) -> None:
-    honest = ShardLog.place_sentinel
-    patch.setattr(ShardLog, "place_sentinel", lambda self, seen: honest(self, {}))
+    patch.setattr(wal, "read_transactions", lambda *_, **__: TransactionMap({}, ShardTime(SYSTEM_CLOCK)))
 
 
 def manifests_read_once(patch: Patch) -> None:

@@ -12,11 +12,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from memwal import append_once, hooks
+from memwal import hooks
 from memwal.spark.data_source import MemWalSource
 from memwal.spark.sink import Pieces, StreamSink
+from memwal.transactions import TransactionMap
 
-CHECK = append_once.is_repeat
+CHECK = TransactionMap.is_repeat
 
 
 class FaultySink(StreamSink):
@@ -34,12 +35,12 @@ class FaultySink(StreamSink):
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
         hooks.install(self._at)
         if "unchecked" in self.mode:
-            append_once.is_repeat = lambda txn, seen: False
+            TransactionMap.is_repeat = lambda self, txn: False  # type: ignore[method-assign]
         try:
             super().commit(messages, batchId)
         finally:
             hooks.install(None)
-            append_once.is_repeat = CHECK
+            TransactionMap.is_repeat = CHECK  # type: ignore[method-assign]
 
     def _at(self, point: str) -> None:
         if point != "once.after_put" or self._turn("put") % 6 != 3:
