@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.errors import InvalidInputError, TableReplacedError, UnavailableError
+from memwal.errors import InvalidInputError, MemWalError, TableReplacedError, UnavailableError
 from memwal.store.location import Location
 
 __all__ = ["TableWatch"]
@@ -51,12 +51,14 @@ class TableWatch:
         return self._replaced is not None
 
     def look_if_due(self) -> None:
-        """`look`, at most once a second on local paths and once a minute elsewhere; storage out of reach proves nothing."""
+        """`look`, at most once a second on local paths and once a minute elsewhere; a base that cannot be read proves nothing."""
         if self._clock.monotonic() < self._look_at and self._replaced is None:
             return
         try:
             self.look()
-        except UnavailableError as error:
+        except TableReplacedError:
+            raise
+        except MemWalError as error:
             _LOG.warning("the base table could not be looked at [table=%s]: %s", self.location.describe(), error)
 
     def look(self) -> BaseTable:
