@@ -301,8 +301,15 @@ def has_null_struct(array: pa.Array) -> bool:
     if pa.types.is_struct(kind):
         return bool(array.null_count) or any(has_null_struct(child) for child in array.flatten())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return has_null_struct(array.flatten())
+        return has_null_struct(_items(array))
     return False
+
+
+def _items(array: pa.Array) -> pa.Array:
+    try:
+        return array.flatten()
+    except pa.ArrowNotImplementedError:  # extension types inside: with what null lists hide, which is never too little
+        return array.values
 
 
 def _share(work: Sequence[Callable[[], Any]], clock: Clock, name: str) -> list[Any]:

@@ -6,6 +6,7 @@ reads. Invariants of what `normal` returns; the values are those that it was giv
 1. Below a null nothing is null in a field that must not be null. The value there means nothing, but it is a valid one:
    of a dictionary it is one that its dictionary holds.
 2. No dictionary holds a null: a null is in the indices. (Arrow cannot join dictionaries that hold one.)
+3. What was made anew on the way was validated fully.
 
 Called by: fitting input, replay, whatever fills a column that rows lack.
 """
@@ -41,7 +42,11 @@ def normal(array: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
     """The same values in normal form, `array` itself where it has it; `InvalidInputError` names a field that must not be
     null and is. `kind`, the type of the result, may be stricter than that of `array` about nulls."""
     kind = array.type if kind is None else kind
-    return array if is_always_normal(kind) else _Column(array, kind).normal(None, nullable=True)
+    if is_always_normal(kind) or (array.type == kind and _has_no_null_inside(array)):
+        return array
+    made = _Column(array, kind).normal(None, nullable=True)
+    made.validate(full=True)
+    return made
 
 
 def is_always_normal(kind: pa.DataType) -> bool:
@@ -100,6 +105,24 @@ def blank(kind: pa.DataType) -> pa.Array:
     if pa.types.is_map(kind):
         return pa.MapArray.from_arrays([0, 0], nulls(0, kind.key_type), nulls(0, kind.item_type), type=kind)
     return pa.array([None], pa.struct([pa.field("", kind, nullable=False)])).field(0)
+
+
+def _has_no_null_inside(array: pa.Array) -> bool:
+    """Whether nothing inside `array` is null where that would matter: told by counts, no value is looked at."""
+    kind = array.type
+    if is_always_normal(kind):
+        return True
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_no_null_inside(array.storage)
+    if pa.types.is_dictionary(kind):
+        return not array.dictionary.null_count
+    if pa.types.is_map(kind):
+        parts = [(kind.key_field, array.keys), (kind.item_field, array.items)]
+    elif pa.types.is_struct(kind):
+        parts = [(field, array.field(i)) for i, field in enumerate(kind)]
+    else:
+        parts = [(kind.field(0), array.values)]
+    return all((field.nullable or not part.null_count) and _has_no_null_inside(part) for field, part in parts)
 
 
 class _Column:

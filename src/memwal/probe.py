@@ -218,6 +218,8 @@ class _Probe:
     def run(self) -> None:
         """Return only if all tiers have the same rows."""
         _compare("a new table", self._base.dataset.to_table(), self._first)
+        part = self._first.slice(1)  # whoever routes, copies or filters rows has Arrow gather them, often from a part
+        _compare("a part of a batch", part.take(pa.array(range(len(part)))), self._first.slice(1).combine_chunks())
         batches = self._storable()
         live = pa.Table.from_batches([self._even(batch) for batch in batches])
         memtable = MemTable(self._schema, 1, 0, 0)
@@ -321,43 +323,45 @@ def _rows(schema: pa.Schema, key: Sequence[str], forms: Sequence[str], start: in
         if field.name in key:
             parts = [pa.array([start + i]) for i in range(len(forms))]
         else:
-            parts = [_value(field, form) for form in forms]
+            parts = [_value(field, form, start + i) for i, form in enumerate(forms)]
         columns.append(pa.chunked_array(parts, field.type))
     return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
 
 
-def _value(field: pa.Field, form: str) -> pa.Array:
+def _value(field: pa.Field, form: str, number: int) -> pa.Array:
     if form == "null" and field.nullable:
         return nulls(1, field.type)
-    return normal(_example(field.type, form))
+    return normal(_example(field.type, form, number))
 
 
-def _example(kind: pa.DataType, form: str) -> pa.Array:
-    """One value of this type; nulls are inside a "hollow" one where they may be, and nothing is inside an "empty" one."""
+def _example(kind: pa.DataType, form: str, number: int) -> pa.Array:
+    """One value of this type, another one for another number where that is easy. Nulls are inside a "hollow" one where
+    they may be, and nothing is inside an "empty" one."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        return kind.wrap_array(_example(kind.storage_type, "whole"))  # not every value of the storage may be one of it
+        # Not every value of the storage may be one of the type: an empty text is no JSON.
+        return kind.wrap_array(_example(kind.storage_type, "whole", number))
     if types.is_struct(kind) and kind.num_fields:
-        return pa.StructArray.from_arrays([_inside(field, form) for field in kind], fields=list(kind))
+        return pa.StructArray.from_arrays([_inside(field, form, number) for field in kind], fields=list(kind))
     if types.is_map(kind) and form != "empty":
-        key, item = _example(kind.key_type, "whole"), _inside(kind.item_field, form)
+        key, item = _example(kind.key_type, "whole", number), _inside(kind.item_field, form, number)
         return pa.MapArray.from_arrays([0, 1], key, item, type=kind)
     if types.is_fixed_size_list(kind):
-        items = [_inside(kind.field(0), form)] * kind.list_size
+        items = [_inside(kind.field(0), form, number)] * kind.list_size
         return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(items), type=kind)
     if (types.is_list(kind) or types.is_large_list(kind)) and form != "empty":
         make: Any = pa.ListArray if types.is_list(kind) else pa.LargeListArray
-        values = pa.concat_arrays([_inside(kind.field(0), form), _inside(kind.field(0), "whole")])
+        values = pa.concat_arrays([_inside(kind.field(0), each, number) for each in (form, "whole")])
         return make.from_arrays([0, 2], values, type=kind)
     if types.is_null(kind):
         return pa.nulls(1)
     if types.is_dictionary(kind):
         indices = pa.array([0], kind.index_type)
-        return pa.DictionaryArray.from_arrays(indices, _example(kind.value_type, form), ordered=kind.ordered)
+        return pa.DictionaryArray.from_arrays(indices, _example(kind.value_type, form, number), ordered=kind.ordered)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
-        return pa.array(["" if form == "empty" else "1"]).cast(kind)  # a text that is also JSON
-    return blank(kind)
+        return pa.array(["" if form == "empty" else str(number)]).cast(kind)  # a text that is also JSON
+    return pa.array([number]).cast(kind) if types.is_integer(kind) or types.is_floating(kind) else blank(kind)
 
 
-def _inside(field: pa.Field, form: str) -> pa.Array:
-    return nulls(1, field.type) if form == "hollow" and field.nullable else _example(field.type, form)
+def _inside(field: pa.Field, form: str, number: int) -> pa.Array:
+    return nulls(1, field.type) if form == "hollow" and field.nullable else _example(field.type, form, number)

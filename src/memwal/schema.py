@@ -299,14 +299,14 @@ def tombstones(keys: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
 class EntryCheck:
     """Refuses rows that our own decoder would refuse, before anybody calls them written.
 
-    Input is validated when it is fitted. What we build ourselves (fillers, dictionaries) or what the encoding builds anew
-    is not covered by that; columns which need neither are not looked at, so that most tables pay nothing.
+    Input is validated when it is fitted, and so is what the normal form makes of it. What the encoding itself builds anew
+    (dictionaries, above all) is not covered by that; where it writes the buffers as they are, nothing is done here.
     """
 
     __slots__ = ("_encoder",)
 
     def __init__(self, schema: TableSchema) -> None:
-        plain = all(is_always_normal(column.type) and _is_plain(column.type) for column in schema.columns)
+        plain = all(_is_plain(column.type) for column in schema.columns)
         self._encoder = None if plain else EntryEncoder(schema.wal, 1, 1)
 
     def check(self, batch: pa.RecordBatch) -> None:
@@ -326,7 +326,7 @@ def _is_plain(kind: pa.DataType) -> bool:
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return _is_plain(kind.storage_type)
-    if types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_list_view(kind):
+    if types.is_dictionary(kind) or types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_list_view(kind):
         return False
     if types.is_string_view(kind) or types.is_binary_view(kind) or types.is_large_list_view(kind):
         return False

@@ -49,11 +49,15 @@ INNER = [
 
 def around(inner: pa.DataType) -> Iterator[pa.DataType]:
     """The types that hold `inner` directly, with and without nulls inside."""
-    yield from (pa.list_(inner), pa.large_list(inner), pa.list_(inner, 2), pa.struct([("x", inner)]))
+    yield from (pa.list_(inner), pa.large_list(inner), pa.struct([("x", inner)]))
     yield from (pa.map_(pa.string(), inner), pa.list_(pa.struct([("x", inner)])))
     if not pa.types.is_null(inner):
         strict = pa.field("x", inner, nullable=False)
-        yield from (pa.list_(strict), pa.list_(strict, 2), pa.struct([strict]), pa.map_(pa.string(), strict))
+        yield from (pa.list_(strict), pa.struct([strict]), pa.map_(pa.string(), strict))
+    if not isinstance(inner, pa.BaseExtensionType):  # of which Lance stores no fixed-size lists; it says so itself
+        yield pa.list_(inner, 2)
+        if not pa.types.is_null(inner):
+            yield pa.list_(pa.field("x", inner, nullable=False), 2)
 
 
 NESTED = [kind for inner in INNER for kind in around(inner)]
@@ -73,8 +77,15 @@ def is_refused(kind: pa.DataType, version: str) -> bool:
     def is_bad(inner: pa.DataType) -> bool:
         if types.is_fixed_size_list(inner):
             item = inner.value_type
-            return isinstance(item, pa.BaseExtensionType) or holds(
-                item, types.is_string, types.is_binary, types.is_struct, types.is_dictionary, types.is_map, is_list
+            return holds(
+                item,
+                types.is_string,
+                types.is_binary,
+                types.is_struct,
+                types.is_dictionary,
+                types.is_map,
+                is_list,
+                types.is_fixed_size_list,
             )
         return types.is_struct(inner) and inner.num_fields == 0
 
