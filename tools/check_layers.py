@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "sharding",
             "base_table",
+            "lance_damage",
             "identity",
             "table_ids",
             "manifest",

@@ -17,6 +17,7 @@ Called by: the table facade, the writer, the reader, flush, compaction.
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from memwal.errors import (
     MemWalError,
     ObjectNotFoundError,
     UnavailableError,
+    UnsupportedFormatError,
 )
 from memwal.forking import use_lance
 from memwal.format.index_details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
@@ -52,13 +54,15 @@ from memwal.format.lance_manifest import (
     parse_lance_manifest,
     version_path,
 )
+from memwal.lance_damage import find_damage, version_names
 from memwal.store.location import Location
 from memwal.store.port import ObjectMeta
 
-__all__ = ["RESERVED", "BaseTable", "lance_errors", "lance_options", "lance_read"]
+__all__ = ["RESERVED", "BaseTable", "lance_errors", "lance_options", "lance_read", "lance_reading"]
 
 T = TypeVar("T")
 TAG_DIGITS = 8
+_LOG = logging.getLogger(__name__)
 RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
 _QUERY = re.compile(r"\?\S+=\S+")
 _SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
@@ -113,7 +117,42 @@ def lance_read(location: Location, path: str, read: Callable[[], T]) -> T:
         with lance_errors("reading a Lance file"):
             return read()
     except (InvalidInputError, UnavailableError) as error:
-        raise CorruptDataError(str(error), path=path) from None
+        raise _refused(error, path) from None
+
+
+@contextmanager
+def lance_reading(
+    location: Location, action: str, directory: str = "", *, manifest_path: str | None = None, given: bool = False
+) -> Iterator[None]:
+    """Turn what Lance raises while it reads the dataset in `directory` into our errors.
+
+    What is missing or damaged is `CorruptDataError` with its path. `given` says that a filter or query of the caller takes
+    part: if the files look well, that is what Lance refuses, and `InvalidInputError` is right. Without one it is not.
+    """
+    own: MemWalError | None = None
+    try:
+        with lance_errors(action):
+            try:
+                yield
+            except MemWalError as error:  # ours, and not about the files: a filter that cannot be applied, say
+                own = error
+                raise
+    except (InvalidInputError, UnavailableError) as error:
+        if error is own:
+            raise
+        found = find_damage(location, directory, manifest_path=manifest_path)
+        if found is not None:
+            raise found from None
+        if given or (isinstance(error, UnavailableError) and error.retryable):
+            raise
+        raise _refused(error, manifest_path or directory or None) from None
+
+
+def _refused(error: MemWalError, path: str | None) -> CorruptDataError | UnsupportedFormatError:
+    """What to say of a file that Lance refuses although nobody asked for anything special."""
+    if isinstance(error.__context__, NotImplementedError):
+        return UnsupportedFormatError(f"not understood by this version: {error}", path=path)
+    return CorruptDataError(str(error), path=path)
 
 
 def _text(error: BaseException) -> str:
@@ -162,6 +201,7 @@ class BaseTable:
                 if version is None and not location.store.list_names(VERSIONS_DIR):
                     return None
                 if version is not None or attempt == _MAX_TRIES - 1:  # else it may have been cleaned up meanwhile
+                    _raise_damage(location, version)
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -173,13 +213,28 @@ class BaseTable:
         base._load_manifest()
         return base
 
+    @classmethod
+    def open_newest_readable(cls, location: Location) -> BaseTable | None:
+        """The newest version that can be read, for repair; None if the store holds none at all."""
+        try:
+            return cls.open(location)
+        except CorruptDataError:
+            for version in sorted(version_names(location), reverse=True):
+                try:
+                    found = cls.open(location, version=version)
+                    if found is not None:
+                        return found
+                except MemWalError as error:
+                    _LOG.info("a version of the base table cannot be read [version=%d]: %s", version, error)
+            raise
+
     def handle(self) -> lance.LanceDataset:
         """This version as a dataset that nobody else holds; committing through it moves no other. Costs no request."""
         return copy.copy(self.dataset)
 
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
-        with lance_errors("looking for the newest version of the base table"):
+        with lance_reading(self.location, "looking for the newest version of the base table"):
             newest = int(self.dataset.latest_version)
         if not self._is_still_there():
             return self._reopened()
@@ -191,19 +246,20 @@ class BaseTable:
             return self._at(self.location, dataset, self.origin)
         except (InvalidInputError, UnavailableError, ObjectNotFoundError):
             if self._exists(self.path_of(newest)):
+                _raise_damage(self.location, None)
                 raise
         return self._reopened()  # it was cleaned up already
 
     @contextmanager
-    def reading(self, action: str) -> Iterator[None]:
-        """`lance_errors` for reads of this version; `CollectedError` if they fail because somebody cleaned it up.
+    def reading(self, action: str, *, given: bool = False) -> Iterator[None]:
+        """`lance_reading` for reads of this version; `CollectedError` if they fail because somebody cleaned it up.
 
         A file that is missing although the version is the newest one is damage.
         """
         try:
-            with lance_errors(action):
+            with lance_reading(self.location, action, manifest_path=self.stamp.path, given=given):
                 yield
-        except (InvalidInputError, UnavailableError):
+        except (InvalidInputError, UnavailableError, CorruptDataError):
             gone = self._missing()
             if gone is None:
                 raise
@@ -355,6 +411,13 @@ def _as_named(field: pa.Field, item: Any) -> pa.Field:
     if pa.types.is_large_list(kind):
         return field.with_type(pa.large_list(inner[0]))
     return field.with_type(pa.list_(inner[0])) if pa.types.is_list(kind) else field
+
+
+def _raise_damage(location: Location, version: int | None) -> None:
+    """Raise what is wrong with the newest version, if anything is; an older one may be gone for good reasons."""
+    damage = find_damage(location) if version is None else None
+    if damage is not None:
+        raise damage
 
 
 def _stamp(location: Location, version: int) -> ObjectMeta:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.base_table import lance_errors, lance_options
+from memwal.base_table import lance_options, lance_reading
 from memwal.clock import thread_pool
 from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
 from memwal.format.keys import encode_composite
@@ -71,7 +71,7 @@ class Generation:
         if self._dataset is None:
             directory = paths.sstable_dir(self.shard_id, self.sstable.path)
             try:
-                with lance_errors(self._action):
+                with lance_reading(self._location, self._action, directory):
                     self._dataset = lance.dataset(
                         self._location.child_uri(directory), storage_options=lance_options(self._location)
                     )
@@ -133,7 +133,8 @@ class Generation:
         if has_flags:
             stored.append(TOMBSTONE)
         wanted = pa.schema([self._schema.memory.field(name) for name in columns])
-        with lance_errors(self._action):
+        directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+        with lance_reading(self._location, self._action, directory):
             for batch in self._stored_batches(stored):
                 if batch.num_rows:
                     flags = _flags(batch) if has_flags else np.zeros(batch.num_rows, dtype=np.bool_)

@@ -15,6 +15,7 @@ from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK
 from memwal.compact import DEFAULT_MEMORY_BYTES, Compactor
 from memwal.compaction_policy import CompactionPolicy
+from memwal.errors import CorruptDataError
 from memwal.gc import Collector
 from memwal.repair import repair_table
 from memwal.reports import (
@@ -100,8 +101,8 @@ class Maintenance:
         """Check every invariant of the table on storage; reads only, and may run beside writers."""
         started = SYSTEM_CLOCK.monotonic()
         shards = list_shards(self.location)
-        problems = inspect_base(self._newest_base(), shards)
-        found = [inspect_shard(self.location, shard_id, self._newest_base) for shard_id in shards]
+        problems = inspect_base(self._base_to_inspect(), shards)
+        found = [inspect_shard(self.location, shard_id, self._base_to_inspect) for shard_id in shards]
         return VerifyReport(
             problems=problems + [problem for findings in found for problem in findings.problems],
             shards=len(found),
@@ -117,7 +118,17 @@ class Maintenance:
         takes it as it is, and what was compacted after that version is gone; `restored="bring_back"` lists the compacted
         generations again, if they still exist.
         """
-        return repair_table(self.location, self._newest_base, dry_run=dry_run, restored=restored)
+        return repair_table(self.location, self._base_to_inspect, dry_run=dry_run, restored=restored)
+
+    def _base_to_inspect(self) -> BaseTable:
+        """The newest base version, or the newest that can be read: damage is reported, not raised."""
+        try:
+            return self._newest_base()
+        except CorruptDataError:
+            base = BaseTable.open_newest_readable(self.location)
+            if base is None:
+                raise
+            return base
 
     def stats(self) -> TableStats:
         """Tiers, rows and bytes, and what compaction and collection would do."""

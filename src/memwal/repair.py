@@ -36,7 +36,7 @@ from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.transactions import load_generation_maps
 from memwal.types import ShardManifest
-from memwal.verify import ShardFindings, inspect_base, inspect_shard
+from memwal.verify import ShardFindings, damaged_newest, inspect_base, inspect_shard
 from memwal.wal import list_positions, read_transactions
 
 __all__ = ["repair_table"]
@@ -55,9 +55,10 @@ def repair_table(
     """Put right what can be: lost MemWAL index, restored base, torn last entries. Reports what it did and what is left."""
     actions: list[RepairAction] = []
     shards = list_shards(location)
-    if shards and newest_base().details is None:
+    is_newest = damaged_newest(newest_base()) is None  # nothing is decided by an older version than the table's own
+    if shards and is_newest and newest_base().details is None:
         actions.append(_bring_index_back(newest_base(), clock, dry_run=dry_run))
-    if restored is not None:
+    if restored is not None and is_newest:
         actions += settle_restored(location, newest_base, restored, clock, dry_run=dry_run)
     problems: list[Problem] = []
     for shard_id in shards:

@@ -319,7 +319,10 @@ class PkSidecar:
         return page
 
     def _checked(self, table: pa.Table, lookup: _Lookup, rows: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-        table.validate(full=True)
+        try:
+            table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise CorruptDataError(f"page data of a sidecar is malformed: {error}", path=self._data_path) from None
         values = table.column("values").combine_chunks()
         offsets = table.column("ids").combine_chunks()
         if values.type != lookup.key_type or values.null_count or offsets.null_count:

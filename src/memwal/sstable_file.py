@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from memwal.base_table import lance_errors, lance_options, lance_read
+from memwal.base_table import lance_options, lance_read, lance_reading
 from memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
 from memwal.format.deletions import decode_deletions
 from memwal.format.lance_commit import hand_commit_is_safe
@@ -54,6 +54,7 @@ class SsTableFile:
     """The data file of a generation. `names` are its top-level columns by field id."""
 
     location: Location
+    directory: str
     path: str
     names: dict[int, str]
     has_tombstones: bool
@@ -70,7 +71,7 @@ class SsTableFile:
         if reader.num_rows() != self.physical_rows:
             raise CorruptDataError(f"{reader.num_rows()} rows where {self.physical_rows} are listed", path=self.path)
         at = 0
-        with lance_errors("reading the data file of a generation"):
+        with lance_reading(self.location, "reading the data file of a generation", self.directory):
             for start in range(0, self.physical_rows, batch_rows):  # a single call would read the whole file ahead
                 rows = min(batch_rows, self.physical_rows - start)
                 results = reader.read_range(start, rows, batch_size=batch_rows, batch_readahead=_READ_AHEAD)
@@ -108,6 +109,7 @@ def simple_file(location: Location, shard_id: str, sstable: SsTable) -> SsTableF
     columns = {field.id: field.name for field in manifest.fields if field.parent_id == -1}
     return SsTableFile(
         location,
+        directory,
         paths.sstable_data_path(shard_id, sstable.path, file.path),
         {number: name for number, name in columns.items() if name != TOMBSTONE},
         TOMBSTONE in columns.values(),

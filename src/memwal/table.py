@@ -146,18 +146,19 @@ def enable(
 def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None, for_repair: bool = False) -> Table:
     """The table at `uri`; says so if it has no MemWAL index, or lost it.
 
-    `for_repair=True` opens it all the same: `Table.verify` and `Table.repair` work then, reads and writes do not.
+    `for_repair=True` opens it all the same: `Table.verify` and `Table.repair` work then, reads and writes do not. If the
+    newest version of the base table is damaged, they look at the newest one that can be read, and say so.
     """
     location = resolve(uri, storage_options)
-    base = _need_base(location)
+    base = _need_base(location, for_repair=for_repair)
     table = Table(location, base)
     if not for_repair:
         table.details()
     return table
 
 
-def _need_base(location: Location) -> BaseTable:
-    base = BaseTable.open(location)
+def _need_base(location: Location, *, for_repair: bool = False) -> BaseTable:
+    base = BaseTable.open_newest_readable(location) if for_repair else BaseTable.open(location)
     if base is None:
         raise InvalidInputError(f"there is no table at {location.describe()}; create it with memwal.create_table")
     return base

@@ -31,12 +31,13 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from memwal.base_table import BaseTable, lance_errors, lance_options
+from memwal.base_table import BaseTable, lance_options, lance_reading
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from memwal.format.keys import encode_composite, primary_key_columns
 from memwal.format.shard_manifest import unknown_fields
 from memwal.format.wal_entry import EntryDecoder
+from memwal.lance_damage import find_damage, version_names
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
 from memwal.reports import Problem
@@ -48,7 +49,7 @@ from memwal.transactions import is_whole
 from memwal.types import ShardManifest, SsTable
 from memwal.wal import list_positions
 
-__all__ = ["EntryInfo", "ShardFindings", "inspect_base", "inspect_shard", "sstable_faults"]
+__all__ = ["EntryInfo", "ShardFindings", "damaged_newest", "inspect_base", "inspect_shard", "sstable_faults"]
 
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
@@ -90,25 +91,46 @@ class ShardFindings:
 
 def inspect_base(base: BaseTable, shards: Sequence[str]) -> list[Problem]:
     """What is wrong with the base table itself (V-11)."""
-    problems = []
-    where = base.location.describe()
-    if base.details is None and shards:
-        problems.append(
-            Problem(
-                where,
-                f"the base table has no MemWAL index, but {len(shards)} shards hold data: it was overwritten, or the "
-                "index was dropped",
-                "run repair: it brings the index back, and with it the rows of the shards",
-                "V-11",
-            )
-        )
+    newer = damaged_newest(base)
+    if newer is not None:
+        return [newer]
+    where, problems = base.location.describe(), []
     try:
-        with lance_errors("validating the base table"):
+        if base.details is None and shards:
+            what = (
+                f"the base table has no MemWAL index, but {len(shards)} shards hold data: it was overwritten, or the "
+                "index was dropped"
+            )
+            remedy = "run repair: it brings the index back, and with it the rows of the shards"
+            problems.append(Problem(where, what, remedy, "V-11"))
+        damage = find_damage(base.location, manifest_path=base.stamp.path)
+        if damage is not None:
+            raise damage
+        with base.reading("validating the base table"):
             dataset: Any = base.dataset
             dataset.validate()
     except MemWalError as error:
-        problems.append(Problem(where, f"Lance finds a fault: {error}", "restore an older version of the base", "V-11"))
+        problems.append(_base_problem(base, error))
     return problems
+
+
+def damaged_newest(base: BaseTable) -> Problem | None:
+    """What is wrong with a version above `base`, which is then the newest one that can be read."""
+    names = version_names(base.location)
+    newest = max(names, default=base.version)
+    damage = find_damage(base.location, manifest_path=names[newest]) if newest > base.version else None
+    if damage is None:
+        return None
+    remedy = f"{_RESTORE}: remove it then, and the table is as it was at version {base.version}"
+    return Problem(names[newest], f"the newest version of the base table cannot be read: {damage}", remedy, "V-11")
+
+
+def _base_problem(base: BaseTable, error: MemWalError) -> Problem:
+    where = getattr(error, "path", None) or base.location.describe()
+    if isinstance(error, UnsupportedFormatError):
+        return Problem(where, str(error), _UPGRADE, "V-12")
+    remedy = "restore the object from a backup, or an older version of the base with Lance's restore()"
+    return Problem(where, f"Lance finds a fault: {error}", remedy, "V-11")
 
 
 def inspect_shard(
@@ -289,12 +311,19 @@ def sstable_faults(
     """What is wrong with one SSTable; nothing if it is whole. `deep` reads every key."""
     directory = paths.sstable_dir(shard_id, sstable.path)
     try:
-        with lance_errors("opening the generation"):
+        with lance_reading(location, "opening the generation", directory):
             dataset = lance.dataset(location.child_uri(directory), storage_options=lance_options(location))
             fragments = dataset.get_fragments()
             rows = sum(fragment.physical_rows for fragment in fragments)
+        damage = find_damage(location, directory)
+        if damage is not None:
+            raise damage
+        if deep:
+            with lance_reading(location, "reading the rows of the generation", directory):
+                for _ in dataset.scanner().to_batches():
+                    continue
     except MemWalError as error:
-        yield f"the generation cannot be opened: {error}"
+        yield f"the generation cannot be read: {error}"
         return
     if len(fragments) != 1:
         yield f"the generation has {len(fragments)} fragments instead of one"
@@ -308,29 +337,32 @@ def sstable_faults(
     if missing:
         yield f"the generation was published without {', '.join(missing)}"
     elif primary_key:
-        yield from _key_faults(PkSidecar.open(location, shard_id, sstable), dataset, deep=deep)
+        yield from _key_faults(location, directory, PkSidecar.open(location, shard_id, sstable), dataset, deep=deep)
 
 
-def _key_faults(sidecar: PkSidecar, dataset: lance.LanceDataset, *, deep: bool) -> Iterator[str]:
+def _key_faults(
+    location: Location, directory: str, sidecar: PkSidecar, dataset: lance.LanceDataset, *, deep: bool
+) -> Iterator[str]:
     try:
         keys, offsets = sidecar.all_entries()
         if not deep:
             return
-        with lance_errors("reading the keys of the generation"):
-            names = _key_names(dataset)
-            table = dataset.to_table(columns=names, with_row_address=True) if names else None
+        names = _key_names(dataset)
+        if not names:
+            return
+        with lance_reading(location, "reading the keys of the generation", directory):
+            table = dataset.to_table(columns=names, with_row_address=True)
+        columns = [pa.concat_arrays(table.column(name).chunks) for name in names]
+        denied = not sidecar.might_contain(columns).all()
     except MemWalError as error:
         yield f"the keys cannot be read: {error}"
         return
-    if table is None:
-        return
-    columns = [pa.concat_arrays(table.column(name).chunks) for name in names]
     stored = columns[0] if len(columns) == 1 else encode_composite(columns)
     order = np.argsort(offsets)
     addresses = table.column("_rowaddr").to_numpy().astype(np.int64)
     if not np.array_equal(offsets[order], addresses) or not keys.take(pa.array(order)).equals(stored):
         yield "the sidecar does not list exactly the newest row of every key"
-    if not sidecar.might_contain(columns).all():
+    if denied:
         yield "the bloom filter denies a key that the generation holds"
 
 

@@ -224,7 +224,7 @@ class Merge:
         columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
         dataset = snapshot.base.dataset
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
-        with snapshot.base.reading("scanning the base table"):
+        with snapshot.base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(
                 blob_handling="all_binary",  # else Lance shows where the bytes are, not what they are
                 columns=columns,

@@ -226,7 +226,7 @@ class FragmentSource:
         if row_filter is None:
             return self.live
         shared = pushdown(row_filter)
-        with self._merge.snapshot.base.reading("filtering the base table"):
+        with self._merge.snapshot.base.reading("filtering the base table", given=True):
             found = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_address=True).to_table()
         found = shared.finish(found)
         mask = np.zeros(self.num_rows, dtype=bool)

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from memwal.base_table import lance_errors, lance_options
+from memwal.base_table import lance_options, lance_reading
 from memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError, UnavailableError
 from memwal.format.keys import primary_key_columns
 from memwal.format.lance_manifest import VERSIONS_DIR
@@ -85,20 +85,21 @@ class SsTableReader:
         """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
         if self._dataset is None:
             directory = paths.sstable_dir(self.shard_id, self.sstable.path)
-            with self._reading():
+            with self.reading():
                 self._dataset = lance.dataset(
                     self.location.child_uri(directory), storage_options=lance_options(self.location)
                 )
         return self._dataset
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self, *, given: bool = False) -> Iterator[None]:
         """What Lance raises, as our errors; `ObjectNotFoundError` if the reason is that the SSTable was collected."""
+        directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+        action = f"reading generation {self.sstable.generation} of shard {self.shard_id}"
         try:
-            with lance_errors(f"reading generation {self.sstable.generation} of shard {self.shard_id}"):
+            with lance_reading(self.location, action, directory, given=given):
                 yield
-        except (InvalidInputError, UnavailableError):
-            directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+        except (InvalidInputError, UnavailableError, CorruptDataError):
             left = {
                 meta.path.removeprefix(f"{directory}/").split("/")[0] for meta in self.location.store.list(directory)
             }
@@ -128,7 +129,7 @@ class SsTableReader:
                 "a sidecar does not list every row, and the generation does not say which columns are its key",
                 path=paths.sstable_dir(self.shard_id, self.sstable.path),
             )
-        with self._reading():
+        with self.reading():
             table = dataset.to_table(columns=names, with_row_address=True)
         keys = sort_keys([one_array(table.column(name)) for name in names])
         offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
@@ -184,7 +185,7 @@ class SsTableReader:
         shared = self.pushdown(schema, row_filter)
         wanted = list(dict.fromkeys([*columns, *shared.columns]))
         stored = [name for c in wanted if (name := names[c]) is not None]
-        with self._reading():
+        with self.reading(given=shared.told is not None):
             for batch in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
                 if batch.num_rows == 0:
                     continue
@@ -221,7 +222,7 @@ class SsTableReader:
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
         names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
         order = np.argsort(offsets)  # the file takes ascending offsets only
-        with self._reading():
+        with self.reading():
             table = self._taken(offsets[order].tolist())
         if table.num_rows != len(offsets):
             raise CorruptDataError(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from memwal.base_table import BaseTable, lance_errors
+from memwal.base_table import BaseTable
 from memwal.index import HnswMemIndex, Metric, exact_search
 from memwal.index.vectors import Nearest, nearest_in_block
 from memwal.normal_form import no_rows
@@ -115,7 +115,7 @@ def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
 
 
 def _read_mirror_metric(reader: SsTableReader, stored: str) -> str | None:
-    with lance_errors("reading the indexes of an SSTable"):
+    with reader.reading():
         for index in reader.dataset.describe_indices():
             if list(index.field_names) == [stored] and index.type_url.endswith("VectorIndexDetails"):
                 return vector_metric(reader.dataset, index.name)
@@ -142,7 +142,7 @@ def _ask_mirror(
         "ef": max(ef or _LARGE_EF, 2 * fetch),
         "use_index": True,
     }
-    with lance_errors("searching an SSTable"):
+    with source.reader.reading(given=True):
         rows = dataset.scanner(
             columns=[stored], nearest=nearest, filter=told, prefilter=True, with_row_address=True
         ).to_table()
@@ -267,7 +267,7 @@ def _stream_base(merge: Merge, column: str, query: npt.NDArray[np.float64], k: i
     schema, shared = merge.snapshot.schema, pushdown(merge.row_filter)
     keys = list(schema.primary_key) if merge.fresh_keys is not None else []
     best = _NOTHING
-    with merge.snapshot.base.reading("searching the base table"):
+    with merge.snapshot.base.reading("searching the base table", given=shared.told is not None):
         scanner = merge.snapshot.base.dataset.scanner(
             columns=list(dict.fromkeys([column, *keys, *shared.columns])),
             filter=shared.told,
@@ -313,7 +313,7 @@ def _ask_lance(
         refine_factor = _DOT_REFINE
     if refine_factor is not None:
         nearest["refine_factor"] = refine_factor
-    with merge.snapshot.base.reading("searching the base table"):
+    with merge.snapshot.base.reading("searching the base table", given=True):
         scanner = dataset.scanner(
             columns=wanted,
             nearest=nearest,
