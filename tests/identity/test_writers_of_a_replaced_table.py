@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,12 @@ def test_a_compaction_does_not_touch_another_table(tmp_path: Path, point: str) -
         with mw.open_table(uri).shard_writer() as other:  # the same shard and generation, in the new table
             other.put(row(100))
 
-    reached = run_once_at(point, meanwhile)
+    def in_another_thread() -> None:  # on top of a call of the same thread, close() would not wait for the flush
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        thread.join()
+
+    reached = run_once_at(point, in_another_thread)
     with pytest.raises(mw.TableReplacedError):
         table.compact()
     hooks.install(None)
