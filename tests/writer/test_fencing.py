@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from writer_kit import (
@@ -133,6 +136,29 @@ def test_closing_a_fenced_writer_that_owes_nothing_is_quiet(tmp_path: Path) -> N
     with pytest.raises(FencedError):
         first.check_fenced()
     first.close()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_lost_fence_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, durable: bool) -> None:
+    settings: dict[str, Any] = {"durable_write": durable, "max_wal_flush_interval_ms": 5}
+    with caplog.at_level(logging.WARNING, logger="memwal"), open_writer(tmp_path) as first:
+        first.abort()
+        first = open_writer(tmp_path, **settings)
+        first.put(rows([1]))
+        with open_writer(tmp_path):
+            for _ in range(3):
+                with suppress(FencedError):
+                    first.put_nowait(rows([2])).wait()
+                with pytest.raises(FencedError):
+                    first.force_seal_active()
+                with pytest.raises(FencedError):
+                    first.check_fenced()
+            with pytest.raises(FencedError):
+                first.close()
+            first.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1, told
+    assert "superseded" in told[0]
 
 
 def test_two_concurrent_puts_on_a_fenced_writer_both_fail(tmp_path: Path) -> None:

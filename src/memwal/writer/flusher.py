@@ -133,7 +133,7 @@ class Flushing:
 
 def _has_work(core: ShardCore) -> bool:
     with core.lock:
-        return bool(core.frozen) and core.state != CLOSED and not core.is_stopped and core.poison is None
+        return bool(core.frozen) and core.state != CLOSED and not core.has_failed
 
 
 def _record_failure(core: ShardCore, error: BaseException) -> bool:
@@ -141,7 +141,7 @@ def _record_failure(core: ShardCore, error: BaseException) -> bool:
     if isinstance(error, FencedError):
         core.fail(fenced=error)
     with core.lock:
-        if core.is_stopped or core.poison is not None or core.state == CLOSED or is_ending():
+        if core.has_failed or core.state == CLOSED or is_ending():
             return False
         if not isinstance(error, MemWalError):
             cause, error = (
@@ -174,7 +174,7 @@ class Ticking:
         if errand is not None:
             errand()
         with core.lock:
-            if core.state == CLOSED or core.poison is not None or core.is_stopped:
+            if core.state == CLOSED or core.has_failed:
                 return None
             end = core.buffered if core.pending and self._is_drain_due() else 0
             core.drain_wanted = False
@@ -189,7 +189,8 @@ class Ticking:
             if deferred:
                 index_deferred(core)
         except Exception as error:  # a failed log is recorded by the core; whoever writes next is told
-            _LOG.warning("background work failed [shard=%s]: %s", core.log.shard_id, error)
+            if not core.has_failed:
+                _LOG.warning("background work failed [shard=%s]: %s", core.log.shard_id, error)
         return self._next_due()
 
     def _is_drain_due(self) -> bool:

@@ -222,6 +222,11 @@ class ShardState:
         """Whether the shard, or its table, belongs to somebody else now."""
         return self.fenced is not None or self.replaced is not None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether this writer writes nothing any more, for a reason that was logged."""
+        return self.is_stopped or self.poison is not None
+
     def look_at_table(self) -> None:
         """Return only if the table is still the one that this writer opened."""
         if self._watch is not None:
@@ -362,14 +367,16 @@ class ShardState:
         fenced: FencedError | None = None,
         replaced: TableReplacedError | None = None,
     ) -> None:
-        """Remember for good why this writer writes nothing any more, and tell everybody who waits."""
+        """Remember for good why this writer writes nothing any more, and tell everybody who waits; logged once."""
         with self.lock:
+            known = self.has_failed
             self.poison = self.poison or poison
             self.fenced = self.fenced or fenced
             self.replaced = self.replaced or replaced
             self.wake_all()
-        why = poison or fenced or replaced
-        _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, why)
+        if not known:
+            why = poison or fenced or replaced
+            _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, why)
 
     def wake_all(self) -> None:
         """Let everybody who waits for this writer look again."""
