@@ -75,7 +75,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
     ("open", ("probe", "shard_target", "shard_writer", "appender", "append_once")),
-    ("open", ("table", "table_writer", "create", "maintenance", *MAINTENANCE)),
+    ("open", ("table", "table_writer", "open_shards", "create", "maintenance", *MAINTENANCE)),
     ("open", (PACKAGE,)),  # the public names of __init__
     ("closed", ("spark", "cli", "ui", "testing", "demo")),
     ("open", ("__main__",)),

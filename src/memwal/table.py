@@ -31,6 +31,7 @@ from memwal.ingest import key_batch
 from memwal.maintenance import Maintenance
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTables
+from memwal.open_shards import DEFAULT_OPEN_SHARDS
 from memwal.probe import check_table
 from memwal.progress import recorded
 from memwal.row_filter import FilterLike
@@ -60,6 +61,7 @@ from memwal.table_writer import TableWriter
 from memwal.transactions import load_generation_maps
 from memwal.types import ShardManifest, ShardStatus
 from memwal.wal import list_positions, read_transactions
+from memwal.writer.parking import Parked
 
 __all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
 
@@ -248,12 +250,17 @@ class Table(Maintenance):
         *,
         config: WriterConfig | None = None,
         compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
+        max_open_shards: int = DEFAULT_OPEN_SHARDS,
         **overrides: Any,
     ) -> TableWriter:
         """A writer that routes rows to shards; shard writers are opened when rows need them.
 
-        Its shards are compacted in the background as `compaction` says; None switches that off.
+        Its shards are compacted in the background as `compaction` says; None switches that off. Of more than
+        `max_open_shards` shards, those that were not written to for longest are parked: they stay this writer's own,
+        without memory or threads.
         """
+        if not isinstance(max_open_shards, int) or max_open_shards < 1:
+            raise InvalidInputError(f"max_open_shards must be a whole number of at least 1, not {max_open_shards!r}")
         self.details()
         base = self._newest_base()
         settings = writer_config(base, config, overrides, ())
@@ -268,9 +275,12 @@ class Table(Maintenance):
             self,
             self._schema_of(base),
             self._sharding(base),
-            lambda shard_id: self._open_shard(shard_id, config, overrides, routed=True, watch=watch),
+            lambda shard_id, parked: self._open_shard(
+                shard_id, config, overrides, routed=True, watch=watch, parked=parked
+            ),
             watch,
             compaction,
+            max_open_shards,
         )
 
     def shard_writer(
@@ -288,6 +298,7 @@ class Table(Maintenance):
         *,
         routed: bool,
         watch: TableWatch | None = None,
+        parked: Parked | None = None,
     ) -> ShardWriter:
         base = self._newest_base() if watch is None else watch.look()
         settings = writer_config(base, config, overrides, ())
@@ -296,7 +307,8 @@ class Table(Maintenance):
         settings = with_shard(settings, self._sharding(base))
         check_table(base)
         base = for_writing(base)
-        return ShardWriter(target_of(self.location, base, None, routed=routed, watch=watch), settings, SYSTEM_CLOCK)
+        target = target_of(self.location, base, None, routed=routed, watch=watch)
+        return ShardWriter(target, settings, SYSTEM_CLOCK, parked=parked)
 
     # ------------------------------------------------------------------------------------------------------ reading
 

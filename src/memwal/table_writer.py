@@ -2,7 +2,8 @@
 
 Owns `TableWriter`. Invariants:
 
-1. A row goes to the shard that its sharding column names; shard writers are opened when the first row needs them.
+1. A row goes to the shard that its sharding column names; shard writers are opened when the first row needs them, and
+   parked when there are many.
 2. `put` returns when every shard that got rows has them durable (in durable mode); it is atomic per shard.
 3. Reads through the writer see everything that it acknowledged.
 4. The shards that it writes are compacted in the background by a `CompactionPolicy` (None: never); a failure there is
@@ -19,16 +20,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.compaction_policy import Background, CompactionPolicy
-from memwal.errors import ClosedError, InvalidInputError
+from memwal.errors import InvalidInputError
 from memwal.forking import close_in_child
 from memwal.identity import TableWatch
 from memwal.ingest import key_batch, to_batches
+from memwal.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from memwal.probe import check_table
 from memwal.scan.scan import Scan
 from memwal.schema import Reconciler, TableSchema
@@ -37,6 +39,7 @@ from memwal.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
 from memwal.types import Transaction
 from memwal.waiting import is_on_top, on_top_error, refuse_on_top
 from memwal.writer.engine import Ack, WriteResult
+from memwal.writer.parking import Parked
 from memwal.writer.stats import WriteStats
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["TableAck", "TableWriter"]
 
 _PARALLEL_SHARDS = 8
+T = TypeVar("T")
 
 
 class TableAck(Ack):
@@ -76,22 +80,20 @@ class TableWriter:
         table: Table,
         schema: TableSchema,
         sharding: Sharding,
-        open_shard: Callable[[str | None], ShardWriter],
+        open_shard: Callable[[str | None, Parked | None], ShardWriter],
         watch: TableWatch,
         compaction: CompactionPolicy | None = None,
+        max_open_shards: int = DEFAULT_OPEN_SHARDS,
     ) -> None:
         """Use `Table.writer`."""
         self._table = table
         self._schema = schema
         self._sharding = sharding
-        self._open_shard = open_shard
         self._reconciler = Reconciler(schema)
         self._lock = threading.RLock()
-        self._writers: dict[str, ShardWriter] = {}
-        self._manual: ShardWriter | None = None
-        self._closed = False
+        self._shards = OpenShards(open_shard, max_open_shards)
         self._watch = watch
-        self._compaction = Background(compaction, table.location, watch.look, self._writers.keys)
+        self._compaction = Background(compaction, table.location, watch.look, self._shards.names)
         weakref.finalize(self, self._compaction.stop).atexit = False
         close_in_child(self)
 
@@ -116,7 +118,7 @@ class TableWriter:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
         self._admit()
         routed = self._route(data)
-        return TableAck([self._writer(shard_id).put_nowait(rows) for shard_id, rows in routed.items()])
+        return TableAck(list(self._each(routed, lambda writer, rows: writer.put_nowait(rows)).values()))
 
     def _route(self, data: Any) -> dict[str, list[pa.RecordBatch]]:
         batches = [batch for batch in to_batches(data, self._schema.columns) if batch.num_rows]
@@ -129,7 +131,7 @@ class TableWriter:
         if not batches:
             return {}
         if isinstance(self._sharding, Unsharded | Manual):
-            return {self._single(): batches}
+            return {self._shards.default(): batches}
         routed: dict[str, list[pa.RecordBatch]] = {}
         for batch in batches:
             for shard_id, rows in route(batch, self._sharding, self._schema.columns):
@@ -150,56 +152,24 @@ class TableWriter:
                 raise InvalidInputError(f"{error} ({reason})") from None
         return self._split([named]) if named.num_rows else {}
 
-    def _single(self) -> str:
-        """The shard of an unsharded table, or this writer's own one of a table with manual shards."""
-        manual = self._manual
-        if manual is None:
-            refuse_on_top(self._lock, "a write")
-            with self._lock:
-                manual = self._manual
-                if manual is None:
-                    manual = self._opened(None)
-                    self._manual = self._writers[manual.shard_id] = manual
-        return manual.shard_id
-
-    def _writer(self, shard_id: str) -> ShardWriter:
-        writer = self._writers.get(shard_id)
-        if writer is None:
-            refuse_on_top(self._lock, "a write")
-            with self._lock:
-                writer = self._writers.get(shard_id)
-                if writer is None:
-                    writer = self._writers[shard_id] = self._opened(shard_id)
-        return writer
-
-    def _opened(self, shard_id: str | None) -> ShardWriter:
-        """A new writer of one shard; the lock is held."""
-        self._refuse_closed()
-        writer = self._open_shard(shard_id)
-        if self._closed:  # by a signal handler, meanwhile
-            writer.abort()
-            self._refuse_closed()
-        self._compaction.start()
-        return writer
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise ClosedError("the table writer is closed; open a new one")
-
     def _admit(self) -> None:
         """Raise if this writer is closed, or its table is another one."""
-        self._refuse_closed()
+        self._shards.refuse_closed()
         self._watch.look_if_due()
 
-    def _each(
-        self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], WriteResult]
-    ) -> dict[str, WriteResult]:
+    def _each(self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
         """Write to every shard; in parallel where storage is remote."""
+        if not routed:
+            return {}
+        self._compaction.start()
+
+        def to_shard(shard_id: str) -> T:
+            return self._shards.write(shard_id, lambda writer: write(writer, routed[shard_id]))
+
         if len(routed) < 2 or self._table.location.is_local:
-            return {shard_id: write(self._writer(shard_id), rows) for shard_id, rows in routed.items()}
+            return {shard_id: to_shard(shard_id) for shard_id in routed}
         with thread_pool(min(_PARALLEL_SHARDS, len(routed)), "memwal-put") as pool:
-            futures = {s: pool.submit(write, self._writer(s), rows) for s, rows in routed.items()}
-            return {shard_id: future.result() for shard_id, future in futures.items()}
+            return dict(zip(routed, pool.map(to_shard, routed), strict=True))
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
@@ -208,9 +178,7 @@ class TableWriter:
         base = self._watch.look()
         check_table(base)
         with self._lock:
-            self._refuse_closed()
-            for writer in self._writers.values():
-                writer.evolve_schema()
+            self._shards.evolve()
             self._schema = self._table._schema_of(base)
             self._reconciler = Reconciler(self._schema)
             self._sharding = self._table._sharding(base)
@@ -219,11 +187,7 @@ class TableWriter:
 
     def flush(self, timeout: float | None = None) -> None:
         """Seal and flush all shards that this writer opened: their rows are SSTables when this returns."""
-        writers = list(self._writers.values())
-        for writer in writers:
-            writer.force_seal_active()
-        for writer in writers:
-            writer.wait_for_flush_drain(timeout)
+        self._shards.flush(timeout)
 
     def close(self) -> None:
         """Close all shard writers; raises the first failure after all were tried. Idempotent.
@@ -231,25 +195,16 @@ class TableWriter:
         In a signal handler that interrupted another call of the same thread it returns at once, and the shards are
         closed as soon as that call ends, and before the program does; see `ShardWriter.close`.
         """
-        self._end(ShardWriter.close)
+        self._end(self._shards.close)
 
     def abort(self) -> None:
         """Stop without flushing. Idempotent."""
-        self._end(ShardWriter.abort)
+        self._end(self._shards.abort)
 
-    def _end(self, end: Callable[[ShardWriter], None]) -> None:
-        self._closed = True
-        self._compaction.stop()
+    def _end(self, end: Callable[[], list[Exception]]) -> None:
         waits = not is_on_top()
-        if waits:
-            with self._lock:  # whoever opens a shard now is done, or sees that it is too late
-                pass
-        failures = []
-        for writer in list(self._writers.values()):
-            try:
-                end(writer)
-            except Exception as error:
-                failures.append(error)
+        self._compaction.stop()
+        failures = end()
         if waits:
             self._compaction.join()
         if failures:
@@ -257,7 +212,8 @@ class TableWriter:
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
-        self._lock, self._closed = threading.RLock(), True
+        self._lock = threading.RLock()
+        self._shards.orphan()
         self._compaction.orphan()
 
     def __enter__(self) -> TableWriter:
@@ -270,12 +226,12 @@ class TableWriter:
 
     @property
     def shard_writers(self) -> dict[str, ShardWriter]:
-        """The shard writers that are open, by shard id."""
-        return dict(self._writers)
+        """The shard writers that are open, by shard id; those that are parked are not."""
+        return self._shards.open
 
     def stats(self) -> dict[str, WriteStats]:
         """Totals per shard."""
-        return {shard_id: writer.stats() for shard_id, writer in self.shard_writers.items()}
+        return self._shards.stats()
 
     def scan(self, *args: Any, **options: Any) -> Scan:
         """`Table.scan`, with everything that this writer acknowledged."""
@@ -298,5 +254,5 @@ class TableWriter:
         return self._table.count_rows(*args, **options)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
-        return f"TableWriter({self._table.uri!r}, shards={len(self._writers)}, {state})"
+        state = "closed" if self._shards.closed else "open"
+        return f"TableWriter({self._table.uri!r}, shards={len(self._shards.names())}, {state})"

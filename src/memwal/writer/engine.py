@@ -38,11 +38,12 @@ from memwal.schema import Reconciler, tombstones
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
 from memwal.waiting import is_on_top, on_top_error
-from memwal.wal import PersistPolicy, open_log
+from memwal.wal import OpenedLog, PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
 from memwal.writer.core import ShardCore
 from memwal.writer.evolve import WriteGate, move_core
 from memwal.writer.flusher import Flushing, SsTableWriter, Ticking, flush_once
+from memwal.writer.parking import LONGEST_TAIL_BYTES, LONGEST_TAIL_ENTRIES, Parked, opened_again
 from memwal.writer.pending import WriteRows
 from memwal.writer.put_queue import QueuedPut
 from memwal.writer.replay import replay
@@ -103,8 +104,10 @@ class Ack:
 class ShardEngine:
     """One claimed shard: puts, deletes, freezing, flushing, closing."""
 
-    def __init__(self, target: ShardTarget, config: WriterConfig, clock: Clock) -> None:
-        """Claim and replay the shard; `target` and `config` were validated by the caller."""
+    def __init__(
+        self, target: ShardTarget, config: WriterConfig, clock: Clock, *, parked: Parked | None = None
+    ) -> None:
+        """Claim and replay the shard, or take a parked one up again; the caller validated `target` and `config`."""
         shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
         self._config = config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
         self._targets = [target]  # shared with the flusher, which holds no reference to this writer
@@ -121,7 +124,7 @@ class ShardEngine:
             fsync=config.fsync and target.location.is_local,
             clock=clock,
         )
-        self._core = core = self._open()
+        self._core = core = self._open(parked)
         manifests, write = self._manifests, self._write_sstable
         core.ticker = Task(Ticking(core), "ticker")
         core.flusher = Task(Flushing(core, lambda: flush_once(core, manifests, write)), "flush")
@@ -136,17 +139,9 @@ class ShardEngine:
         live.register(target.location.key, self)
         close_in_child(self)
 
-    def _open(self) -> ShardCore:
+    def _open(self, parked: Parked | None) -> ShardCore:
         config, target = self._config, self._target
-        policy = PersistPolicy(
-            max_retries=config.max_wal_persist_retries,
-            base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
-            fsync=config.fsync and target.location.is_local,
-        )
-        opened = open_log(
-            self._manifests, spec_id=config.shard_spec_id, policy=policy, watch=target.watch, clock=self._clock
-        )
-        reach("open.after_sentinel")
+        opened = self._claim() if parked is None else opened_again(parked, self._manifests)
         memtables = config.enable_memtable
         core = ShardCore(
             config=config,
@@ -158,10 +153,26 @@ class ShardEngine:
             indexes=target.indexes,
             watch=target.watch,
         )
+        if parked is not None:
+            core.stats = parked.stats
+            core.stats.use_lock(core.lock)
         self._write_sstable = self._sstable_writer()
         if memtables:
             replay(core, opened, self._manifests, self._write_sstable)
         return core
+
+    def _claim(self) -> OpenedLog:
+        config, target = self._config, self._target
+        policy = PersistPolicy(
+            max_retries=config.max_wal_persist_retries,
+            base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
+            fsync=config.fsync and target.location.is_local,
+        )
+        opened = open_log(
+            self._manifests, spec_id=config.shard_spec_id, policy=policy, watch=target.watch, clock=self._clock
+        )
+        reach("open.after_sentinel")
+        return opened
 
     def _sstable_writer(self) -> SsTableWriter:
         targets, config, clock = self._targets, self._config, self._clock
@@ -396,6 +407,30 @@ class ShardEngine:
     def _unflushed(self) -> bool:
         core = self._core
         return bool(core.pending or core.frozen or (core.active is not None and core.active.num_rows))
+
+    def park(self) -> Parked | None:
+        """Put this writer away, with everything durable; it is closed then. None if it does not write any more."""
+        core = self._core
+        try:
+            with self._gate.closed():
+                core.wait_until(lambda: not core.exclusive, None)
+                core.make_durable(core.buffered)
+                if self._is_long_to_replay():
+                    core.seal()
+                core.wait_until(lambda: not core.frozen, None)
+                with core.lock:
+                    core.refuse_writes()
+                    core.state = CLOSED
+        except MemWalError:
+            return None
+        self._stop()
+        return Parked(core.log, core.transactions, core.stats, self._unflushed())
+
+    def _is_long_to_replay(self) -> bool:
+        active = self._core.active
+        return active is not None and (
+            active.num_batches > LONGEST_TAIL_ENTRIES or active.size_bytes > LONGEST_TAIL_BYTES
+        )
 
     def abort(self) -> None:
         """Stop without flushing; what is in the log is replayed by the next open. Idempotent."""

@@ -1,0 +1,164 @@
+"""Many shards in one writer: few are open, the others are parked, and nobody can tell but by memory and threads."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import memwal as mw
+from memwal.clock import SYSTEM_CLOCK
+from memwal.testing.profile import scaled
+
+SCHEMA = pa.schema(
+    [pa.field("tenant", pa.int32(), False), pa.field("id", pa.int64(), False), pa.field("v", pa.int64())]
+)
+KEY = ["tenant", "id"]
+
+
+def make(root: Path) -> mw.Table:
+    return mw.create_table(str(root / "t"), SCHEMA, primary_key=KEY, sharding=mw.Identity("tenant"))
+
+
+def row(tenant: int, k: int, v: int) -> dict[str, Any]:
+    return {"tenant": tenant, "id": k, "v": v}
+
+
+def found(table: mw.Table, **options: Any) -> dict[tuple[int, int], int]:
+    return {(r["tenant"], r["id"]): r["v"] for r in table.scan(**options).to_table().to_pylist()}
+
+
+def epochs(table: mw.Table) -> set[int]:
+    return {shard.epoch for shard in table.shards()}
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_reads_see_every_write_whether_its_shard_is_open_or_parked(tmp_path: Path, durable: bool) -> None:
+    rng = random.Random(durable)
+    table = make(tmp_path)
+    model: dict[tuple[int, int], int] = {}
+    with table.writer(fsync=False, max_open_shards=2, max_memtable_rows=20, durable_write=durable) as writer:
+        for step in range(scaled(ci=120, prove=3_000)):
+            tenant, k = rng.randrange(8), rng.randrange(6)
+            if rng.random() < 0.2:
+                writer.delete([(tenant, k)])
+                model.pop((tenant, k), None)
+            else:
+                writer.put([row(tenant, k, step), row((tenant + 1) % 8, k, step)])
+                model[tenant, k] = model[(tenant + 1) % 8, k] = step
+            assert len(writer.shard_writers) <= 2
+            live = writer.get((tenant, k))
+            assert (None if live is None else live["v"]) == model.get((tenant, k))
+            if step % 10 == 0:
+                assert found(table) == model
+        assert epochs(table) == {1}, "a parked shard is taken up without a claim"
+        assert sum(stats.put_count for stats in writer.stats().values()) > 8
+    assert found(table, consistency="flushed") == model
+    assert table.verify().ok
+
+
+def test_a_shard_that_is_taken_up_again_leaves_no_sentinel_and_loses_no_position(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(fsync=False, max_open_shards=1) as writer:
+        for v in range(6):
+            writer.put([row(1, 0, v)])
+            writer.put([row(2, 0, v)])
+        for shard in table.shards():
+            entries = [mw.WalTailer(table.uri, shard.shard_id).read_entry(p) for p in range(1, 7)]
+            assert [entry is not None and entry.batches[0].column("v").to_pylist() for entry in entries] == [
+                [v] for v in range(6)
+            ]
+
+
+def test_a_transaction_is_known_after_its_shard_was_parked(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(fsync=False, max_open_shards=1) as writer:
+        for version in (1, 2, 3):
+            for tenant in (1, 2, 3):
+                results = writer.put([row(tenant, 0, version)], txn=("loader", version))
+                assert [r.skipped for r in results.values()] == [False]
+        for tenant in (1, 2, 3):
+            results = writer.put([row(tenant, 0, -1)], txn=("loader", 3))
+            assert [r.skipped for r in results.values()] == [True]
+    assert found(table) == {(tenant, 0): 3 for tenant in (1, 2, 3)}
+
+
+def test_a_parked_shard_that_somebody_claimed_is_lost(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    writer = table.writer(fsync=False, max_open_shards=1)
+    writer.put([row(1, 0, 1)])
+    (first,) = writer.shard_writers
+    writer.put([row(2, 0, 1)])
+    with table.shard_writer(first, fsync=False) as other:
+        other.put([row(1, 0, 2)])
+        for _ in range(2):
+            with pytest.raises(mw.FencedError):
+                writer.put([row(1, 0, 3)])
+        writer.put([row(2, 0, 2)])
+    with pytest.raises(mw.FencedError):
+        writer.close()
+    assert found(table) == {(1, 0): 2, (2, 0): 2}
+
+
+def test_a_long_tail_is_flushed_before_its_shard_is_parked(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(fsync=False, max_open_shards=1) as writer:
+        for k in range(70):
+            writer.put([row(1, k, k)])
+        writer.put([row(2, 0, 0)])
+        assert sorted(shard.wal_tail for shard in table.shards()) == [0, 1]
+        writer.flush()
+        assert [shard.wal_tail for shard in table.shards()] == [0, 0]
+        assert len(found(table, consistency="flushed")) == 71
+
+
+def test_threads_write_many_shards_through_few_places(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    failures: list[BaseException] = []
+
+    def write(thread: int) -> None:
+        try:
+            for k in range(scaled(ci=25, prove=500)):
+                writer.put([row((thread + k) % 7, thread * 1000 + k, k)])
+                writer.put_nowait([row((thread + 2 * k) % 7, thread * 1000 + k + 500, k)]).wait()
+        except BaseException as error:
+            failures.append(error)
+
+    with table.writer(fsync=False, max_open_shards=3) as writer:
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+    assert len(found(table, consistency="flushed")) == 4 * 2 * scaled(ci=25, prove=500)
+
+
+@pytest.mark.scaled
+def test_many_tenants_take_few_threads_and_files(tmp_path: Path) -> None:
+    tenants = scaled(ci=200, prove=10_000)
+    table = make(tmp_path)
+    rows = pa.table({"tenant": pa.array(range(tenants), pa.int32()), "id": [0] * tenants, "v": [0] * tenants})
+    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    writer = table.writer(fsync=False, max_open_shards=32)
+    started = SYSTEM_CLOCK.monotonic()
+    assert len(writer.put(rows.cast(SCHEMA))) == tenants
+    seconds = SYSTEM_CLOCK.monotonic() - started
+    assert len(writer.shard_writers) <= 32
+    assert threading.active_count() - before[0] <= 11
+    assert len(os.listdir("/proc/self/fd")) - before[1] < 200
+    assert writer.get((tenants - 1, 0)) == row(tenants - 1, 0, 0)
+    assert seconds < tenants * 0.1
+    writer.abort()
+    assert table.count_rows() == tenants
+
+
+@pytest.mark.parametrize("limit", [0, -1, "many", 1.5])
+def test_a_limit_that_is_none_is_refused(tmp_path: Path, limit: Any) -> None:
+    with pytest.raises(mw.InvalidInputError, match="max_open_shards"):
+        make(tmp_path).writer(max_open_shards=limit)
