@@ -175,7 +175,8 @@ class ObstoreStore:
 
     def _meta(self, item: Mapping[str, Any]) -> ObjectMeta:
         path: str = item["path"]
-        return ObjectMeta(path.removeprefix(self._prefix), item["size"], int(item["last_modified"].timestamp() * 1000))
+        modified_ms = int(item["last_modified"].timestamp() * 1000)
+        return ObjectMeta(path.removeprefix(self._prefix), item["size"], modified_ms, item.get("e_tag") or "")
 
     def _call(self, verb: str, path: str, call: Callable[[], _T]) -> _T:
         global _used_by

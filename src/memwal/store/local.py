@@ -147,7 +147,7 @@ class LocalStore:
             raise self._read_error(path, error) from error
         if not stat.S_ISREG(found.st_mode):
             raise self._not_an_object(path)
-        return ObjectMeta(path, found.st_size, found.st_mtime_ns // 1_000_000)
+        return _meta(path, found)
 
     def list_names(self, prefix: str) -> list[str]:
         """The names directly below the directory `prefix`, objects and directories alike, in no order."""
@@ -168,7 +168,7 @@ class LocalStore:
                     seen = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue  # deleted since the directory was read
-                found.append(ObjectMeta(path, seen.st_size, seen.st_mtime_ns // 1_000_000))
+                found.append(_meta(path, seen))
         return found
 
     def delete(self, path: str) -> None:
@@ -338,3 +338,7 @@ def _remove_empty(directory: str) -> None:
             os.rmdir(place)
         except OSError:
             continue  # it has names in it, or its owner was faster
+
+
+def _meta(path: str, found: os.stat_result) -> ObjectMeta:
+    return ObjectMeta(path, found.st_size, found.st_mtime_ns // 1_000_000, str(found.st_mtime_ns))

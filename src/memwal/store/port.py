@@ -37,11 +37,15 @@ class PutResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """What a listing or head says of one object."""
+    """What a listing or head says of one object.
+
+    `stamp` tells objects of one path, size and time apart, as well as the store can; services count time in seconds.
+    """
 
     path: str
     size_bytes: int
     modified_ms: int
+    stamp: str = ""
 
 
 class ObjectStore(Protocol):
