@@ -328,7 +328,8 @@ class OnceAppender:
                 self._tails[claim.shard_id] = known = tail
                 if tail.announced is not None:
                     position, sstable = tail.announced
-                    self._commit(claim, sstable, position)
+                    reach("once.before_help")
+                    self._commit(claim, sstable, position, announced=True)
                 elif store.list_versions()[-1:] == [manifest.version]:
                     return tail
             self._back_off(attempt)

@@ -120,6 +120,25 @@ def test_a_bulk_that_was_announced_is_published_by_whoever_comes_next(template: 
     assert appender(uri).append(claim, rows(1, "bulk"), txn=("app", 1)).skipped
 
 
+def test_who_fails_to_publish_the_bulk_of_another_leaves_its_rows_alone(template: Path, tmp_path: Path) -> None:
+    """Somebody else was faster, and then the shard was taken over: that is no reason to remove what is published."""
+    uri = str(shutil.copytree(template, tmp_path / "table"))
+    once, helper, faster = appender(uri), appender(uri), appender(uri)
+    claim = once.claim(SHARD)
+    at_first("once.before_commit", lambda: None, crash=True)
+    with pytest.raises(CrashError):
+        once.append(claim, rows(1, "bulk"), txn=("app", 1))
+
+    def overtake() -> None:
+        faster.append(claim, rows(2, "entry"))
+        faster.claim(SHARD)
+
+    at_first("once.before_help", overtake, crash=False)
+    with pytest.raises(mw.FencedError):
+        helper.append(claim, rows(3, "entry"))
+    assert ids(uri) == [1, 2]
+
+
 def test_a_bulk_that_was_announced_is_lost_to_a_successor_and_can_be_tried_again(
     template: Path, tmp_path: Path
 ) -> None:
