@@ -47,6 +47,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "sharding",
             "base_table",
             "lance_damage",
+            "understood",
             "identity",
             "table_ids",
             "manifest",

@@ -68,6 +68,7 @@ from memwal.store.location import Location, resolve
 from memwal.table_ids import for_writing
 from memwal.transactions import OWN_PREFIX, TransactionMap, as_transaction, load_generation_maps
 from memwal.types import EntryFooter, EntryTransaction, ShardManifest, SsTable, Transaction, WalEntry
+from memwal.understood import KnownColumns
 from memwal.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
 
 __all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "RowFitter", "ShardClaim", "ShardTail"]
@@ -204,6 +205,7 @@ class OnceAppender:
             spec_id=self._target.spec_id,
             policy=policy,
             watch=self._watch,
+            known=KnownColumns(self.location, self.schema),
             clock=self._clock,
         )
         return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)

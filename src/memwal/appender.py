@@ -42,6 +42,7 @@ from memwal.store.location import Location, resolve
 from memwal.table_ids import for_writing
 from memwal.transactions import as_transaction
 from memwal.types import EntryFooter, EntryTransaction, Transaction
+from memwal.understood import KnownColumns
 from memwal.waiting import refuse_on_top
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 from memwal.writer.target import check_storable
@@ -109,7 +110,8 @@ class WalAppender:
             base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
             fsync=sync,
         )
-        opened = open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, clock=clock)
+        known = KnownColumns(location, schema)
+        opened = open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, known=known, clock=clock)
         version = None if base is None else base.data_storage_version
         return cls(opened, manifests, config, schema=schema, storage_version=version, sharding=sharding, clock=clock)
 

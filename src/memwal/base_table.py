@@ -129,21 +129,21 @@ def lance_reading(
     What is missing or damaged is `CorruptDataError` with its path. `given` says that a filter or query of the caller takes
     part: if the files look well, that is what Lance refuses, and `InvalidInputError` is right. Without one it is not.
     """
-    own: MemWalError | None = None
+    raw: BaseException | None = None
     try:
         with lance_errors(action):
             try:
                 yield
-            except MemWalError as error:  # ours, and not about the files: a filter that cannot be applied, say
-                own = error
+            except BaseException as error:
+                raw = error
                 raise
     except (InvalidInputError, UnavailableError) as error:
-        if error is own:
+        if raw is None or raw is error:  # ours, and not about the files: a filter that cannot be applied, say
             raise
         found = find_damage(location, directory, manifest_path=manifest_path)
         if found is not None:
             raise found from None
-        if given or (isinstance(error, UnavailableError) and error.retryable):
+        if given or (isinstance(error, UnavailableError) and not _is_panic(raw)):
             raise
         raise _refused(error, manifest_path or directory or None) from None
 

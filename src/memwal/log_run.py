@@ -33,7 +33,8 @@ def unflushed(opened: OpenedLog) -> Iterator[WalEntry]:
     """The entries with rows between the cursor and our sentinel that no SSTable holds yet, in order."""
     log, current = opened.log, opened.manifest.current_generation
     try:
-        for entry in read_run(log.location, log.shard_id, opened.replay_start, opened.replay_end, tag=log.table):
+        start, end, looked = opened.replay_start, opened.replay_end, opened.looked
+        for entry in read_run(log.location, log.shard_id, start, end, tag=log.table, looked=looked):
             if entry.writer_epoch > log.epoch:
                 raise _fenced(log.epoch, entry.writer_epoch)
             if entry.batches and (entry.generation is None or entry.generation >= current):

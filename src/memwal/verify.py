@@ -42,11 +42,13 @@ from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
 from memwal.reports import Problem
 from memwal.restored import REMEDY, given_up, is_restored
+from memwal.schema import TableSchema
 from memwal.sidecar import PkSidecar
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.transactions import is_whole
 from memwal.types import ShardManifest, SsTable
+from memwal.understood import KnownColumns
 from memwal.wal import list_positions
 
 __all__ = ["EntryInfo", "ShardFindings", "damaged_newest", "inspect_base", "inspect_shard", "sstable_faults"]
@@ -169,7 +171,7 @@ class _Inspection:
         found.manifest = manifest = self._read_manifests(positions)
         if manifest is None:
             return found
-        self._read_entries(list_positions(self._location, self._shard_id), self._newest_base().tag)
+        self._read_entries(list_positions(self._location, self._shard_id), self._newest_base())
         self._check_log(manifest)
         base = self._newest_base()
         self._check_generations(manifest, compacted(base), base)
@@ -214,8 +216,9 @@ class _Inspection:
 
     # ------------------------------------------------------------------------------------------------------ the log
 
-    def _read_entries(self, positions: Sequence[int], tag: str | None) -> None:
-        decoder = EntryDecoder()
+    def _read_entries(self, positions: Sequence[int], base: BaseTable) -> None:
+        decoder, tag = EntryDecoder(), base.tag
+        known = KnownColumns(self._location, TableSchema.from_lance(base.schema, base.dataset.lance_schema))
         for position in positions:
             path = paths.wal_entry_path(self._shard_id, position)
             try:
@@ -233,6 +236,10 @@ class _Inspection:
                 self._found.entries[position] = EntryInfo(position, len(data), readable=False)
                 self._found.add("V-12", path, str(error), _UPGRADE, position)
                 continue
+            unknown = known.unknown_in(entry) if entry.is_of(tag) else ()
+            if unknown:
+                what = f"the entry is not understood by this version: {', '.join(unknown)}"
+                self._found.add("V-12", path, what, _UPGRADE, position)
             is_foreign = not entry.is_of(tag)
             entry = entry.as_mark() if is_foreign else entry
             self._found.entries[position] = EntryInfo(

@@ -22,11 +22,12 @@ Called by: the writer, the appender, the read path, garbage collection.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from threading import Event
@@ -58,6 +59,7 @@ from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.transactions import ShardTime, TransactionMap, is_whole, load_generation_maps, newest_of
 from memwal.types import EntryFooter, ShardManifest, WalEntry, check_shard_id
+from memwal.understood import KnownColumns, refuse_unknown
 
 __all__ = [
     "OpenedLog",
@@ -72,6 +74,8 @@ __all__ = [
     "tags_of",
 ]
 
+_LOG = logging.getLogger(__name__)
+_LOOKED_BYTES = 32 << 20
 _MAX_SENTINEL_MOVES = 10_000
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
@@ -261,14 +265,15 @@ class _OccupiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """A claimed log: the manifest of the claim, the positions that replay must read (`replay_end` excluded), and the
-    shard's transactions."""
+    """A claimed log: the manifest of the claim, the positions that replay must read (`replay_end` excluded), the shard's
+    transactions, and entries that were read on the way."""
 
     log: ShardLog
     manifest: ShardManifest
     replay_start: int
     replay_end: int
     transactions: TransactionMap
+    looked: Mapping[int, WalEntry] = field(default_factory=dict)
 
 
 def open_log(
@@ -277,16 +282,44 @@ def open_log(
     spec_id: int = 0,
     policy: PersistPolicy,
     watch: TableWatch | None = None,
+    known: KnownColumns | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> OpenedLog:
     """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again.
 
-    Then the table is looked at: what was claimed must belong to the table that the caller opened.
+    Then the table is looked at: what was claimed must belong to the table that the caller opened. What a version like
+    ours does not understand in the tail (`known` says what it does) is refused before anybody is fenced.
     """
-    opened = _claim_log(manifests, spec_id, policy, watch, clock)
+    looked = _look_at_tail(manifests, known, None if watch is None else watch.tag)
+    opened = replace(_claim_log(manifests, spec_id, policy, watch, clock), looked=looked)
     if watch is not None:
         watch.look()
     return opened
+
+
+def _look_at_tail(manifests: ShardManifestStore, known: KnownColumns | None, tag: str | None) -> dict[int, WalEntry]:
+    """The first entries of the tail, decoded: replay reads them, and need not read them again.
+
+    `UnsupportedFormatError` if one is not understood. Damage and holes are left to whoever owns the log: only then is
+    certain that nobody is at work here.
+    """
+    location, shard_id = manifests.location, manifests.shard_id
+    manifest = manifests.read_latest() if known is not None else None
+    if known is None or manifest is None:
+        return {}
+    start = manifest.replay_after_wal_entry_position + 1
+    end = max([start - 1, *list_positions(location, shard_id)[-1:]]) + 1
+    looked: dict[int, WalEntry] = {}
+    size_bytes = 0
+    try:
+        for entry in read_run(location, shard_id, start, end, tag=tag):
+            refuse_unknown(shard_id, entry, known.unknown_in(entry))
+            size_bytes += entry.size_bytes
+            if size_bytes <= _LOOKED_BYTES:
+                looked[entry.position] = entry
+    except CorruptDataError as error:
+        _LOG.info("the tail cannot be read yet [shard=%s]: %s", shard_id, error)
+    return looked
 
 
 def _claim_log(
@@ -402,13 +435,26 @@ def tags_of(location: Location, shard_id: str, positions: list[int]) -> set[str]
     return {footer.table for footer in footers if footer is not None and footer.table is not None}
 
 
-def read_run(location: Location, shard_id: str, start: int, end: int, *, tag: str | None = None) -> Iterator[WalEntry]:
+def read_run(
+    location: Location,
+    shard_id: str,
+    start: int,
+    end: int,
+    *,
+    tag: str | None = None,
+    looked: Mapping[int, WalEntry] | None = None,
+) -> Iterator[WalEntry]:
     """The entries of `[start, end)` in order; a missing one is an error, never the tip.
+
+    `looked` are entries that were read by this function before: entries never change, so those need no second read.
 
     Entries of another table than the one with this tag count as marks; where nothing but such entries lies above a
     missing position, the log ends there. On object stores a bounded number of reads runs ahead of the consumer.
     """
     decoder = EntryDecoder()
+    while looked is not None and start < end and start in looked:
+        yield looked[start]
+        start += 1
     for position, data in _fetch(location, shard_id, start, end):
         path = paths.wal_entry_path(shard_id, position)
         if data is None:

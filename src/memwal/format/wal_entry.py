@@ -52,6 +52,7 @@ __all__ = [
     "encode_sentinel",
     "parse_seen",
     "seen_to_json",
+    "unknown_metadata",
 ]
 
 TOMBSTONE: Final = "_tombstone"
@@ -69,6 +70,10 @@ _MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
 _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
+_METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY})
+_RESERVED_KEYS: Final = (
+    b"mem_wal_target_"  # rows that belong to files which are reserved for them (Blob v2 of the peer)
+)
 _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
@@ -529,6 +534,8 @@ def _entry(
     epoch = _number(metadata, _EPOCH_KEY)
     if epoch is None:
         raise _MalformedError("the writer epoch is missing")
+    if any(key.startswith(_RESERVED_KEYS) for key in metadata):
+        raise _MalformedError("its rows belong to files that are reserved for them (Blob v2)")
     return WalEntry(
         position=position,
         writer_epoch=epoch,
@@ -539,6 +546,11 @@ def _entry(
         schema=schema,
         size_bytes=len(data),
     )
+
+
+def unknown_metadata(schema: pa.Schema) -> tuple[str, ...]:
+    """The keys of an entry's schema metadata that we do not know."""
+    return tuple(sorted(key.decode(errors="replace") for key in (schema.metadata or {}).keys() - _METADATA_KEYS))
 
 
 def _number(metadata: dict[bytes, bytes], key: bytes) -> int | None:

@@ -33,6 +33,7 @@ from memwal.adapt import RowAdapter
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from memwal.format.shard_manifest import unknown_fields
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from memwal.progress import compacted
@@ -41,6 +42,7 @@ from memwal.schema import TableSchema
 from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
+from memwal.understood import KnownColumns, warn_unknown
 from memwal.wal import list_positions, read_run
 
 __all__ = [
@@ -233,9 +235,11 @@ class SnapshotSource:
     def _load(
         self, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema
     ) -> tuple[InMemoryMemTableRef, ...]:
-        adapter = RowAdapter(schema)
+        adapter, known = RowAdapter(schema), KnownColumns(self.location, schema)
         tables: list[MemTable] = []
+        unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
         for entry in entries:
+            unknown += known.unknown_in(entry)
             generation = manifest.current_generation if entry.generation is None else entry.generation
             if not entry.batches or generation < manifest.current_generation:
                 continue
@@ -243,6 +247,7 @@ class SnapshotSource:
                 tables.append(MemTable(schema, generation, 0, entry.position))
             for batch in entry.batches:
                 tables[-1].append(*adapter.adapt(batch, position=entry.position))
+        warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
         return tuple(table.capture() for table in tables)
 
 

@@ -37,6 +37,7 @@ from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
 from memwal.schema import Reconciler, tombstones
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
+from memwal.understood import KnownColumns
 from memwal.waiting import is_on_top, on_top_error
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
@@ -169,7 +170,12 @@ class ShardEngine:
             fsync=config.fsync and target.location.is_local,
         )
         opened = open_log(
-            self._manifests, spec_id=config.shard_spec_id, policy=policy, watch=target.watch, clock=self._clock
+            self._manifests,
+            spec_id=config.shard_spec_id,
+            policy=policy,
+            watch=target.watch,
+            known=KnownColumns(target.location, target.schema),
+            clock=self._clock,
         )
         reach("open.after_sentinel")
         return opened
