@@ -108,6 +108,7 @@ def lance_read(location: Location, path: str, read: Callable[[], T]) -> T:
     The store decides: an object that is absent or out of reach is the store's own error; one that the store delivers,
     but that Lance refuses twice, is corrupt.
     """
+    use_lance()  # before anything that is said of the file
     try:
         with lance_errors("reading a Lance file"):
             return read()
@@ -129,6 +130,7 @@ def lance_reading(
     What is missing or damaged is `CorruptDataError` with its path. `given` says that a filter or query of the caller takes
     part: if the files look well, that is what Lance refuses, and `InvalidInputError` is right. Without one it is not.
     """
+    use_lance()  # before anything that is said of the files
     raw: BaseException | None = None
     try:
         with lance_errors(action):

@@ -87,8 +87,9 @@ class OpenShards:
             try:
                 return call(writer)
             except ClosedError:
-                if self.closed or self._open.get(shard_id) is writer:
+                if self.closed or not writer.is_parked:
                     raise
+                self._drop(shard_id, writer)
 
     def _take_up(self, shard_id: str) -> ShardWriter:
         refuse_on_top(self._lock, "a write")
@@ -100,6 +101,13 @@ class OpenShards:
                 self._open[shard_id] = writer
                 self._parked.pop(shard_id, None)
             return writer
+
+    def _drop(self, shard_id: str, writer: ShardWriter) -> None:
+        """Forget a parked writer, as whoever parks it is about to, unless an interrupt kept it from that."""
+        refuse_on_top(self._lock, "a write")
+        with self._lock:
+            if self._open.get(shard_id) is writer:
+                del self._open[shard_id]
 
     def _opened(self, shard_id: str | None, parked: Parked | None) -> ShardWriter:
         self.refuse_closed()

@@ -117,6 +117,7 @@ class ShardEngine:
         self._reconciler = Reconciler(target.schema)
         self._fit_lock = threading.Lock()
         self._closer = 0
+        self.is_parked = False
         self._promised = False  # a signal handler was told that the writer will be closed
         self._manifests = ShardManifestStore(
             target.location,
@@ -426,7 +427,7 @@ class ShardEngine:
                 core.wait_until(lambda: not core.frozen, None)
                 with core.lock:
                     core.refuse_writes()
-                    core.state = CLOSED
+                    self.is_parked, core.state = True, CLOSED
         except MemWalError:
             return None
         self._stop()
