@@ -145,7 +145,7 @@ def lance_reading(
         found = find_damage(location, directory, manifest_path=manifest_path)
         if found is not None:
             raise found from None
-        if given or (isinstance(error, UnavailableError) and not _is_panic(raw)):
+        if given or isinstance(error, UnavailableError):  # a panic too: Lance also gives up on how it was called
             raise
         raise _refused(error, manifest_path or directory or None) from None
 

@@ -12,6 +12,7 @@ from memwal import ConflictError, CorruptDataError, FencedError, InvalidInputErr
 from memwal import hooks as memwal_hooks
 from memwal.format.shard_manifest import encode_manifest
 from memwal.format.wal_entry import decode_entry, encode_mark, encode_sentinel
+from memwal.log_run import LogRun
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.testing import FaultKind, FaultPlan, FaultScript
@@ -324,8 +325,26 @@ def test_an_open_whose_tail_was_flushed_and_collected_by_its_successor_is_fenced
     path = paths.wal_entry_path(SHARD, 1)
     late = place(tmp_path, wrap=interrupted("get", path, take_over_flush_and_collect, before=True))
     with pytest.raises(FencedError, match="WAL replay aborted") as error:
-        WalAppender.open(late, SHARD)
+        LogRun.of_tail(open_shard(late))
     assert (error.value.our_epoch, error.value.current_epoch) == (2, 3)
+
+
+def test_an_open_whose_tail_was_flushed_and_collected_before_its_claim_goes_on_above_it(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    first = WalAppender.open(location, SHARD)
+    for number in range(3):
+        first.append(rows(number))
+
+    def take_over_flush_and_collect() -> None:
+        cursor = open_shard(location).replay_end
+        flushed(location, cursor)
+        for position in (1, 2, 3):
+            delete_entry(location, position)
+
+    path = paths.wal_entry_path(SHARD, 1)
+    late = place(tmp_path, wrap=interrupted("get", path, take_over_flush_and_collect, before=True))
+    third = WalAppender.open(late, SHARD)
+    assert (third.epoch, third.append(rows(9))) == (3, 6)
 
 
 def test_an_entry_of_a_higher_epoch_in_the_tail_aborts_the_open_as_fenced(tmp_path: Path) -> None:
