@@ -30,8 +30,9 @@ TRACED = tuple(f"memwal/{name}.py" for name in _MODULES.split())
 class Interrupter:
     """Raises KeyboardInterrupt at the `at`-th traced line of a call, or counts the lines if there are fewer."""
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, traced: tuple[str, ...] = TRACED) -> None:
         self.at = at
+        self.traced = traced
         self.lines = 0
         self.where = ""
 
@@ -48,7 +49,9 @@ class Interrupter:
         return False
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._line if frame.f_code.co_filename.endswith(TRACED) else None
+        called_by_us = frame.f_back is not None and "/memwal/" in frame.f_back.f_code.co_filename
+        ours = called_by_us or "/memwal/" in frame.f_code.co_filename  # not the locks of the test itself
+        return self._line if ours and frame.f_code.co_filename.endswith(self.traced) else None
 
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         # A `with` line is traced again while its block is left, before the lock is released: no signal is handled there.
@@ -186,3 +189,30 @@ def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
         held.open()
         writer.put(rows([1001]))
         assert writer.backpressure_stats().total_count >= 1
+
+
+WAITING = ("memwal/waiting.py", "/threading.py")  # what a wait is made of now, and what it was made of
+WAITS: dict[str, Callable[[ShardWriter], object]] = {
+    "room": lambda writer: writer.put(rows([2], schema=UNKEYED)),
+    "drain": lambda writer: writer.wait_for_flush_drain(SECONDS),
+    "close": lambda writer: writer.close(),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, wait: str) -> None:
+    """A `RuntimeError` about a lock that is not held came out instead."""
+    at, interrupted = 1, True
+    while interrupted:
+        store, location = watched(tmp_path / str(at))
+        writer = open_writer(location, UNKEYED, max_unflushed_memtable_bytes=1, stats_log_interval_ms=None)
+        held = store.hold("put", BLOOM)
+        writer.put(rows([1], schema=UNKEYED))
+        writer.force_seal_active()
+        held.wait_reached()
+        threading.Timer(0.05, held.open).start()
+        interrupted = Interrupter(at, WAITING).run(partial(WAITS[wait], writer))
+        held.open()
+        writer.close()
+        at += 2
+    assert at > 5, "the trace did not see the wait"
