@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-_LOOKED_BYTES = 32 << 20
+_LOOKED_BYTES = 256 << 20  # what a memtable holds by default; more is read a second time
 _MAX_SENTINEL_MOVES = 10_000
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
@@ -273,7 +273,7 @@ class OpenedLog:
     replay_start: int
     replay_end: int
     transactions: TransactionMap
-    looked: Mapping[int, WalEntry] = field(default_factory=dict)
+    looked: dict[int, WalEntry] = field(default_factory=dict)
 
 
 def open_log(
@@ -442,18 +442,19 @@ def read_run(
     end: int,
     *,
     tag: str | None = None,
-    looked: Mapping[int, WalEntry] | None = None,
+    looked: dict[int, WalEntry] | None = None,
 ) -> Iterator[WalEntry]:
     """The entries of `[start, end)` in order; a missing one is an error, never the tip.
 
-    `looked` are entries that were read by this function before: entries never change, so those need no second read.
+    `looked` are entries that were read by this function before: entries never change, so those need no second read. They
+    are taken out, so that memory holds them once.
 
     Entries of another table than the one with this tag count as marks; where nothing but such entries lies above a
     missing position, the log ends there. On object stores a bounded number of reads runs ahead of the consumer.
     """
     decoder = EntryDecoder()
     while looked is not None and start < end and start in looked:
-        yield looked[start]
+        yield looked.pop(start)
         start += 1
     for position, data in _fetch(location, shard_id, start, end):
         path = paths.wal_entry_path(shard_id, position)
