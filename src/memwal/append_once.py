@@ -282,10 +282,7 @@ class OnceAppender:
             self._watch.look()
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
         except ObjectExistsError:
-            found = self.location.store.get(path)
-            if found == data:  # an attempt of ours whose answer was lost
-                return True
-            met = decode_entry(found, position, path=path)
+            met = decode_entry(self.location.store.get(path), position, path=path)
             if not met.is_of(self._watch.tag):
                 self._watch.look()  # one of the two tables is gone: is it ours?
             elif met.writer_epoch > claim.epoch:
