@@ -193,13 +193,13 @@ def test_no_order_of_store_calls_loses_doubles_or_invents_an_entry(part: int) ->
 
 
 def test_schedules_differ_can_be_repeated_and_reach_the_interesting_places() -> None:
-    worlds = [interleave(seed) for seed in range(12)]
-    assert len({tuple(scheduler.trace) for _, scheduler in worlds}) == 12
+    worlds = [interleave(seed) for seed in range(24)]
+    assert len({tuple(scheduler.trace) for _, scheduler in worlds}) == 24
     again, scheduler = interleave(5)
     assert (scheduler.trace, again.acknowledged) == (worlds[5][1].trace, worlds[5][0].acknowledged)
-    assert sum(len(world.acknowledged) for world, _ in worlds) > 60
-    assert sum(bool(world.published) for world, _ in worlds) > 3
-    assert sum(bool(world.read) for world, _ in worlds) > 6
+    assert sum(len(world.acknowledged) for world, _ in worlds) > 120
+    assert sum(bool(world.published) for world, _ in worlds) > 6
+    assert sum(bool(world.read) for world, _ in worlds) > 12
 
 
 @pytest.mark.parametrize("bug", ["no sentinel", "no second look", "a claim without a look at what is newer"])

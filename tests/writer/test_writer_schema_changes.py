@@ -96,7 +96,8 @@ def test_an_entry_without_ids_is_matched_by_name(tmp_path: Path) -> None:
     writer.put([ROW])
     writer.abort()
     reordered = pa.schema([WIDE.field(name) for name in ("note", "id", "size", "name")])
-    base_table(tmp_path / "t", reordered)
+    lance.write_dataset(reordered.empty_table(), str(tmp_path / "t"))
+    mw.enable(str(tmp_path / "t"), sharding=mw.Manual(), allow_keys_across_shards=True, adopt_shards=True)
     writer = open_writer(tmp_path / "t", None)
     assert writer.scan().to_table().to_pylist() == [ROW]
     writer.close()
