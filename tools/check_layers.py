@@ -24,7 +24,22 @@ MAINTENANCE = ("compaction_policy", "tail_flush", "repair", "restored_repair", "
 
 # From the ground up. A module imports layers below its own. "open" layers also let their members import each other.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("open", ("types", "errors", "config", "clock", "waiting", "background", "forking", "metrics", "hooks", "reports")),
+    (
+        "open",
+        (
+            "types",
+            "errors",
+            "arguments",
+            "config",
+            "clock",
+            "waiting",
+            "background",
+            "forking",
+            "metrics",
+            "hooks",
+            "reports",
+        ),
+    ),
     ("open", ("store",)),
     ("open", ("format",)),
     (
@@ -39,6 +54,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "predicate",
             "conjuncts",
             "row_filter",
+            "unique_keys",
         ),
     ),
     (
@@ -76,7 +92,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("closed", ("writer", "scan", "compact", "gc", "verify")),
     ("open", ("probe", "shard_target", "shard_writer", "appender", "append_once")),
-    ("open", ("table", "table_writer", "open_shards", "create", "maintenance", *MAINTENANCE)),
+    ("open", ("table", "table_writer", "open_shards", "create", "primary_key", "maintenance", *MAINTENANCE)),
     ("open", (PACKAGE,)),  # the public names of __init__
     ("closed", ("spark", "cli", "ui", "testing", "demo")),
     ("open", ("__main__",)),

@@ -60,7 +60,7 @@ from memwal.identity import TableWatch
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore, with_generation
 from memwal.probe import check_table
-from memwal.schema import Reconciler, TableSchema
+from memwal.schema import Missing, Reconciler, TableSchema, fills_missing
 from memwal.shard_target import target_of, writer_config
 from memwal.sharding import check_rows_in_shard, sharding_of
 from memwal.store import paths
@@ -218,6 +218,7 @@ class OnceAppender:
         batches: Sequence[pa.RecordBatch],
         *,
         txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
     ) -> AppendResult:
         """All rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
@@ -225,7 +226,7 @@ class OnceAppender:
         """
         self._check_claim(claim)
         transaction = as_transaction(txn) or self._own.next()
-        fitted = [self._rows.fit(batch) for batch in batches if batch.num_rows]
+        fitted = [self._rows.fit(batch, missing) for batch in batches if batch.num_rows]
         if not fitted:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         self._target.check_storable(fitted)
@@ -515,18 +516,19 @@ class RowFitter:
         nullable = pa.schema([f.with_nullable(f.name not in schema.primary_key) for f in schema.columns])
         self._relaxed = Reconciler(TableSchema(nullable, schema.primary_key, schema.field_ids))
 
-    def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def fit(self, batch: pa.RecordBatch, missing: Missing | None = None) -> pa.RecordBatch:
         """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""
+        fill = fills_missing(missing, self.schema)
         at = batch.schema.get_field_index(TOMBSTONE)
         flags = pa.repeat(False, batch.num_rows) if at < 0 else batch.column(at)
         if not pa.types.is_boolean(flags.type) or flags.null_count:
             raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
         rows = batch if at < 0 else batch.drop_columns([TOMBSTONE])
         if flags.true_count == 0:
-            return self._strict.fit(rows).append_column(TOMBSTONE_FIELD, flags)
+            return self._strict.fit(rows, fill=fill).append_column(TOMBSTONE_FIELD, flags)
         if not self.schema.primary_key:
             raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
-        fitted = self._relaxed.fit(rows)
+        fitted = self._relaxed.fit(rows, fill=fill or flags.true_count == len(flags))
         if flags.true_count < len(flags):
             self._strict.fit(fitted.filter(pc.invert(flags)))
         return fitted.append_column(TOMBSTONE_FIELD, flags)

@@ -36,7 +36,7 @@ from memwal.ingest import to_batches
 from memwal.log_run import LogRun
 from memwal.manifest import ShardManifestStore
 from memwal.probe import check_columns, check_table
-from memwal.schema import Reconciler, TableSchema, nullable_except
+from memwal.schema import Missing, Reconciler, TableSchema, fills_missing, nullable_except
 from memwal.sharding import Manual, Sharding, check_rows_in_shard, sharding_of
 from memwal.store.location import Location, resolve
 from memwal.table_ids import for_writing
@@ -130,12 +130,17 @@ class WalAppender:
         """The position that the next entry gets."""
         return self._log.next_position
 
-    def append(self, batches: Any, *, txn: Transaction | tuple[str, int] | None = None) -> int:
+    def append(
+        self, batches: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> int:
         """The position of one entry with all of `batches`, now on storage; "Writer fenced" if a successor owns the shard.
 
-        Rows may carry a `_tombstone` column. A transaction that is there already appends nothing and returns 0.
+        Rows may carry a `_tombstone` column. A transaction that is there already appends nothing and returns 0. `missing`
+        says what becomes of columns that are left out: see `ShardWriter.put`.
         """
-        given = [batches] if type(batches) is pa.RecordBatch else to_batches(batches, self._columns())
+        fill = None if self._rows is None else fills_missing(missing, self._rows.schema)
+        whole = fill is False and not _has_tombstones(batches)
+        given = [batches] if type(batches) is pa.RecordBatch else to_batches(batches, self._columns(), whole=whole)
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         for number, batch in enumerate(given):
@@ -150,7 +155,7 @@ class WalAppender:
             if left is not None:
                 position = self._send(left)
             rows = self._rows or _Rows.like(given[0])
-            fitted = self._fit(rows, given)
+            fitted = self._fit(rows, given, fill)
             if left is not None and left.holds(fitted, transaction):
                 return position
             if transaction is not None:
@@ -159,8 +164,8 @@ class WalAppender:
                 self._transactions.admit(transaction)
             return self._send(self._encode(rows, fitted, transaction))
 
-    def _fit(self, rows: _Rows, given: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        fitted = [rows.fit(batch) for batch in given]
+    def _fit(self, rows: _Rows, given: list[pa.RecordBatch], fill: bool | None) -> list[pa.RecordBatch]:
+        fitted = [rows.fit(batch, fill) for batch in given]
         check_storable(fitted, rows.schema, self._storage_version)
         if len(fitted) > self._config.max_memtable_batches:
             even = [pa.RecordBatch.from_arrays(batch.columns, schema=rows.schema.memory) for batch in fitted]
@@ -244,6 +249,11 @@ class _Entry:
         return same and [item.txn for item in self.footer.txns] == ([] if txn is None else [txn])
 
 
+def _has_tombstones(rows: Any) -> bool:
+    """Whether dicts among `rows` say which of them are tombstones: those have no more than the key."""
+    return isinstance(rows, (list, tuple)) and any(isinstance(row, Mapping) and TOMBSTONE in row for row in rows)
+
+
 class _Rows:
     """Input made to fit the columns of the table, `_tombstone` last."""
 
@@ -265,22 +275,22 @@ class _Rows:
         check_columns(columns)
         return cls(TableSchema.from_arrow(columns))
 
-    def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def fit(self, batch: pa.RecordBatch, fill: bool | None) -> pa.RecordBatch:
         """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""
         at = batch.schema.get_field_index(TOMBSTONE)
         if at < 0:
-            return self._reconciler.fit(batch).append_column(TOMBSTONE_FIELD, self._live(batch.num_rows))
+            return self._reconciler.fit(batch, fill=fill).append_column(TOMBSTONE_FIELD, self._live(batch.num_rows))
         flags = batch.column(at)
         if not pa.types.is_boolean(flags.type) or flags.null_count:
             raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
-        return self._fit_flagged(batch.drop_columns([TOMBSTONE]), flags).append_column(TOMBSTONE_FIELD, flags)
+        return self._fit_flagged(batch.drop_columns([TOMBSTONE]), flags, fill).append_column(TOMBSTONE_FIELD, flags)
 
-    def _fit_flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray) -> pa.RecordBatch:
+    def _fit_flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray, fill: bool | None) -> pa.RecordBatch:
         if flags.true_count == 0:
-            return self._reconciler.fit(batch)
+            return self._reconciler.fit(batch, fill=fill)
         if self.schema.field_ids is not None and not self.schema.primary_key:
             raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
-        fitted = self._with_nulls.fit(batch)
+        fitted = self._with_nulls.fit(batch, fill=fill or flags.true_count == len(flags))
         self._reconciler.fit(fitted.filter(pc.invert(flags)))  # only a tombstone may leave a NOT NULL column out
         return fitted
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from memwal.arguments import check_callable, check_names, check_number
 from memwal.base_commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, sync_version
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
@@ -143,8 +144,10 @@ class Compactor:
 
         What is published meanwhile is left for the next run, so that a run beside a busy writer ends.
         """
-        if max_generations is not None and max_generations < 1:
-            raise InvalidInputError(f"max_generations must be at least 1, not {max_generations}")
+        if max_generations is not None:
+            check_number("max_generations", max_generations, least=1)
+        check_callable("progress", progress)
+        shards = None if shards is None else check_names("shards", shards)
         started = self._clock.monotonic()
         tally = _Tally()
         targets = self._targets(shards, max_generations)

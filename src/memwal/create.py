@@ -7,6 +7,7 @@ Owns the commit of the index entry. Invariants:
    back. Of two initialisations one wins; what the loser is told says so.
 2. Of two calls that make the same table one wins. Everything that can be refused is refused before anything is written.
 3. A second initialisation is refused; the rows of a table are never touched.
+5. A table that gets an index has no key twice and none that is null, whoever marked its primary key.
 4. Shards that hold rows are never taken over unasked: after an overwrite they belong to rows that are gone.
 
 Called by: the table facade.
@@ -24,23 +25,25 @@ from lance.dataset import Index, LanceOperation
 from lance.fragment import write_fragments
 from lance.lance import Bitmap
 
+from memwal.arguments import check_flag, check_instance, check_names, check_text
 from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK
 from memwal.config import WriterConfig
 from memwal.errors import ConflictError, InvalidInputError, UnavailableError
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, TABLE_ID_KEY, MemWalDetails, encode_details
-from memwal.format.keys import check_primary_key, primary_key_columns
+from memwal.format.keys import primary_key_columns
 from memwal.ingest import to_batches
 from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
 from memwal.normal_form import no_rows
+from memwal.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from memwal.probe import check_columns, check_table
 from memwal.restored import unlisted_mark
 from memwal.scan.snapshot import list_shards
-from memwal.schema import TableSchema, as_lance
 from memwal.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
 from memwal.store.location import Location
 from memwal.table_ids import new_table_id
+from memwal.unique_keys import check_unique_keys
 from memwal.wal import list_positions
 
 __all__ = [
@@ -48,8 +51,8 @@ __all__ = [
     "Choices",
     "check_existing",
     "commit_entry",
+    "enable_base",
     "install",
-    "keyed_schema",
     "make_details",
     "refuse_leftovers",
     "write_base",
@@ -59,35 +62,6 @@ _MAX_TRIES = 8
 LEFTOVERS = (
     "call memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal directory"
 )
-_KEY = "lance-schema:unenforced-primary-key"
-_POSITION = "lance-schema:unenforced-primary-key:position"
-
-
-def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> pa.Schema:
-    """`schema` with its primary key marked as Lance wants it; None keeps the marks that are there."""
-    if primary_key is None:
-        TableSchema.from_arrow(schema)
-        as_lance(schema)
-        return schema
-    if not isinstance(primary_key, str | Sequence):
-        raise InvalidInputError(f"primary_key is the name of a column or a list of names, not {primary_key!r}")
-    names = [primary_key] if isinstance(primary_key, str) else list(primary_key)
-    if not names or len(set(names)) != len(names):
-        raise InvalidInputError(f"primary_key must name at least one column, each once: {names}")
-    fields = []
-    for field in schema:
-        metadata = {k: v for k, v in (field.metadata or {}).items() if not k.startswith(_KEY.encode())}
-        if field.name in names:
-            metadata[_KEY.encode()] = b"true"
-            if len(names) > 1:
-                metadata[_POSITION.encode()] = str(names.index(field.name) + 1).encode()
-            field = field.with_nullable(False)
-        fields.append(field.with_metadata(metadata or None))
-    keyed = pa.schema(fields, metadata=schema.metadata)
-    check_primary_key(keyed, names)
-    TableSchema.from_arrow(keyed)
-    as_lance(keyed)
-    return keyed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +78,7 @@ class Choices:
         check_sharding(
             self.sharding, schema, primary_key=primary_key, allow_keys_across_shards=self.allow_keys_across_shards
         )
+        check_flag("allow_keys_across_shards", self.allow_keys_across_shards)
         if isinstance(self.maintained_indexes, str) and self.maintained_indexes != "all":
             raise InvalidInputError("maintained_indexes is 'all', a list of index names, or None")
         for name in self.index_names:
@@ -117,7 +92,7 @@ class Choices:
     def index_names(self) -> tuple[str, ...]:
         """The indexes that are named one by one."""
         named = self.maintained_indexes
-        return () if named is None or isinstance(named, str) else tuple(named)
+        return () if named is None or isinstance(named, str) else check_names("maintained_indexes", named)
 
 
 def write_base(
@@ -126,6 +101,9 @@ def write_base(
     """Create the base table, with rows if data is given; nothing is written if `choices` do not fit it, or if the place
     holds the rows of a table whose base is gone."""
     rows = _first_rows(data_or_schema, primary_key)
+    key = primary_key_columns(rows.schema)
+    if key:
+        check_unique_keys(rows.to_batches, key)
     choices.check(rows.schema, primary_key_columns(rows.schema), ())
     check_columns(rows.schema)
     _refuse_leftovers_here(location)
@@ -188,11 +166,9 @@ def check_existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequ
         found = [(field.name, field.type) for field in base.schema]
         if asked != found:
             raise InvalidInputError(f"the table at {base.location.describe()} has other columns: {base.schema.names}")
-    if primary_key is not None:
-        names = (primary_key,) if isinstance(primary_key, str) else tuple(primary_key)
-        if names != base.primary_key:
-            key = ", ".join(base.primary_key) or "none"
-            raise InvalidInputError(f"the table at {base.location.describe()} has another primary key: {key}")
+    if primary_key is not None and key_names(primary_key) != base.primary_key:
+        key = ", ".join(base.primary_key) or "none"
+        raise InvalidInputError(f"the table at {base.location.describe()} has another primary key: {key}")
 
 
 def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
@@ -216,12 +192,59 @@ def _defaults(given: WriterConfig | Mapping[str, Any] | None) -> dict[str, str]:
         return {}
     if isinstance(given, WriterConfig):
         return given.to_defaults()
-    names = set(WriterConfig().to_defaults())
+    check_instance("writer_defaults", given, Mapping, "a WriterConfig or a dict")
+    names, given = set(WriterConfig().to_defaults()), {check_text("a writer default", k): v for k, v in given.items()}
     for name in ("shard_id", "shard_spec_id"):
         if name in given:
             raise InvalidInputError(f"{name} belongs to one writer and is never a table default")
     known = WriterConfig().replace(**{k: v for k, v in given.items() if k in names}).to_defaults()
     return {**known, **{k: str(v) for k, v in given.items() if k not in names}}
+
+
+def enable_base(base: BaseTable, primary_key: str | Sequence[str] | None, choices: Choices) -> BaseTable:
+    """The table with a MemWAL index as chosen and, if one is given, this primary key; else it is as it was.
+
+    The rows of the version that has the index have the key: others may have appended while it was set.
+    """
+    _refuse_enabled(base)
+    key = base.primary_key if primary_key is None else key_names(primary_key)
+    if base.primary_key not in ((), key):
+        raise InvalidInputError(
+            f"the primary key of {base.location.describe()} is ({', '.join(base.primary_key)}); Lance never changes it"
+        )
+    choices.check(keyed_schema(base.schema, key or None), key, [entry.name for entry in base.index_entries])
+    if not key:
+        return install(base, choices)
+    check_rows(base, key)
+    try:
+        enabled = install(base if base.primary_key else mark(base, key), choices)
+    except BaseException:
+        newest = base.refresh()
+        if newest.details is None:  # else another call was faster, and its index stands on the key
+            unmark(newest, base)
+        raise
+    if _fragments(enabled) != _fragments(base):
+        try:
+            check_rows(enabled, key)
+        except BaseException:
+            _take_back(enabled)
+            unmark(enabled, base)
+            raise
+    return enabled
+
+
+def _fragments(base: BaseTable) -> list[str]:
+    return [str(fragment.metadata) for fragment in base.dataset.get_fragments()]
+
+
+def _refuse_enabled(base: BaseTable) -> None:
+    if base.details is not None:
+        raise InvalidInputError(f"the table at {base.location.describe()} has a MemWAL index already; open it")
+
+
+def _take_back(base: BaseTable) -> None:
+    with lance_errors("taking the MemWAL index back"):
+        base.handle().drop_index(INDEX_NAME)
 
 
 def install(base: BaseTable, choices: Choices) -> BaseTable:
@@ -286,8 +309,7 @@ def _fitting(base: BaseTable, newest: BaseTable, choices: Choices, details: MemW
     """`newest` if the entry still fits its columns; else the entry is taken back."""
     if newest.version == base.version + 1 or _still_fits(base, newest, choices, details):
         return newest
-    with lance_errors("taking the MemWAL index back"):
-        newest.handle().drop_index(INDEX_NAME)
+    _take_back(newest)
     raise ConflictError(f"the columns of {base.location.describe()} changed while it was enabled; retry")
 
 

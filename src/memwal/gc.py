@@ -27,6 +27,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memwal.arguments import check_callable, check_flag, check_seconds
 from memwal.base_table import BaseTable, lance_errors
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import InvalidInputError, ObjectNotFoundError
@@ -86,8 +87,10 @@ class Collector:
 
         `optimize_indices` first lets the indexes of the base table catch up, so that they need no SSTable.
         """
-        if grace_seconds < 0:
-            raise InvalidInputError(f"grace_seconds must be at least 0, not {grace_seconds}")
+        check_seconds("grace_seconds", grace_seconds)
+        check_flag("dry_run", dry_run)
+        check_flag("optimize_indices", optimize_indices)
+        check_callable("progress", progress)
         base = self._newest_base()
         if base.details is None:
             raise InvalidInputError("the base table has no MemWAL index: nothing can be proven dead; see repair")

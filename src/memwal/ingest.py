@@ -11,20 +11,24 @@ Called by: the writer, the appender, the table facade.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from memwal.arguments import check_names
 from memwal.errors import InvalidInputError
 from memwal.normal_form import loose, no_rows, normal
-from memwal.schema import TableSchema, may_cast
+from memwal.schema import TableSchema, may_cast, refuse_missing
 
 __all__ = ["key_batch", "to_batches"]
 
 
-def to_batches(data: Any, columns: pa.Schema) -> list[pa.RecordBatch]:
-    """`data` as record batches; their schema is whatever the input had, except for plain Python values."""
+def to_batches(data: Any, columns: pa.Schema, *, whole: bool = False) -> list[pa.RecordBatch]:
+    """`data` as record batches; their schema is whatever the input had, except for plain Python values.
+
+    With `whole` every dict must have the keys that the others have: what one leaves out would be null.
+    """
     if isinstance(data, pa.RecordBatch):
         return [data]
     if isinstance(data, pa.Table):
@@ -32,46 +36,73 @@ def to_batches(data: Any, columns: pa.Schema) -> list[pa.RecordBatch]:
     if isinstance(data, pa.RecordBatchReader):
         return list(data)
     if isinstance(data, Mapping):
-        return _from_columns(data, columns)
+        return _from_columns(data, columns, whole)
     if isinstance(data, (list, tuple)):
-        return _from_sequence(data, columns)
+        return _from_sequence(data, columns, whole)
     return _from_foreign(data)
 
 
-def _from_sequence(data: Sequence[Any], columns: pa.Schema) -> list[pa.RecordBatch]:
+def _from_sequence(data: Sequence[Any], columns: pa.Schema, whole: bool) -> list[pa.RecordBatch]:
     if all(isinstance(item, pa.RecordBatch) for item in data):
         return list(data)
     if all(isinstance(item, pa.Table) for item in data):
         return [batch for table in data for batch in table.to_batches()]
     if all(isinstance(item, Mapping) for item in data):
         names = list(dict.fromkeys(name for row in data for name in row))
-        return _from_columns({name: [row.get(name) for row in data] for name in names}, columns)
+        if whole and sum(map(len, data)) < len(names) * len(data):
+            raise refuse_missing([name for name in names if any(name not in row for row in data)])
+        return _from_columns({name: [row.get(name) for row in data] for name in names}, columns, whole)
     kinds = sorted({type(item).__name__ for item in data})
     raise InvalidInputError(f"a list of {', '.join(kinds)} is no data; give record batches or dicts")
 
 
-def _from_columns(data: Mapping[str, Any], columns: pa.Schema) -> list[pa.RecordBatch]:
+def _from_columns(data: Mapping[str, Any], columns: pa.Schema, whole: bool = False) -> list[pa.RecordBatch]:
     if not data:
-        raise InvalidInputError("a dict without columns is no data")
-    arrays = [_column(name, values, columns) for name, values in data.items()]
+        return []
+    names = check_names("the columns", data)
+    arrays = [_column(name, values, columns, whole) for name, values in data.items()]
     if len({len(array) for array in arrays}) > 1:
         raise InvalidInputError("the columns have different lengths")
-    return list(pa.table(arrays, names=list(data)).to_batches())
+    try:
+        return list(pa.table(arrays, names=names).to_batches())
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"the columns cannot be put together: {error}") from None
 
 
-def _column(name: str, values: Any, columns: pa.Schema) -> pa.Array | pa.ChunkedArray:
+def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     index = columns.get_field_index(name)
     kind = columns.field(index).type if index >= 0 else None
     try:
         array = pa.array(values) if kind is None else _typed(values, kind)
+        array.validate()  # a set is taken for a list of the wrong length
         if kind is not None and isinstance(values, (list, tuple)) and _may_lose(kind):
             _check_exact(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
+    if whole and kind is not None and pa.types.is_nested(kind) and isinstance(values, (list, tuple)):
+        absent = dict.fromkeys(_left_out(values, kind))
+        if absent:
+            raise refuse_missing([f"{name}.{path}" for path in absent])
     return array
+
+
+def _left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
+    """The fields of structs that one of these Python values does not have; paths with dots."""
+    if pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        for field in kind:
+            given = [row[field.name] for row in rows if field.name in row]
+            if len(given) < len(rows):
+                yield field.name
+            yield from (f"{field.name}.{path}" for path in _left_out(given, field.type))
+    elif pa.types.is_map(kind):
+        pairs = (value.items() if isinstance(value, Mapping) else value for value in values if value is not None)
+        yield from _left_out([item for part in pairs for _, item in part], kind.item_type)
+    elif pa.types.is_nested(kind) and kind.num_fields == 1:
+        yield from _left_out([item for value in values if value is not None for item in value], kind.field(0).type)
 
 
 def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
@@ -128,6 +159,9 @@ def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
         raise InvalidInputError("the table has no primary key, so its rows cannot be addressed by key")
     target = pa.schema([schema.columns.field(name) for name in schema.primary_key])
     table = _key_table(keys, target)
+    twice = [name for name in target.names if table.schema.names.count(name) > 1]
+    if twice:
+        raise InvalidInputError(f"key column {twice[0]!r} is there twice")
     missing = [name for name in target.names if name not in table.schema.names]
     if missing:
         raise InvalidInputError(f"key column {missing[0]!r} is missing; the key is ({', '.join(target.names)})")
@@ -157,20 +191,30 @@ def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
         return _listed(list(keys), target)
     if hasattr(keys, "__array__") and not hasattr(keys, "columns"):  # numpy, a series of pandas or polars
         return _single(_column(target.names[0], keys, target), target)
-    return pa.Table.from_batches(to_batches(keys, target))
+    return _one_table(to_batches(keys, target), target)
+
+
+def _one_table(batches: list[pa.RecordBatch], target: pa.Schema) -> pa.Table:
+    with_rows = [batch for batch in batches if batch.num_rows]
+    if not with_rows:
+        return target.empty_table()
+    try:
+        return pa.Table.from_batches(with_rows)
+    except (pa.ArrowException, ValueError):
+        raise InvalidInputError("the batches that hold the keys have different columns") from None
 
 
 def _listed(keys: list[Any], target: pa.Schema) -> pa.Table:
     if not keys:
         return no_rows(target)
     if all(isinstance(key, (pa.RecordBatch, pa.Table, Mapping)) for key in keys):
-        return pa.Table.from_batches(to_batches(keys, target))
+        return _one_table(to_batches(keys, target), target)
     if len(target) == 1 and not all(isinstance(key, (tuple, list)) for key in keys):
         return _single(_column(target.names[0], keys, target), target)
     if any(not isinstance(key, (tuple, list)) or len(key) != len(target) for key in keys):
         raise InvalidInputError(f"each key must be a tuple or dict of ({', '.join(target.names)})")
     columns = {name: [key[i] for key in keys] for i, name in enumerate(target.names)}
-    return pa.Table.from_batches(_from_columns(columns, target))
+    return _one_table(_from_columns(columns, target), target)
 
 
 def _single(values: pa.Array | pa.ChunkedArray, target: pa.Schema) -> pa.Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from memwal.arguments import check_choice, check_flag
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK
 from memwal.compact import DEFAULT_MEMORY_BYTES, Compactor
@@ -118,6 +119,9 @@ class Maintenance:
         takes it as it is, and what was compacted after that version is gone; `restored="bring_back"` lists the compacted
         generations again, if they still exist.
         """
+        check_flag("dry_run", dry_run)
+        if restored is not None:
+            check_choice("restored", restored, ("keep_base", "bring_back"))
         return repair_table(self.location, self._base_to_inspect, dry_run=dry_run, restored=restored)
 
     def _base_to_inspect(self) -> BaseTable:

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from memwal.arguments import check_callable, check_number
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import (
     ConflictError,
@@ -81,8 +82,7 @@ class ShardManifestStore:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`scan_batch_size` is kept for the table's stored defaults; one listing makes probes needless."""
-        if scan_batch_size < 1:
-            raise InvalidInputError(f"scan_batch_size must be at least 1, not {scan_batch_size}")
+        check_number("scan_batch_size", scan_batch_size, least=1)
         self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         self.shard_id = check_shard_id(shard_id)
         self.scan_batch_size = scan_batch_size
@@ -136,6 +136,7 @@ class ShardManifestStore:
 
     def check_fenced(self, epoch: int) -> ShardManifest:
         """The newest manifest, or `FencedError` if it carries a higher epoch than `epoch`."""
+        check_number("epoch", epoch)
         latest = self._read_newest(self._read_twice)
         if latest is None:
             raise CorruptDataError("the shard has no manifest", path=paths.manifest_dir(self.shard_id))
@@ -151,6 +152,7 @@ class ShardManifestStore:
 
     def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
         """Own the shard: a new epoch, above every epoch claimed before, and the manifest that carries it."""
+        check_number("spec_id", spec_id, most=(1 << 32) - 1)
         for attempt in range(_MAX_TRIES):
             latest = self._read_newest(self._read_twice)
             claimed = self._next_claim(latest, spec_id)
@@ -178,6 +180,8 @@ class ShardManifestStore:
         `fn` gets the newest manifest, possibly several times. `landed` recognises our change in a newer manifest that
         somebody else wrote on top of it.
         """
+        check_number("epoch", epoch)
+        check_callable("fn", fn)
         return self._commit(fn, epoch, landed)
 
     def commit_maintenance(

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.arguments import check_number, check_text
 from memwal.errors import InvalidInputError
 from memwal.format.dictionaries import take_rows
 from memwal.format.wal_entry import TOMBSTONE
@@ -176,9 +177,7 @@ class MemTableScanner:
 
     def limit(self, n: int) -> MemTableScanner:
         """Return at most `n` rows."""
-        if not isinstance(n, int) or isinstance(n, bool) or n < 0:
-            raise InvalidInputError(f"limit must be a number >= 0, not {n!r}")
-        self._limit = n
+        self._limit = check_number("limit", n)
         return self
 
     def nearest(
@@ -189,8 +188,7 @@ class MemTableScanner:
         `metric` is by default that of the memtable's index on the column, or l2. Another one is searched exactly.
         """
         self._check_column(column, is_vector, "vector")
-        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise InvalidInputError(f"k must be at least 1, not {k!r}")
+        check_number("k", k, least=1)
         if metric is not None:
             check_search(metric, None, 0)
         self._ranking = _Nearest(column, query, k, metric, ef)
@@ -208,7 +206,9 @@ class MemTableScanner:
         return self
 
     def _check_column(self, column: str, fits: Any, kind: str) -> None:
-        if column not in self._schema.columns.names or not fits(self._schema.columns.field(column).type):
+        if check_text("column", column) not in self._schema.columns.names or not fits(
+            self._schema.columns.field(column).type
+        ):
             raise InvalidInputError(f"{column!r} is not a {kind} column of the table")
         if self._ranking is not None:
             raise InvalidInputError("a scan ranks by one search: either nearest or full_text_search, once")

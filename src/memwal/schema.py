@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from lance.schema import LanceSchema
 
+from memwal.arguments import check_choice, check_names
 from memwal.errors import CorruptDataError, InvalidInputError
 from memwal.format.dictionaries import Place, small_dictionaries
 from memwal.format.keys import check_primary_key, primary_key_columns
@@ -28,13 +29,16 @@ from memwal.normal_form import is_always_normal, loose, normal, nulls
 
 __all__ = [
     "FieldId",
+    "Missing",
     "Reconciler",
     "TableSchema",
     "as_lance",
     "checked_columns",
+    "fills_missing",
     "is_another_column",
     "may_cast",
     "nullable_except",
+    "refuse_missing",
     "tombstones",
 ]
 
@@ -65,14 +69,13 @@ def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[st
     """The columns that a reader asked for (None: all); `InvalidInputError` if the table does not have them."""
     if columns is None:
         return tuple(table.names)
-    if isinstance(columns, str):
-        raise InvalidInputError("columns must be a list of names")
-    for name in columns:
+    names = check_names("columns", columns)
+    for name in names:
         if name not in table.names:
             raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
-    if len(set(columns)) != len(columns):
+    if len(set(names)) != len(names):
         raise InvalidInputError("columns must not repeat")
-    return tuple(columns)
+    return names
 
 
 def is_another_column(stored: pa.DataType, wanted: pa.DataType) -> bool:
@@ -205,7 +208,7 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 class Reconciler:
     """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
 
-    __slots__ = ("_accepted", "_check", "_loose", "_not_null", "_plan", "columns")
+    __slots__ = ("_absent", "_accepted", "_check", "_fills", "_loose", "_not_null", "_plan", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
@@ -214,16 +217,24 @@ class Reconciler:
         ]
         self._loose = [i for i, column in enumerate(schema.columns) if not is_always_normal(column.type)]
         self._check = EntryCheck(schema)
+        self._fills = not schema.primary_key
+        self._absent: list[str] = []
         self._accepted: pa.Schema | None = None
         self._plan: list[tuple[int, pa.DataType | None]] | None = None
 
-    def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit."""
+    def fit(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
+        """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit.
+
+        With `fill` columns that it leaves out are null; without they are refused. None: as the table has it.
+        """
         _validate(batch)
         schema = batch.schema
         if self._accepted is None or not schema.equals(self._accepted):
             self._plan = self._make_plan(schema)
+            self._absent = [] if self._plan is None else _left_out(schema, self.columns)
             self._accepted = schema
+        if self._absent and not (self._fills if fill is None else fill):
+            raise refuse_missing(self._absent)
         if self._plan is not None:
             batch = self._apply(batch, self._plan)
         if self._loose:
@@ -303,7 +314,11 @@ class EntryCheck:
     (dictionaries, above all) is not covered by that; where it writes the buffers as they are, nothing is done here.
     """
 
-    __slots__ = ("_encoder",)
+    __slots__ = (
+        "_absent",
+        "_encoder",
+        "_fills",
+    )
 
     def __init__(self, schema: TableSchema) -> None:
         plain = all(_is_plain(column.type) for column in schema.columns)
@@ -333,6 +348,48 @@ def _is_plain(kind: pa.DataType) -> bool:
     return all(_is_plain(kind.field(i).type) for i in range(kind.num_fields))
 
 
+Missing = Literal["error", "null", "keep"]
+
+
+def fills_missing(missing: Missing | None, schema: TableSchema) -> bool:
+    """Whether columns that a put leaves out become null; None: only where no row is replaced, on append-only tables."""
+    if missing is None:
+        return not schema.primary_key
+    check_choice("missing", missing, ("error", "null", "keep"))
+    if missing == "keep":
+        raise InvalidInputError(
+            "missing='keep' (leave what the row has) is not there yet; give whole rows, or missing='null'"
+        )
+    return missing == "null"
+
+
+def refuse_missing(names: Sequence[str]) -> InvalidInputError:
+    """The error of rows that leave columns out: on a table with a primary key a put replaces whole rows."""
+    listed = ", ".join(repr(name) for name in names[:8]) + (", …" if len(names) > 8 else "")
+    return InvalidInputError(
+        f"left out: {listed}. A put replaces whole rows, and would erase what they have there: give every column, or pass "
+        "missing='null' to make these null (partial updates will come with missing='keep')"
+    )
+
+
+def _left_out(given: pa.Schema | pa.DataType, wanted: pa.Schema | pa.DataType) -> list[str]:
+    """The columns, and fields of structs at any depth, that `given` does not have; paths with dots."""
+    if isinstance(wanted, pa.Schema) or pa.types.is_struct(wanted):
+        if not isinstance(wanted, pa.Schema) and not pa.types.is_struct(given):
+            return []
+        found = []
+        for field in wanted:
+            at = given.get_field_index(field.name)
+            if at < 0:
+                found.append(field.name)
+            else:
+                found += [f"{field.name}.{path}" for path in _left_out(given.field(at).type, field.type)]
+        return found
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return _left_out(given.item_type, wanted.item_type)
+    return _left_out(given.value_type, wanted.value_type) if _is_list(given) and _is_list(wanted) else []
+
+
 def _validate(batch: pa.RecordBatch) -> None:
     """Refuse what nobody could read back: an entry with it would make the shard impossible to open."""
     try:
@@ -343,7 +400,7 @@ def _validate(batch: pa.RecordBatch) -> None:
                 column.validate(full=True)
             except (pa.ArrowException, ValueError) as error:
                 raise InvalidInputError(f"column {name!r} holds invalid values of type {column.type}") from error
-        raise
+        raise InvalidInputError("the batch is invalid, although each of its columns is sound") from None
 
 
 def _cast(array: pa.Array, column: pa.Field) -> pa.Array:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from memwal.arguments import check_instance
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.config import WriterConfig
@@ -55,6 +56,9 @@ class ShardWriter(ShardEngine):
         beside those that the table maintains. Settings come from the table's stored defaults, or from
         `config`, and then from `overrides`.
         """
+        if schema is not None:
+            check_instance("schema", schema, pa.Schema, "a pyarrow schema")
+        check_instance("indexes", indexes, (list, tuple), "a list of indexes")
         location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         base = BaseTable.open(location)
         settings = writer_config(base, config, overrides, indexes)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from memwal.arguments import check_instance, described
 from memwal.base_table import BaseTable
 from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format.bucket import bucket_of, is_bucket_type
@@ -76,7 +77,7 @@ class Bucket:
     def __post_init__(self) -> None:
         _check_column_name(self.column)
         if not isinstance(self.num_buckets, int) or isinstance(self.num_buckets, bool):
-            raise InvalidInputError(f"num_buckets must be an integer, not {self.num_buckets!r}")
+            raise InvalidInputError(f"num_buckets must be an integer, not {described(self.num_buckets)}")
         if not 1 <= self.num_buckets <= MAX_BUCKETS:
             raise InvalidInputError(f"num_buckets must be from 1 to {MAX_BUCKETS}, not {self.num_buckets}")
 
@@ -97,6 +98,7 @@ class Manual:
 
 
 Sharding = Unsharded | Bucket | Identity | Manual
+_SHARDINGS = "Unsharded(), Bucket(...), Identity(...) or Manual()"
 
 
 def check_sharding(
@@ -118,9 +120,7 @@ def check_sharding(
             )
         return
     if not isinstance(sharding, Bucket | Identity):
-        raise InvalidInputError(
-            f"not a sharding: {sharding!r}; use Unsharded(), Bucket(...), Identity(...) or Manual()"
-        )
+        raise InvalidInputError(f"sharding must be {_SHARDINGS}, not {described(sharding)}")
     column = sharding.column
     if column not in schema.names:
         raise InvalidInputError(f"sharding column {column!r} is not in the table; it has {', '.join(schema.names)}")
@@ -200,6 +200,9 @@ def shard_id_for(sharding: Sharding, value: Any = None, *, kind: pa.DataType | N
     it. `kind` is the column's type, which the hash depends on. Without it a pyarrow scalar has its own, and a plain
     value counts as bool, int64, double, string, date32 or timestamp[us].
     """
+    check_instance("sharding", sharding, Sharding, _SHARDINGS)
+    if kind is not None:
+        check_instance("kind", kind, pa.DataType, "the type of the column")
     if isinstance(sharding, Unsharded):
         return unsharded_shard_id()
     if isinstance(sharding, Manual):
@@ -239,8 +242,12 @@ def route(
     `schema` is the table's: the column is hashed as the table holds it. Where all rows go to one shard the batch itself
     is returned; otherwise every shard gets its own copy, so that no shard keeps the rows of another in memory.
     """
+    check_instance("batch", batch, pa.RecordBatch, "a record batch")
+    check_instance("sharding", sharding, Sharding, _SHARDINGS)
     if isinstance(sharding, Manual):
         raise InvalidInputError("a table with manual shards cannot route rows: write to a shard by its id")
+    if schema is not None:
+        check_instance("schema", schema, pa.Schema, "the schema of the table")
     if batch.num_rows == 0:
         return []
     if isinstance(sharding, Unsharded):
@@ -291,6 +298,8 @@ def _column(batch: pa.RecordBatch, sharding: Bucket | Identity, schema: pa.Schem
     head, *rest = [sharding.column] if sharding.column in batch.schema.names else sharding.column.split(".")
     if head not in batch.schema.names:
         raise InvalidInputError(f"sharding column {sharding.column!r} is missing")
+    if batch.schema.names.count(head) > 1:
+        raise InvalidInputError(f"sharding column {head!r} is there twice")
     array = batch.column(head)
     wanted = schema.field(head).type if schema is not None and head in schema.names else array.type
     if wanted != array.type:
@@ -336,7 +345,7 @@ def _plain_type(value: Any) -> pa.DataType:
 
 def _check_column_name(column: object) -> None:
     if not isinstance(column, str) or not column:
-        raise InvalidInputError(f"a sharding column is given by its name, not {column!r}")
+        raise InvalidInputError(f"a sharding column is given by its name, not {described(column)}")
 
 
 def _check_type(sharding: Bucket | Identity, kind: pa.DataType) -> None:

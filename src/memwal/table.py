@@ -18,11 +18,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 
+from memwal.arguments import check_instance, check_number
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK
 from memwal.compaction_policy import DEFAULT_COMPACTION, CompactionPolicy
 from memwal.config import WriterConfig
-from memwal.create import LEFTOVERS, Choices, check_existing, install, refuse_leftovers, write_base
+from memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
 from memwal.errors import InvalidInputError
 from memwal.format.index_details import INDEX_NAME, MemWalDetails
 from memwal.identity import TableWatch
@@ -42,7 +43,7 @@ from memwal.scan.prune import values_in_filter
 from memwal.scan.scan import Scan
 from memwal.scan.search import SearchRequest, search
 from memwal.scan.snapshot import Consistency, Snapshot, SnapshotSource, list_shards, no_entry, with_restarts
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, checked_columns
 from memwal.shard_target import table_schema, target_of, with_shard, writer_config
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import (
@@ -106,19 +107,20 @@ def create_table(
     )
     base = BaseTable.open(location)
     if base is None:
-        base = write_base(location, data_or_schema, primary_key, choices)
-    elif not exist_ok:
+        return Table(location, install(write_base(location, data_or_schema, primary_key, choices), choices))
+    if not exist_ok:
         raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
-    else:
-        check_existing(base, data_or_schema, primary_key)
-        if base.details is None:
-            refuse_leftovers(location, LEFTOVERS)
-    return Table(location, install(base, choices) if base.details is None else base)
+    check_existing(base, data_or_schema, primary_key)
+    if base.details is None:
+        refuse_leftovers(location, LEFTOVERS)
+        base = enable_base(base, primary_key, choices)
+    return Table(location, base)
 
 
 def enable(
     uri_or_lance_dataset: str | lance.LanceDataset,
     *,
+    primary_key: str | Sequence[str] | None = None,
     sharding: Sharding = ONE_SHARD,
     maintained_indexes: str | Sequence[str] | None = "all",
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
@@ -127,6 +129,9 @@ def enable(
     storage_options: Mapping[str, str] | None = None,
 ) -> Table:
     """Put a MemWAL index on an existing Lance table; its rows stay as they are.
+
+    `primary_key` sets the key of a table that has none; it is refused, and the table is as it was, if a key is null or
+    there twice. Without it the table keeps the key that it has, or is append-only.
 
     Shards that an earlier index left behind are refused, since their rows would appear above those of the table;
     `adopt_shards=True` says that they belong to it.
@@ -142,7 +147,7 @@ def enable(
     )
     if base.details is None and not adopt_shards:
         refuse_leftovers(location, LEFTOVERS)
-    return Table(location, install(base, choices))
+    return Table(location, enable_base(base, primary_key, choices))
 
 
 def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None, for_repair: bool = False) -> Table:
@@ -259,8 +264,9 @@ class Table(Maintenance):
         `max_open_shards` shards, those that were not written to for longest are parked: they stay this writer's own,
         without memory or threads.
         """
-        if not isinstance(max_open_shards, int) or max_open_shards < 1:
-            raise InvalidInputError(f"max_open_shards must be a whole number of at least 1, not {max_open_shards!r}")
+        check_number("max_open_shards", max_open_shards, least=1)
+        if compaction is not None:
+            check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
         self.details()
         base = self._newest_base()
         settings = writer_config(base, config, overrides, ())
@@ -347,10 +353,11 @@ class Table(Maintenance):
         """The live row of one key, or None."""
         base = self._readable_base()
         schema = self._schema_of(base)
-        if columns is None or _are_names(columns, schema.columns):
-            row = get_from_memory(self.location.key, base.table_id, schema, key, columns, self._newest_manifest)
-            if not isinstance(row, Undecided):
-                return row
+        if columns is not None:
+            columns = checked_columns(columns, schema.columns)
+        row = get_from_memory(self.location.key, base.table_id, schema, key, columns, self._newest_manifest)
+        if not isinstance(row, Undecided):
+            return row
         found = self.lookup([key], columns)
         return found.to_pylist()[0] if found.num_rows else None
 
@@ -457,10 +464,6 @@ class Table(Maintenance):
             return None
         column = keys.column(base.primary_key.index(sharding.column))
         return self._shards_of_values(sharding, column, base)
-
-
-def _are_names(columns: Sequence[str], table: pa.Schema) -> bool:
-    return not isinstance(columns, str) and len(columns) == len(set(columns)) and set(columns) <= set(table.names)
 
 
 def _is_derived(shard_id: str, derived: Collection[str]) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from memwal.arguments import check_timeout
 from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.compaction_policy import Background, CompactionPolicy
 from memwal.errors import InvalidInputError
@@ -33,7 +34,7 @@ from memwal.ingest import key_batch, to_batches
 from memwal.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from memwal.probe import check_table
 from memwal.scan.scan import Scan
-from memwal.schema import Reconciler, TableSchema
+from memwal.schema import Missing, Reconciler, TableSchema, fills_missing
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
 from memwal.types import Transaction
@@ -67,6 +68,7 @@ class TableAck(Ack):
     def wait(self, timeout: float | None = None) -> None:
         """Return once the write is on storage in every shard; raise what prevented it, or `UnavailableError` after
         `timeout` seconds in all."""
+        timeout = check_timeout(timeout)
         deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         for ack in self._acks:
             ack.wait(None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
@@ -99,13 +101,16 @@ class TableWriter:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
-        """Insert or replace rows; an empty table is a no-op. Returns what each shard did.
+    def put(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> dict[str, WriteResult]:
+        """Insert or replace rows; no rows are a no-op. Returns what each shard did.
 
-        With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there.
+        With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there. `missing` says
+        what becomes of columns that are left out: see `ShardWriter.put`.
         """
         self._admit()
-        routed = self._route(data)
+        routed = self._route(data, missing)
         return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
 
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
@@ -114,17 +119,18 @@ class TableWriter:
         routed = self._route_keys(keys)
         return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn))
 
-    def put_nowait(self, data: Any) -> TableAck:
+    def put_nowait(self, data: Any, *, missing: Missing | None = None) -> TableAck:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
         self._admit()
-        routed = self._route(data)
+        routed = self._route(data, missing)
         return TableAck(list(self._each(routed, lambda writer, rows: writer.put_nowait(rows)).values()))
 
-    def _route(self, data: Any) -> dict[str, list[pa.RecordBatch]]:
-        batches = [batch for batch in to_batches(data, self._schema.columns) if batch.num_rows]
+    def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
+        fill = fills_missing(missing, self._schema)
+        batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitted = [self._reconciler.fit(batch) for batch in batches]
+            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
         return self._split(fitted)
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
@@ -187,6 +193,7 @@ class TableWriter:
 
     def flush(self, timeout: float | None = None) -> None:
         """Seal and flush all shards that this writer opened: their rows are SSTables when this returns."""
+        check_timeout(timeout)
         self._shards.flush(timeout)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from memwal import live
+from memwal.arguments import check_flag, check_names, check_seconds
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import FencedError, InvalidInputError, ObjectNotFoundError
 from memwal.manifest import ShardManifestStore
@@ -51,8 +52,9 @@ def flush_tails(
     clock: Clock = SYSTEM_CLOCK,
 ) -> FlushReport:
     """Publish the tail of every shard that nobody writes any more; says what was flushed and what was left alone."""
-    if idle_seconds < 0:
-        raise InvalidInputError(f"idle_seconds must be at least 0, not {idle_seconds}")
+    check_seconds("idle_seconds", idle_seconds)
+    check_flag("force", force)
+    shards = None if shards is None else check_names("shards", shards)
     present = list_shards(location)
     unknown = sorted(set(shards or ()) - set(present))
     if unknown:

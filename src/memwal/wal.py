@@ -33,6 +33,7 @@ from itertools import pairwise
 from threading import Event
 from typing import TypeVar
 
+from memwal.arguments import check_callable, check_number, check_seconds
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import (
@@ -42,7 +43,6 @@ from memwal.errors import (
     CorruptDataError,
     DirectoryNotFoundError,
     FencedError,
-    InvalidInputError,
     MemWalError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -539,8 +539,7 @@ class WalTailer:
         `CollectedError` if collection passed the position, `CorruptDataError` if the entry is damaged or missing
         although the log goes on above it, `UnsupportedFormatError` if it is whole but not understood.
         """
-        if position < 1:
-            raise InvalidInputError(f"WAL positions start at 1, not {position}")
+        check_number("position", position, least=1)
         entry = self._try_read(position)
         if entry is not None:
             return entry
@@ -569,7 +568,10 @@ class WalTailer:
         stop: Event | Callable[[], bool] | None = None,
     ) -> Iterator[WalEntry]:
         """Yield entries in order as they come, from `start` (default: `first_position()`) until `stop` says so."""
-        position = self.first_position() if start is None else start
+        position = self.first_position() if start is None else check_number("start", start, least=1)
+        check_seconds("poll_seconds", poll_seconds)
+        if not isinstance(stop, Event):
+            check_callable("stop", stop)
         stopped: Callable[[], bool] = stop.is_set if isinstance(stop, Event) else stop or bool
         waits = 0
         while not stopped():

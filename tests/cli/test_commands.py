@@ -150,7 +150,9 @@ def test_text_files_are_read_with_the_types_of_the_table(tmp_path: Path) -> None
     mw.create_table(str(tmp_path / "t"), schema, primary_key="code", sharding=mw.Unsharded())
     (tmp_path / "a.csv").write_text("code,n\n007,1\n")
     (tmp_path / "b.jsonl").write_text('{"code": "008", "n": 2, "vec": [1, 2]}\n')
-    assert answer("put", tmp_path / "t", tmp_path / "a.csv", tmp_path / "b.jsonl")["rows"] == 2
+    files = (tmp_path / "b.jsonl", tmp_path / "a.csv")
+    assert "'vec'" in one_line(run("put", tmp_path / "t", *files, status=1))
+    assert answer("put", tmp_path / "t", *files, "--missing", "null")["rows"] == 2
     assert answer("get", tmp_path / "t", "007") == {"code": "007", "n": 1, "vec": None}
     assert answer("get", tmp_path / "t", "008") == {"code": "008", "n": 2, "vec": [1, 2]}
 
@@ -227,7 +229,7 @@ def test_tables_fit_a_terminal_of_eighty_columns(table: Path) -> None:
 
 def test_long_work_shows_progress_with_a_rate_on_a_terminal_only(table: Path, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n8,x\n")
-    assert "rows/s" in on_a_terminal("put", table, tmp_path / "a.csv")
+    assert "rows/s" in on_a_terminal("put", table, tmp_path / "a.csv", "--missing", "null")
     assert "SSTables/s" in on_a_terminal("compact", table)
     assert "shards/s" in on_a_terminal("gc", table)
     assert run("compact", table).stderr == ""

@@ -123,14 +123,14 @@ def test_a_table_that_may_not_be_written_is_read_and_refuses_writes_with_one_lin
     for folder in folders:
         folder.chmod(0o500)
     try:
-        for command in (["put", table, tmp_path / "a.csv"], ["delete", table, 1]):
+        for command in (["put", table, tmp_path / "a.csv", "--missing", "null"], ["delete", table, 1]):
             assert "permission denied" in one_line(run(*command, status=1, may_ignore_permissions=False))
         assert "Permission denied" in one_line(run("compact", table, status=1, may_ignore_permissions=False))
         assert json.loads(run("scan", table, "--count", "--json", may_ignore_permissions=False).stdout) == {"rows": 5}
     finally:
         for folder in folders:
             folder.chmod(0o700)
-    assert answer("put", table, tmp_path / "a.csv")["rows"] == 1
+    assert answer("put", table, tmp_path / "a.csv", "--missing", "null")["rows"] == 1
     assert answer("scan", table, "--count") == {"rows": 6}
 
 

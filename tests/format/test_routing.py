@@ -363,7 +363,7 @@ def test_a_column_is_given_by_name(column: Any) -> None:
         (Bucket("tags", 4), "scalar"),
         (Identity("tags"), "integers, booleans or strings"),
         (Identity("score"), "integers, booleans or strings"),
-        ("bucket", "not a sharding"),
+        ("bucket", "sharding must be"),
     ],
     ids=str,
 )

@@ -200,7 +200,7 @@ def test_keys_are_given_in_every_form(tmp_path: Path) -> None:
 def test_a_key_that_is_none_of_its_type_is_refused(tmp_path: Path, bad: Any) -> None:
     table = create(str(tmp_path / "t"))
     with table.writer() as writer:
-        writer.put([{"id": 1}])
+        writer.put([{"id": 1}], missing="null")
         with pytest.raises(mw.InvalidInputError):
             table.get(bad)
 
@@ -209,9 +209,9 @@ def test_a_repeated_key_is_looked_up_once(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"))
     upsert_base(table.uri, pa.Table.from_pylist([{"id": 1, "v": 1, "s": "x"}], schema=table.schema))
     with table.writer(compaction=None) as writer:
-        writer.put([{"id": 2}])
+        writer.put([{"id": 2}], missing="null")
         writer.flush()
-        writer.put([{"id": 3}])
+        writer.put([{"id": 3}], missing="null")
         assert sorted(table.lookup([3, 1, 2, 3, 1, 2, 2]).column("id").to_pylist()) == [1, 2, 3]
 
 

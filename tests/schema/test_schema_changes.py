@@ -151,7 +151,7 @@ def test_puts_of_other_threads_wait_for_the_move_and_none_is_lost(tmp_path: Path
         number = thread
         try:
             while not stop.is_set():
-                writer.put({"id": [number], "b": [number]})  # columns that stay
+                writer.put({"id": [number], "b": [number]}, missing="null")  # columns that stay
                 written.append(number)
                 number += 4
         except BaseException as error:

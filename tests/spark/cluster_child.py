@@ -66,11 +66,15 @@ def everything(spark: Any, root: Path) -> dict[str, Any]:
     """Batch sink, streaming sink, source and compaction."""
     uri = str(root / "keyed")
     table = keyed(uri, 2)
-    spark.range(200).write.format("memwal").mode("append").save(uri)
+    spark.range(200).write.format("memwal").mode("append").option("missing", "null").save(uri)
     ms.flush(spark, uri, force=True)
     report = ms.compact(spark, uri)
-    spark.range(50).write.format("memwal").mode("append").option("operation", "delete").save(uri)
-    spark.range(190, 210).selectExpr("id", "'new' value").write.format("memwal").mode("append").save(uri)
+    spark.range(50).write.format("memwal").mode("append").option("missing", "null").option("operation", "delete").save(
+        uri
+    )
+    spark.range(190, 210).selectExpr("id", "'new' value").write.format("memwal").mode("append").option(
+        "missing", "null"
+    ).save(uri)
     ms.flush(spark, uri, force=True)
     by_tasks = ms.compact(spark, uri, mode="distributed")
     base = sorted(table.dataset.to_table().to_pylist(), key=lambda row: row["id"])

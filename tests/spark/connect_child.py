@@ -23,10 +23,12 @@ def main(root: str) -> None:
     ms.register(spark)
     uri = f"{root}/keyed"
     table = keyed(uri, 2)
-    spark.range(200).write.format("memwal").mode("append").save(uri)
+    spark.range(200).write.format("memwal").mode("append").option("missing", "null").save(uri)
     ms.flush(spark, uri, force=True)
     report = ms.compact(spark, uri)
-    spark.range(50).write.format("memwal").mode("append").option("operation", "delete").save(uri)
+    spark.range(50).write.format("memwal").mode("append").option("missing", "null").option("operation", "delete").save(
+        uri
+    )
     ms.flush(spark, uri, force=True)
     by_tasks = ms.compact(spark, uri, mode="distributed")
     again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job").rows for _ in range(2)]

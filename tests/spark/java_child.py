@@ -20,7 +20,7 @@ def main(root: str) -> None:
     spark = ms.session("local[2]", **{"spark.driver.extraJavaOptions": jvm, "spark.log.level": "OFF"})
     uri = f"{root}/keyed"
     table = keyed(uri, 2)
-    spark.range(100).write.format("memwal").mode("append").save(uri)
+    spark.range(100).write.format("memwal").mode("append").option("missing", "null").save(uri)
     ms.flush(spark, uri, force=True)
     report = ms.compact(spark, uri, mode="distributed")
     expected = make_input(Path(root, "in"), 2)

@@ -14,7 +14,7 @@ def main(root: str) -> None:
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.extraJavaOptions", jvm).config("spark.log.level", "OFF").getOrCreate()
     uri = f"{root}/table"
-    spark.range(100).write.format("memwal").mode("append").save(uri)
+    spark.range(100).write.format("memwal").mode("append").option("missing", "null").save(uri)
     view = f"CREATE OR REPLACE TEMPORARY VIEW v USING memwal OPTIONS (path '{uri}')"
     spark.sql(view)
     spark.sql("INSERT INTO v SELECT 1000L, 'sql', 7")

@@ -161,7 +161,7 @@ def test_rows_of_another_shard_are_refused(uri: str) -> None:
     mine = mw.shard_id_for(mw.Bucket("id", 4), 1)
     foreign = next(i for i in range(100) if mw.shard_id_for(mw.Bucket("id", 4), i) != mine)
     with pytest.raises(mw.InvalidInputError, match="belong to shard"):
-        appender.append(appender.claim(mine), [pa.record_batch({"id": [foreign]})])
+        appender.append(appender.claim(mine), [pa.record_batch({"id": [foreign]})], missing="null")
 
 
 def test_tombstones_delete_and_live_rows_still_need_their_not_null_columns(uri: str) -> None:

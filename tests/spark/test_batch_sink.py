@@ -12,7 +12,7 @@ from memwal.store.paths import STAGE_DIR
 
 
 def save(frame: Any, uri: str, **options: Any) -> None:
-    frame.write.format("memwal").mode("append").options(**options).save(uri)
+    frame.write.format("memwal").mode("append").options(**{"missing": "null", **options}).save(uri)
 
 
 def test_upserts_and_deletes_reach_the_rows_of_their_keys(spark: Any, uri: str) -> None:
@@ -106,10 +106,26 @@ def test_what_does_not_fit_the_table_is_refused_and_writes_nothing(
     assert ids_of(table) == []
 
 
+def test_a_column_that_the_frame_leaves_out_is_refused_unless_it_may_be_null(spark: Any, uri: str) -> None:
+    table = keyed(uri)
+    save(spark.sql("select 1L id, 'a' value, 7 n"), uri)
+    for missing in ({}, {"missing": "error"}):
+        write = spark.sql("select 1L id, 'b' value").write.format("memwal").mode("append").options(**missing)
+        with pytest.raises(Exception, match=r"left out: 'n'.*missing='null'"):
+            write.save(uri)
+    with pytest.raises(Exception, match="error, null"):
+        save(spark.sql("select 1L id"), uri, missing="keep")
+    assert table.get(1) == {"id": 1, "value": "a", "n": 7}
+    spark.sql("select 1L id, 'd' _op").write.format("memwal").mode("append").save(uri)  # a delete needs its key alone
+    assert table.get(1) is None
+    save(spark.sql("select 1L id, 'b' value"), uri, missing="null")
+    assert table.get(1) == {"id": 1, "value": "b", "n": None}
+
+
 def test_overwriting_is_refused(spark: Any, uri: str) -> None:
     table = keyed(uri)
     with table.writer() as writer:
-        writer.put({"id": [1]})
+        writer.put({"id": [1]}, missing="null")
     with pytest.raises(Exception, match="not overwritten"):
         spark.range(3).write.format("memwal").mode("overwrite").save(uri)
     assert ids_of(table) == [1]
@@ -118,10 +134,10 @@ def test_overwriting_is_refused(spark: Any, uri: str) -> None:
 def test_a_writer_that_the_sink_superseded_is_fenced(spark: Any, uri: str) -> None:
     table = keyed(uri, 1)
     writer = table.writer()
-    writer.put({"id": [1]})
+    writer.put({"id": [1]}, missing="null")
     save(spark.range(2, 4), uri)
     with pytest.raises(mw.FencedError):
-        writer.put({"id": [9]})
+        writer.put({"id": [9]}, missing="null")
     writer.abort()
     assert ids_of(table) == [1, 2, 3]
 

@@ -30,7 +30,7 @@ def test_a_stream_of_the_table_is_its_changes_in_the_order_of_each_shard(spark: 
     table = keyed(uri, 2)
     with table.writer() as writer:
         for step in range(3):
-            writer.put({"id": list(range(10)), "n": [step] * 10})
+            writer.put({"id": list(range(10)), "n": [step] * 10}, missing="null")
         writer.delete([4])
     stream = spark.readStream.format("memwal").option("columns", "id,n").load(uri)
     assert stream.columns == ["id", "n", "_op", "_shard", "_position"]
@@ -48,7 +48,7 @@ def test_a_stream_of_the_table_is_its_changes_in_the_order_of_each_shard(spark: 
     of_four = [(row["n"], row["_op"]) for row in sorted(seen, key=lambda row: row["_position"]) if row["id"] == 4]
     assert of_four == [(0, "u"), (1, "u"), (2, "u"), (None, "d")]
     with table.writer() as writer:
-        writer.put({"id": [77], "n": [7]})
+        writer.put({"id": [77], "n": [7]}, missing="null")
     run()
     assert [(row["id"], row["_op"]) for row in seen[31:]] == [(77, "u")]
 
@@ -65,7 +65,7 @@ def test_limits_bound_a_micro_batch_and_every_entry_comes_once(uri: str) -> None
     table = keyed(uri, 2)
     with table.writer() as writer:
         for step in range(6):
-            writer.put({"id": list(range(20)), "n": [step] * 20})
+            writer.put({"id": list(range(20)), "n": [step] * 20}, missing="null")
     for limits in ({"maxEntriesPerTrigger": "3"}, {"maxRowsPerTrigger": "25"}, {"maxBytesPerTrigger": "3000"}):
         feed = feed_of(table, **limits)
         offset, batches = feed.initialOffset(), []
@@ -88,10 +88,10 @@ def test_a_shard_that_appears_later_is_read_from_its_first_entry(uri: str) -> No
     table = mw.create_table(uri, keyed_schema(), primary_key="id", sharding=mw.Identity("id"))
     feed = feed_of(table, startingPosition="latest")
     with table.writer() as writer:
-        writer.put({"id": [1]})
+        writer.put({"id": [1]}, missing="null")
         start = feed.initialOffset()
-        writer.put({"id": [1]})
-        writer.put({"id": [2]})
+        writer.put({"id": [1]}, missing="null")
+        writer.put({"id": [2]}, missing="null")
     end = feed.latestOffset(start, ReadAllAvailable())
     assert sorted(row["id"] for row in read(feed, start, end)) == [1, 2]
 
@@ -106,15 +106,15 @@ def test_entries_that_collection_took_are_an_error_or_are_left_out_as_told(uri: 
     table = keyed(uri, 1)
     feed = feed_of(table)
     with table.writer() as writer:
-        writer.put({"id": [1]})
-        writer.put({"id": [2]})
+        writer.put({"id": [1]}, missing="null")
+        writer.put({"id": [2]}, missing="null")
     start = feed.initialOffset()
     with table.writer() as writer:
-        writer.put({"id": [3]})
+        writer.put({"id": [3]}, missing="null")
     table.compact()
     table.gc(grace_seconds=0)
     with table.writer() as writer:
-        writer.put({"id": [4]})
+        writer.put({"id": [4]}, missing="null")
     end = feed.latestOffset(start, ReadAllAvailable())
     with pytest.raises(CollectedError, match="failOnDataLoss"):
         read(feed, start, end)
@@ -128,7 +128,7 @@ def test_the_progress_of_a_query_shows_rows_and_lag(spark: Any, uri: str, tmp_pa
     table = keyed(uri, 1)
     with table.writer() as writer:
         for step in range(4):
-            writer.put({"id": [step]})
+            writer.put({"id": [step]}, missing="null")
     listener = ms.ProgressListener()
     spark.streams.addListener(listener)
     try:

@@ -442,7 +442,7 @@ def test_a_mode_that_is_none_and_a_base_that_takes_no_such_commit_are_refused(sp
     lance.write_dataset(data, uri, enable_stable_row_ids=True)
     table = mw.enable(uri, sharding=mw.Bucket("id", 2))
     with table.writer(compaction=None) as writer:
-        writer.put({"id": [3]})
+        writer.put({"id": [3]}, missing="null")
     with pytest.raises(InvalidInputError, match="mode='single'"):
         ms.compact(spark, uri, mode="distributed")
     ms.compact(spark, uri, distributed_bytes=1)

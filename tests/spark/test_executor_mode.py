@@ -121,7 +121,7 @@ def test_a_merge_updates_deletes_and_inserts(spark: Any, uri: str) -> None:
 
 def test_flush_compact_and_gc_run_as_jobs(spark: Any, uri: str) -> None:
     table = keyed(uri, 3)
-    ms.write_batch(spark.range(300), uri, 1, app_id="job")
+    ms.write_batch(spark.range(300), uri, 1, app_id="job", missing="null")
     assert len(ms.flush(spark, uri).shards) == 3
     assert all(shard.skipped for shard in ms.flush(spark, uri).shards)
     flushed = ms.flush(spark, uri, force=True)
@@ -131,5 +131,5 @@ def test_flush_compact_and_gc_run_as_jobs(spark: Any, uri: str) -> None:
     assert table.dataset.count_rows() == 300
     assert ms.gc(spark, uri, grace_seconds=0).count("sstable") > 0
     assert ids_of(table) == list(range(300))
-    ms.write_batch(spark.range(300), uri, 1, app_id="job")
+    ms.write_batch(spark.range(300), uri, 1, app_id="job", missing="null")
     assert ids_of(table) == list(range(300))

@@ -17,7 +17,7 @@ def test_sink_jobs_and_source_work_on_s3(spark: Any, s3_table: tuple[str, dict[s
     mw.create_table(uri, KEYED, primary_key="id", sharding=mw.Bucket("id", 2), storage_options=options)
 
     def save(frame: Any, **more: Any) -> None:
-        frame.write.format("memwal").mode("append").options(**given, **more).save(uri)
+        frame.write.format("memwal").mode("append").options(**given, missing="null", **more).save(uri)
 
     save(spark.range(60).selectExpr("id", "'old' value"))
     ms.flush(spark, uri, force=True, storage_options=options)
@@ -25,7 +25,9 @@ def test_sink_jobs_and_source_work_on_s3(spark: Any, s3_table: tuple[str, dict[s
     assert (first.rows_written, first.commits) == (60, 1)
     save(spark.range(50, 70).selectExpr("id", "'new' value"))
     save(spark.range(10), operation="delete")
-    assert ms.write_batch(spark.range(100, 103), uri, 1, app_id="job", storage_options=options).rows == 3
+    assert (
+        ms.write_batch(spark.range(100, 103), uri, 1, app_id="job", missing="null", storage_options=options).rows == 3
+    )
     expected = {i: "new" if 50 <= i < 70 else "old" for i in range(10, 70)} | dict.fromkeys(range(100, 103))
     frame = spark.read.format("memwal").options(**given).load(uri)
     assert {row["id"]: row["value"] for row in frame.collect()} == expected

@@ -84,7 +84,7 @@ def test_a_writer_that_takes_a_shard_over_stops_the_query_with_an_error(spark: A
         query.processAllAvailable()
         before = ids_of(table)
         writer = table.shard_writer(mw.shard_id_for(mw.Bucket("id", 1), 0))
-        writer.put({"id": [-1], "value": ["mine"]})
+        writer.put({"id": [-1], "value": ["mine"]}, missing="null")
         (source / "late.json").write_text('{"id": 1000, "value": "late"}')
         with pytest.raises(Exception, match="Writer fenced"):
             query.processAllAvailable()

@@ -31,7 +31,7 @@ def mixed_table(uri: str, seed: int) -> tuple[mw.Table, dict[int, tuple[Any, ...
     for step in range(6):
         writer = table.writer()
         ids = rng.sample(range(300), 120)
-        writer.put({"id": ids, "value": [f"{step}-{i}" for i in ids], "n": [step] * len(ids)})
+        writer.put({"id": ids, "value": [f"{step}-{i}" for i in ids], "n": [step] * len(ids)}, missing="null")
         model |= {i: (f"{step}-{i}", step) for i in ids}
         gone = rng.sample(range(300), 40)
         writer.delete(gone)
@@ -61,10 +61,10 @@ def test_the_source_equals_a_dict_after_random_upserts_and_deletes(spark: Any, u
 def test_one_load_is_one_snapshot_over_all_its_actions_and_flushed_leaves_the_log_out(spark: Any, uri: str) -> None:
     table = keyed(uri)
     with table.writer() as writer:
-        writer.put({"id": list(range(50)), "n": [0] * 50})
+        writer.put({"id": list(range(50)), "n": [0] * 50}, missing="null")
     before = load(spark, uri)
     other = table.writer()
-    other.put({"id": list(range(40, 60)), "n": [1] * 20})
+    other.put({"id": list(range(40, 60)), "n": [1] * 20}, missing="null")
     assert before.count() == 50
     assert before.where("n = 1").count() == 0
     assert load(spark, uri).count() == 60
@@ -78,7 +78,7 @@ def test_one_load_is_one_snapshot_over_all_its_actions_and_flushed_leaves_the_lo
 def test_a_frame_used_twice_with_different_filters_is_right(spark: Any, uri: str) -> None:
     table = keyed(uri)
     with table.writer() as writer:
-        writer.put({"id": list(range(1000)), "n": [i % 10 for i in range(1000)]})
+        writer.put({"id": list(range(1000)), "n": [i % 10 for i in range(1000)]}, missing="null")
     frame = load(spark, uri)
     assert frame.where("n = 5").count() == 100
     assert frame.count() == 1000
@@ -90,10 +90,10 @@ def test_a_frame_used_twice_with_different_filters_is_right(spark: Any, uri: str
 def test_a_snapshot_that_collection_passed_says_load_again(spark: Any, uri: str) -> None:
     table = keyed(uri, 1)
     with table.writer() as writer:
-        writer.put({"id": [1, 2]})
+        writer.put({"id": [1, 2]}, missing="null")
     frame = load(spark, uri)
     with table.writer() as writer:
-        writer.put({"id": [3]})
+        writer.put({"id": [3]}, missing="null")
     table.compact()
     table.gc(grace_seconds=0)
     with pytest.raises(Exception, match="load again"):
@@ -105,7 +105,7 @@ def test_an_append_only_table_shows_every_row_once_in_all_tiers(spark: Any, uri:
     table = append_only(uri)
     for step in range(3):
         writer = table.writer()
-        writer.put({"id": list(range(20)), "value": [str(step)] * 20})
+        writer.put({"id": list(range(20)), "value": [str(step)] * 20}, missing="null")
         if step == 2:
             writer.abort()
         else:
@@ -176,10 +176,10 @@ def test_spark_still_mixes_up_pushed_filters_so_that_this_source_must_not_push_a
 def test_few_fresh_rows_take_no_task_of_their_own(uri: str) -> None:
     table = keyed(uri, 4)
     with table.writer(compaction=None) as writer:
-        writer.put({"id": list(range(100)), "n": [0] * 100})
+        writer.put({"id": list(range(100)), "n": [0] * 100}, missing="null")
     table.compact()
     late = table.writer(compaction=None)
-    late.put({"id": list(range(90, 120)), "n": [1] * 30})
+    late.put({"id": list(range(90, 120)), "n": [1] * 30}, missing="null")
     try:
         for rows_per_partition, parts in ((1000, 1), (100, 2)):
             source = MemWalSource({"path": uri, "rowsPerPartition": str(rows_per_partition)})

@@ -111,7 +111,7 @@ def test_a_table_lives_in_memory_for_tests_and_try_outs() -> None:
         ({"primary_key": "id", "sharding": mw.Bucket("nope", 4)}, "nope"),
         ({"primary_key": "id", "sharding": mw.Bucket("v", 4)}, "not part of the primary key"),
         ({"primary_key": "id", "sharding": mw.Identity("x")}, "integers, booleans or strings"),
-        ({"primary_key": "id", "sharding": "bucket"}, "not a sharding"),
+        ({"primary_key": "id", "sharding": "bucket"}, "sharding must be"),
         ({"primary_key": "id", "maintained_indexes": "some"}, "maintained_indexes"),
         ({"primary_key": "id", "maintained_indexes": ["v_idx"]}, "no index 'v_idx'"),
         ({"primary_key": "id", "writer_defaults": {"max_memtable_rows": 0}}, "max_memtable_rows"),

@@ -38,7 +38,7 @@ def _by_region(uri: str) -> mw.Table:
 def test_shard_ids_of_a_table_are_those_that_lancedb_derives(tmp_path: Path) -> None:
     bucketed = create(str(tmp_path / "bucket"), sharding=FOUR)
     with bucketed.writer() as writer:
-        writer.put([{"id": i} for i in range(100)])
+        writer.put([{"id": i} for i in range(100)], missing="null")
     assert {shard.shard_id for shard in bucketed.shards()} == {
         "4a388480-a25b-59a8-b058-24217f980256",
         "8e131bde-8368-54ff-89d9-c2e1cc781b29",
@@ -47,7 +47,7 @@ def test_shard_ids_of_a_table_are_those_that_lancedb_derives(tmp_path: Path) -> 
     }
     single = create(str(tmp_path / "single"))
     with single.writer() as writer:
-        writer.put([{"id": 1}])
+        writer.put([{"id": 1}], missing="null")
     assert [shard.shard_id for shard in single.shards()] == ["aa48498d-ac91-59e2-8452-69f46010ace2"]
     regions = _by_region(str(tmp_path / "regions"))
     with regions.writer() as writer:
@@ -58,9 +58,9 @@ def test_shard_ids_of_a_table_are_those_that_lancedb_derives(tmp_path: Path) -> 
 def test_a_shard_tells_what_storage_shows_of_it(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"))
     with table.writer() as writer:
-        writer.put([{"id": 1}])
+        writer.put([{"id": 1}], missing="null")
         writer.flush()
-        writer.put([{"id": 2}])
+        writer.put([{"id": 2}], missing="null")
         [info] = table.shards()
         assert (info.epoch, info.status, info.generations) == (1, mw.ShardStatus.ACTIVE, (1,))
         assert (info.current_generation, info.wal_tail) == (2, 1)
@@ -89,11 +89,11 @@ def test_rows_of_another_shard_are_refused_at_the_shard(tmp_path: Path) -> None:
     mine = mw.shard_id_for(FOUR, 1)
     others = [i for i in range(50) if mw.shard_id_for(FOUR, i) != mine]
     with table.shard_writer(mine) as writer:
-        writer.put([{"id": 1}])
+        writer.put([{"id": 1}], missing="null")
         before = files_below(table.uri)
         for call in (
-            lambda: writer.put([{"id": 1}, {"id": others[0]}]),
-            lambda: writer.put_nowait([{"id": others[0]}]),
+            lambda: writer.put([{"id": 1}, {"id": others[0]}], missing="null"),
+            lambda: writer.put_nowait([{"id": others[0]}], missing="null"),
             lambda: writer.delete([1, others[0]]),
         ):
             with pytest.raises(mw.InvalidInputError, match=mw.shard_id_for(FOUR, others[0])):
@@ -105,7 +105,7 @@ def test_rows_of_another_shard_are_refused_at_the_shard(tmp_path: Path) -> None:
 def test_a_shard_that_is_none_of_the_tables_takes_no_rows(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), sharding=FOUR)
     with table.shard_writer(str(uuid.uuid4())) as writer, pytest.raises(mw.InvalidInputError, match="belong to shard"):
-        writer.put([{"id": 1}])
+        writer.put([{"id": 1}], missing="null")
 
 
 def test_a_null_chooses_bucket_zero_but_no_identity_shard(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_manual_shards_are_named_by_whoever_writes(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), sharding=mw.Manual(), allow_keys_across_shards=True)
     chosen = str(uuid.uuid4())
     with table.shard_writer(chosen) as one, table.shard_writer() as two, table.writer() as three:
-        one.put([{"id": 1}])
-        two.put([{"id": 2}])
-        three.put([{"id": 3}])
+        one.put([{"id": 1}], missing="null")
+        two.put([{"id": 2}], missing="null")
+        three.put([{"id": 3}], missing="null")
         three.delete([7])
         assert one.shard_id == chosen
         assert len({one.shard_id, two.shard_id, *three.shard_writers}) == 3

@@ -89,7 +89,7 @@ def test_a_reader_of_batches_is_appended(tmp_path: Path) -> None:
 def test_columns_are_matched_by_name_reordered_cast_and_null_filled(tmp_path: Path) -> None:
     uri = lance_table(tmp_path, STRICT)
     given = pa.table({"price": pa.array([3, 4], pa.int8()), "id": pa.array([1, 2], pa.uint16())})
-    appender(uri).append(given)
+    appender(uri).append(given, missing="null")
     assert [(row["id"], row["price"], row["at"], row["name"]) for row in stored(uri)] == [
         (1, 3.0, None, None),
         (2, 4.0, None, None),
@@ -126,9 +126,9 @@ def test_what_does_not_fit_is_refused_with_its_column_and_nothing_is_written(wha
     writer = appender(uri)
     data, told = REFUSED[what]
     with pytest.raises(InvalidInputError, match=told):
-        writer.append(data)
+        writer.append(data, missing="null")
     assert read_all(uri) == []
-    assert writer.append(pa.table({"id": [1], "price": [1]})) == 1, "a refusal is no failure of the log"
+    assert writer.append(pa.table({"id": [1], "price": [1]}), missing="null") == 1, "a refusal is no failure of the log"
 
 
 def test_the_first_append_that_lands_sets_the_columns_where_there_is_no_table(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_fields_carry_the_ids_of_the_table_or_none_does(tmp_path: Path) -> None:
 
 def test_every_column_but_the_key_is_stored_as_nullable_and_the_flag_comes_last(tmp_path: Path) -> None:
     uri = lance_table(tmp_path, STRICT)
-    appender(uri).append(pa.table({"id": [1], "price": [1]}))
+    appender(uri).append(pa.table({"id": [1], "price": [1]}), missing="null")
     schema = read_all(uri)[0].batches[0].schema
     assert [(f.name, f.nullable) for f in schema] == [
         ("id", False),
@@ -182,14 +182,17 @@ def test_a_tombstone_needs_its_key_and_nothing_else(tmp_path: Path) -> None:
     writer = appender(uri)
     writer.append(pa.table({"id": [5], "_tombstone": [True]}))
     mixed = pa.table({"id": [6, 7], "price": pa.array([None, 1], pa.int8()), "_tombstone": [True, False]})
-    writer.append(mixed)
+    writer.append(mixed, missing="null")
     assert [(row["id"], row["price"] is None, row["_tombstone"]) for row in stored(uri)] == [
         (5, True, True),
         (6, True, True),
         (7, False, False),
     ]
     with pytest.raises(InvalidInputError, match="'price'"):
-        writer.append(pa.table({"id": [6, 7], "price": pa.array([None, None], pa.int8()), "_tombstone": [True, False]}))
+        writer.append(
+            pa.table({"id": [6, 7], "price": pa.array([None, None], pa.int8()), "_tombstone": [True, False]}),
+            missing="null",
+        )
     with pytest.raises(InvalidInputError, match="'id'"):
         writer.append(pa.table({"id": pa.array([None], pa.int64()), "_tombstone": [True]}))
 

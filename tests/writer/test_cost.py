@@ -69,7 +69,7 @@ def test_a_generation_is_complete_before_the_manifest_lists_it(tmp_path: Path, s
     """Lesson 20: a generation of a table with key columns only was published before its sidecar existed."""
     store, location = watched(tmp_path)
     with open_writer(location, schema) as writer:
-        writer.put(pa.table({"id": [1, 2]}))
+        writer.put(pa.table({"id": [1, 2]}), missing="null")
         held = store.hold("put_new", MANIFEST)
         writer.force_seal_active()
         held.wait_reached()

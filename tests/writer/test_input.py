@@ -51,7 +51,7 @@ EMPTY = dict.fromkeys(WIDE.names)
 def put_and_read(root: Path, data: Any, schema: pa.Schema = WIDE) -> list[dict[str, Any]]:
     """`data` after a put, the same in memory, after replay and in the SSTable."""
     writer = open_writer(root, schema)
-    writer.put(data)
+    writer.put(data, missing="null")
     in_memory: list[dict[str, Any]] = writer.scan().to_table().to_pylist()
     writer.abort()
     writer = open_writer(root, schema)
@@ -67,7 +67,7 @@ def test_columns_are_matched_by_name_and_reordered(tmp_path: Path) -> None:
     assert put_and_read(tmp_path, batch) == [FULL]
 
 
-def test_missing_columns_are_filled_with_nulls_where_the_table_allows_it(tmp_path: Path) -> None:
+def test_missing_columns_are_filled_with_nulls_where_that_is_asked_for(tmp_path: Path) -> None:
     assert put_and_read(tmp_path, pa.table({"name": ["n"], "id": [1]})) == [{**EMPTY, "id": 1, "name": "n"}]
 
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_reconciled_is_refused_with_the_name_of_the_column(
 ) -> None:
     with open_writer(tmp_path, WIDE) as writer:
         with pytest.raises(InvalidInputError, match=f"'{name}'"):
-            writer.put(pa.table({"id": pa.array([1]), "name": pa.array(["n"]), name: array}))
+            writer.put(pa.table({"id": pa.array([1]), "name": pa.array(["n"]), name: array}), missing="null")
         assert writer.scan().count_rows() == 0
 
 
@@ -154,9 +154,9 @@ def test_a_missing_column_that_must_not_be_null_is_refused_by_name(tmp_path: Pat
 def test_nulls_in_keys_and_not_null_columns_are_refused_by_name(tmp_path: Path) -> None:
     with open_writer(tmp_path, WIDE) as writer:
         with pytest.raises(InvalidInputError, match="'id' must not be null"):
-            writer.put({"id": [1, None], "name": ["a", "b"]})
+            writer.put({"id": [1, None], "name": ["a", "b"]}, missing="null")
         with pytest.raises(InvalidInputError, match="'name' must not be null"):
-            writer.put({"id": [1, 2], "name": ["a", None]})
+            writer.put({"id": [1, 2], "name": ["a", None]}, missing="null")
         with pytest.raises(InvalidInputError, match="'id' must not be null"):
             writer.delete([1, None])
 
@@ -231,7 +231,10 @@ def test_a_reader_is_drained_into_one_put(tmp_path: Path) -> None:
     "nonsense", [7, "text", object(), [1, 2], [{"id": 1}, 2], {}, {"id": [1], "v": ["a", "b"]}, None]
 )
 def test_what_is_no_data_is_refused_in_words(tmp_path: Path, nonsense: Any) -> None:
-    with open_writer(tmp_path) as writer, pytest.raises(InvalidInputError, match=r"no data|different lengths"):
+    with (
+        open_writer(tmp_path) as writer,
+        pytest.raises(InvalidInputError, match=r"no data|different lengths|empty batch list"),
+    ):
         writer.put(nonsense)
 
 
@@ -311,7 +314,7 @@ def test_rows_and_tombstones_with_null_structs_of_not_null_fields_can_be_flushed
     batch = pa.record_batch([pa.array([1, 2]), hollow, lists, must], schema=INNER)
     writer = open_writer(tmp_path, INNER)
     writer.put(batch)
-    writer.put([{"id": 3, "must": {"a": 7}}, {"id": 4, "must": {"a": 7}}])
+    writer.put([{"id": 3, "must": {"a": 7}}, {"id": 4, "must": {"a": 7}}], missing="null")
     writer.delete([4])
     expected = [full, bare, {"id": 3, "s": None, "l": None, "must": {"a": 7}}]
     assert writer.scan().to_table().to_pylist() == expected
@@ -346,9 +349,9 @@ def test_nulls_inside_not_null_fields_are_refused_by_column(tmp_path: Path) -> N
     lists = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), items, type=INNER.field("l").type)
     with open_writer(tmp_path, INNER) as writer:
         with pytest.raises(InvalidInputError, match="column 's': field 'a' must not be null"):
-            writer.put(pa.table({"id": [1], "s": hole, "must": must}))
+            writer.put(pa.table({"id": [1], "s": hole, "must": must}), missing="null")
         with pytest.raises(InvalidInputError, match="column 'l': field 't' must not be null"):
-            writer.put(pa.table({"id": [1], "l": lists, "must": must}))
+            writer.put(pa.table({"id": [1], "l": lists, "must": must}), missing="null")
         assert writer.scan().count_rows() == 0
 
 
@@ -406,7 +409,7 @@ def test_a_null_struct_is_refused_where_the_files_of_the_base_table_cannot_store
         refused: list[list[dict[str, Any]]] = [[{"id": 3, "s": None}], [{"id": 3, "s": {"a": None}}], [{"id": 3}]]
         for bad in refused:
             with pytest.raises(mw.InvalidInputError, match="column 's' holds a null struct"):
-                writer.put(bad)
+                writer.put(bad, missing="null")
         writer.delete([1])
     table.compact()
     assert table.dataset.to_table().to_pylist() == [{"id": 2, "s": {"a": {"b": 2}}}]

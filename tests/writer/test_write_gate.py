@@ -90,7 +90,7 @@ def test_a_writer_moves_to_new_columns_while_others_write(tmp_path: Path) -> Non
         def work(thread: int) -> int:
             count = 0
             while not stop.is_set():
-                writer.put(rows([1000 * thread + count], "x"))
+                writer.put(rows([1000 * thread + count], "x"), missing="null")
                 count += 1
             return count
 

@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
     """A table whose shard holds one unflushed row and one tombstone."""
     base_table(tmp_path / "t", WIDE)
     writer = open_writer(tmp_path / "t", None)
-    writer.put([ROW, {"id": 2, "name": "gone"}])
+    writer.put([ROW, {"id": 2, "name": "gone"}], missing="null")
     writer.delete([2])
     writer.abort()
     return tmp_path / "t"
@@ -83,7 +83,7 @@ def test_new_entries_carry_the_ids_of_the_new_schema(root: Path) -> None:
     lance.dataset(str(root)).drop_columns(["name"])
     lance.dataset(str(root)).add_columns(pa.field("extra", pa.int64()))
     with open_writer(root, None) as writer:
-        writer.put([{"id": 7, "extra": 9}])
+        writer.put([{"id": 7, "extra": 9}], missing="null")
     schema = row_entries(root)[-1].schema
     assert schema is not None
     ids = {f.name: (f.metadata or {}).get(b"lance:field_id") for f in schema}

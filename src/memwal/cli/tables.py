@@ -6,7 +6,7 @@ Owns no engine logic: each command is one call of the facade. Called by: `memwal
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pyarrow as pa
 import typer
@@ -46,6 +46,10 @@ _Sharding = Annotated[
 _AcrossShards = Annotated[
     bool,
     typer.Option("--allow-keys-across-shards", help="Rows of one key may be in several shards: newest per shard only."),
+]
+_Missing = Annotated[
+    Literal["error", "null"] | None,
+    typer.Option(help="Columns that a file leaves out: refused (the default with a primary key), or null."),
 ]
 
 
@@ -118,9 +122,22 @@ def create(
     show({**answer, "sharding": _spelled(table.sharding), "version": int(table.dataset.version)}, as_json=json)
 
 
-def enable(uri: Uri, sharding: _Sharding = "unsharded", storage_option: Options = None, json: Json = False) -> None:
+def enable(
+    uri: Uri,
+    primary_key: _Key = None,
+    sharding: _Sharding = "unsharded",
+    allow_keys_across_shards: _AcrossShards = False,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
     """Put a write path in front of an existing Lance table."""
-    table = enable_table(uri, sharding=_sharding(sharding), storage_options=storage_options(storage_option))
+    table = enable_table(
+        uri,
+        primary_key=split_names(primary_key),
+        sharding=_sharding(sharding),
+        allow_keys_across_shards=allow_keys_across_shards,
+        storage_options=storage_options(storage_option),
+    )
     show({"table": table.uri, "primary_key": table.primary_key, "sharding": _spelled(table.sharding)}, as_json=json)
 
 
@@ -129,6 +146,7 @@ def put(
     files: Annotated[list[Path], typer.Argument(help="Parquet, CSV, JSON lines or Arrow files.", show_default=False)],
     batch_rows: Annotated[int, typer.Option(help="Rows per put: each is durable when it returns.", min=1)] = 8192,
     fsync: Annotated[bool, typer.Option(help="Survive power loss (local paths).")] = True,
+    missing: _Missing = None,
     shard: Shard = None,
     storage_option: Options = None,
     json: Json = False,
@@ -147,7 +165,7 @@ def put(
         ):
             for file in inputs:
                 for batch in file.batches(batch_rows):
-                    writer.put(batch)
+                    writer.put(batch, missing=missing)
                     rows += batch.num_rows
                     told(sum(item.done_bytes for item in inputs), rows)
     except MemWalError as error:

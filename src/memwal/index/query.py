@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from memwal.arguments import check_text
 from memwal.errors import InvalidInputError
 
 __all__ = [
@@ -139,6 +140,7 @@ TextQuery = Match | Phrase | Boolean | Boost | MultiMatch
 def parse(query: str | TextQuery) -> TextQuery:
     """Return `query` as a tree: a string in double quotes is a phrase, any other string a match."""
     if isinstance(query, str):
+        check_text("a text query", query)
         if len(query) > 2 and query.startswith('"') and query.endswith('"'):
             return Phrase(query[1:-1])
         return Match(query)

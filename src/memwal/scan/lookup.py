@@ -36,7 +36,8 @@ _KEPT_BYTES = 16 << 20
 def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
     table = snapshot.schema.columns
-    schema = pa.schema([table.field(name) for name in checked_columns(columns, table)])
+    columns = checked_columns(columns, table)
+    schema = pa.schema([table.field(name) for name in columns])
     if not columns:
         return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
     if keys.num_rows > 1:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError
+from memwal.arguments import check_flag, check_number
+from memwal.errors import CollectedError, ObjectNotFoundError
 from memwal.row_filter import FilterLike, RowFilter
 from memwal.scan.explain import explain
 from memwal.scan.merge import Merge, Projection
@@ -46,6 +47,8 @@ class Scan:
         with_generation: bool = False,
     ) -> None:
         """`capture` gives a snapshot: once now, and again only if collection removed what it needs."""
+        check_flag("with_row_address", with_row_address)
+        check_flag("with_generation", with_generation)
         self._capture = capture
         self._snapshot = capture()
         table = self._snapshot.schema.columns
@@ -150,6 +153,4 @@ def _total(batches: Iterator[pa.RecordBatch]) -> int:
 
 
 def _count(name: str, value: int | None) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise InvalidInputError(f"{name} must be a number >= 0, not {value!r}")
-    return value
+    return None if value is None else check_number(name, value)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from memwal.arguments import check_choice, check_number
 from memwal.errors import InvalidInputError
 from memwal.index import (
     METRICS,
@@ -86,10 +87,9 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
 def _check(request: SearchRequest, table: pa.Schema) -> None:
     if request.vector is None and request.text is None:
         raise InvalidInputError("search needs a vector, a text, or both")
-    if not isinstance(request.k, int) or isinstance(request.k, bool) or request.k < 1:
-        raise InvalidInputError(f"k must be at least 1, not {request.k!r}")
-    if request.metric is not None and request.metric not in METRICS:
-        raise InvalidInputError(f"metric must be one of {', '.join(METRICS)}, not {request.metric!r}")
+    check_number("k", request.k, least=1)
+    if request.metric is not None:
+        check_choice("metric", request.metric, METRICS)
     if request.column is not None:
         checked_columns([request.column], table)
 

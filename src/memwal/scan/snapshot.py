@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from memwal import live
 from memwal.adapt import RowAdapter
+from memwal.arguments import check_choice, check_names
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
 from memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
@@ -134,11 +135,12 @@ class SnapshotSource:
         candidates: Collection[str] | None = None,
     ) -> Snapshot:
         """One snapshot. `shards` restricts what is read; `candidates` are the shards that can hold matching rows."""
-        if consistency not in ("fresh", "flushed"):
-            raise InvalidInputError(f"consistency must be 'fresh' or 'flushed', not {consistency!r}")
+        check_choice("consistency", consistency, ("fresh", "flushed"))
+        if shards is not None:
+            shards = [check_shard_id(shard_id) for shard_id in check_names("shards", shards)]
         given = _by_shard(in_memory)
         known = list_shards(self.location)
-        wanted = known if shards is None else [s for s in known if s in {check_shard_id(x) for x in shards}]
+        wanted = known if shards is None else [s for s in known if s in shards]
         if candidates is not None:
             pruned = tuple(s for s in wanted if s not in candidates)
             wanted = [s for s in wanted if s in candidates]
@@ -258,9 +260,11 @@ def _cursor(manifest: ShardManifest) -> int:
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
     if in_memory is None:
         return {}
-    given = [in_memory] if isinstance(in_memory, InMemoryMemTables) else in_memory
-    captures = list(given) if isinstance(given, Iterable) else [given]
-    if not all(isinstance(capture, InMemoryMemTables) for capture in captures):
+    try:
+        captures = [in_memory] if isinstance(in_memory, InMemoryMemTables) else list(in_memory)
+    except TypeError:
+        captures = []
+    if not captures or not all(isinstance(capture, InMemoryMemTables) for capture in captures):
         raise InvalidInputError("in_memory takes what in_memory_memtable_refs() returned, of one or several writers")
     return {capture.shard_id: capture for capture in captures}
 

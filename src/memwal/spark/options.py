@@ -44,6 +44,7 @@ class Options:
     txn_version: int | None = None
     sequence_by: str | None = None
     duplicates: Literal["error", "last"] = "error"
+    missing: Literal["error", "null"] | None = None
     inline_bytes: int = 4 * _MIB
     max_entry_bytes: int = 64 * _MIB
     flush_bytes: int = 64 * _MIB
@@ -151,6 +152,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "txnVersion": ("txn_version", _number),
     "sequenceBy": ("sequence_by", _text),
     "duplicates": ("duplicates", _one_of("error", "last")),
+    "missing": ("missing", _one_of("error", "null")),
     "inlineBytes": ("inline_bytes", _bytes),
     "maxEntryBytes": ("max_entry_bytes", _bytes),
     "flushBytes": ("flush_bytes", _bytes),

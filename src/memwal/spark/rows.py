@@ -25,7 +25,7 @@ from memwal.append_once import RowFitter
 from memwal.errors import InvalidInputError
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.scan.keys import as_numbers, key_array
-from memwal.schema import TableSchema
+from memwal.schema import TableSchema, fills_missing, refuse_missing
 from memwal.sharding import Bucket, Identity, Manual, Sharding, route
 from memwal.spark.options import Operation, Options
 from memwal.spark.types import arrow_type, to_arrow_columns
@@ -93,6 +93,11 @@ class WritePlan:
         missing = [name for name in needed if name not in names]
         if missing:
             raise InvalidInputError(f"column {missing[0]!r} is missing and must not be null")
+        may_leave_out = self.operation == "delete" or names & {OP, TOMBSTONE}  # deletes need no more than the key
+        if not may_leave_out and not fills_missing(self.options.missing, self.schema):
+            absent = [name for name in columns.names if name not in names]
+            if absent:
+                raise refuse_missing(absent)
         for item in frame:
             if item.name in columns.names:
                 arrow_type(item.dataType, repr(item.name))
@@ -120,7 +125,7 @@ class WritePlan:
         keep = self._needed_for_delete if self.operation == "delete" else self.schema.columns.names
         rows = batch.select([name for name in batch.schema.names if name in keep])
         rows = to_arrow_columns(rows, self.schema.columns)
-        fitted = fitter.fit(rows.append_column(TOMBSTONE, flags))
+        fitted = fitter.fit(rows.append_column(TOMBSTONE, flags), self.options.missing)
         return fitted if sequence is None else fitted.append_column(SEQUENCE, sequence)
 
     def _flags(self, batch: pa.RecordBatch) -> pa.Array:

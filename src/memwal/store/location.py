@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote, urlsplit
 
+from memwal.arguments import check_instance, check_text
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import InvalidInputError
 from memwal.metrics import Recorder
@@ -92,6 +93,8 @@ def resolve(
     `wrap` is put around the adapter, below metering and retries.
     """
     text = _canonical(uri)
+    if storage_options is not None:
+        check_instance("storage_options", storage_options, Mapping, "a dict of texts")
     options = {str(key): str(value) for key, value in storage_options.items()} if storage_options else None
     if clock is not SYSTEM_CLOCK or not (metrics is None and policy is None and wrap is None):
         return _build(text, options, clock=clock, metrics=metrics, policy=policy, wrap=wrap)
@@ -145,6 +148,7 @@ def _canonical(uri: str | os.PathLike[str]) -> str:
     text = os.fspath(uri) if isinstance(uri, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidInputError(f"a table needs a URI or a path, not {type(uri).__name__}")
+    check_text("the URI or path of a table", text)
     scheme, mark, rest = text.partition(":")
     if not mark or not scheme.isascii() or not scheme.replace("+", "").replace("-", "").isalnum():
         return os.path.realpath(text)

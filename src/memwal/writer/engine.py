@@ -23,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from memwal import live
+from memwal.arguments import check_timeout
 from memwal.background import Task
 from memwal.clock import Clock
 from memwal.config import WriterConfig
@@ -34,7 +35,7 @@ from memwal.log_run import LogRun
 from memwal.maintained import IndexSet
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
-from memwal.schema import Reconciler, tombstones
+from memwal.schema import Missing, Reconciler, fills_missing, tombstones
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
 from memwal.understood import KnownColumns
@@ -92,6 +93,7 @@ class Ack:
         """Return once the write is on storage; raise what prevented it, or `UnavailableError` after `timeout` seconds."""
         if is_on_top():
             raise on_top_error("Ack.wait")
+        timeout = check_timeout(timeout)
         if timeout is None:
             self._core.make_durable(self._end)
             return
@@ -188,19 +190,27 @@ class ShardEngine:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def put(self, data: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
-        """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
-        batches = self._batches(data)
+    def put(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> WriteResult:
+        """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns.
+
+        Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
+        there; `missing="null"` makes them null. On an append-only table they are null anyway.
+        """
+        fill = fills_missing(missing, self._target.schema)
+        batches = self._batches(data, fill)
         with self._gate:
             if txn is None and self._config.durable_write:
                 size = sum(batch.get_total_buffer_size() for batch in batches)
                 if size <= _QUEUED_BYTES:
-                    return self._queue(batches, size)
-            return self._write(self._fit(batches), as_transaction(txn))
+                    return self._queue(batches, size, fill)
+            return self._write(self._fit(batches, fill), as_transaction(txn))
 
-    def _queue(self, batches: list[pa.RecordBatch], size_bytes: int) -> WriteResult:
+    def _queue(self, batches: list[pa.RecordBatch], size_bytes: int, fill: bool) -> WriteResult:
         """Write a small put, together with those of other threads."""
-        put = QueuedPut(batches, size_bytes, self._fit_for_entry, self._clock.monotonic())
+        fit = self._fit_and_fill if fill else self._fit_for_entry
+        put = QueuedPut(batches, size_bytes, fit, self._clock.monotonic())
         try:
             done = self._core.write(put)
         except _TooLargeError as found:
@@ -208,18 +218,22 @@ class ShardEngine:
         reach("put.before_ack")
         return WriteResult(range(done.start, done.end))
 
-    def _fit_for_entry(self, batches: list[pa.RecordBatch]) -> WriteRows:
-        rows = self._fit(batches)
+    def _fit_and_fill(self, batches: list[pa.RecordBatch]) -> WriteRows:
+        return self._fit_for_entry(batches, fill=True)
+
+    def _fit_for_entry(self, batches: list[pa.RecordBatch], *, fill: bool = False) -> WriteRows:
+        rows = self._fit(batches, fill)
         if self._is_bulk(rows):
             raise _TooLargeError(rows)
         self._core.encode_rows(rows)
         return rows
 
-    def put_nowait(self, data: Any) -> Ack:
+    def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
-        batches = self._batches(data)
+        fill = fills_missing(missing, self._target.schema)
+        batches = self._batches(data, fill)
         with self._gate:
-            return self._put_nowait(self._fit(batches))
+            return self._put_nowait(self._fit(batches, fill))
 
     def _put_nowait(self, rows: WriteRows) -> Ack:
         if self._is_bulk(rows):
@@ -293,9 +307,10 @@ class ShardEngine:
             stats.put_count += 1
             stats.put_time += seconds
 
-    def _batches(self, data: Any) -> list[pa.RecordBatch]:
+    def _batches(self, data: Any, fill: bool) -> list[pa.RecordBatch]:
         """`data` as batches with rows."""
-        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, self._target.schema.columns)
+        columns = self._target.schema.columns
+        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, columns, whole=not fill)
         if not batches:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         for i, batch in enumerate(batches):
@@ -303,10 +318,10 @@ class ShardEngine:
                 raise InvalidInputError(f"Batch {i} is empty: give batches with rows")
         return batches
 
-    def _fit(self, batches: list[pa.RecordBatch]) -> WriteRows:
+    def _fit(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
         """`batches` as those of the table, each checked; the errors name the column."""
         with self._fit_lock:
-            fitted = [self._reconciler.fit(batch) for batch in batches]
+            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
         self._target.check_storable(fitted)
         if len(fitted) > self._config.max_memtable_batches:
             even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._target.schema.nullable) for batch in fitted]
@@ -343,7 +358,7 @@ class ShardEngine:
         if is_on_top():
             raise on_top_error("wait_for_flush_drain")
         self._need_memtable()
-        core = self._core
+        timeout, core = check_timeout(timeout), self._core
         core.refuse()
         if not core.wait_until(lambda: not core.frozen, timeout):
             raise UnavailableError(
