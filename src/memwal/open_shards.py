@@ -141,12 +141,22 @@ class OpenShards:
 
     def flush(self, timeout: float | None) -> None:
         """Turn everything that was written into SSTables."""
-        writers = list(self._open.values())
-        for writer in writers:
-            writer.force_seal_active()
-        for writer in writers:
-            writer.wait_for_flush_drain(timeout)
-        for shard_id in [name for name, parked in list(self._parked.items()) if parked.owes_flush]:
+        parked_meanwhile: set[str] = set()
+
+        def each(call: Callable[[ShardWriter], None]) -> None:
+            for shard_id, writer in writers.items():
+                try:
+                    call(writer)
+                except ClosedError:
+                    if self.closed or not writer.is_parked:
+                        raise
+                    parked_meanwhile.add(shard_id)
+
+        writers = self.open
+        each(ShardWriter.force_seal_active)
+        each(lambda writer: writer.wait_for_flush_drain(timeout))
+        owing = [name for name, parked in list(self._parked.items()) if parked.owes_flush]
+        for shard_id in parked_meanwhile.union(owing):
             self.write(shard_id, lambda writer: _flush(writer, timeout))
 
     def close(self) -> list[Exception]:

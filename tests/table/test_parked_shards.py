@@ -117,6 +117,36 @@ def test_a_long_tail_is_flushed_before_its_shard_is_parked(tmp_path: Path) -> No
         assert len(found(table, consistency="flushed")) == 71
 
 
+@pytest.mark.parametrize("step", ["force_seal_active", "wait_for_flush_drain"])
+def test_a_shard_that_is_parked_during_a_flush_is_flushed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    table = make(tmp_path)
+    real, overtaken = getattr(mw.ShardWriter, step), []
+
+    def overtake(shard: mw.ShardWriter, *args: Any) -> None:
+        if not overtaken:
+            overtaken.append(shard)
+            other = threading.Thread(
+                target=writer.put, args=([row(2, 0, 0)],)
+            )  # takes the place of what is being flushed
+            other.start()
+            other.join()
+            assert shard.is_parked
+        real(shard, *args)
+
+    with table.writer(fsync=False, max_open_shards=1, compaction=None) as writer:
+        writer.put([row(1, 0, 0)])
+        monkeypatch.setattr("memwal.writer.engine.is_on_top", lambda: False)  # `overtake` is no signal handler
+        monkeypatch.setattr(mw.ShardWriter, step, overtake)
+        writer.flush()
+        assert overtaken
+        assert found(table, consistency="flushed")[1, 0] == 0
+        writer.put([row(1, 1, 1)])
+        writer.flush()
+        assert len(found(table, consistency="flushed")) == 3
+
+
 def test_threads_write_many_shards_through_few_places(tmp_path: Path) -> None:
     table = make(tmp_path)
     failures: list[BaseException] = []
