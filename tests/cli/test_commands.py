@@ -145,6 +145,17 @@ def test_tables_with_manual_shards_ask_for_the_shard(tmp_path: Path) -> None:
     assert rows("scan", uri) == []
 
 
+def test_enable_sets_a_key_that_the_rows_have(tmp_path: Path) -> None:
+    uri = tmp_path / "t"
+    lance.write_dataset(pa.table({"id": [1, 2, 2], "part": ["a", "a", "b"]}), uri)
+    assert "more than once: 2" in one_line(run("enable", uri, "--primary-key", "id", status=1))
+    assert lance.dataset(uri).version == 1
+    made = answer("enable", uri, "--primary-key", "id,part", "--sharding", "bucket(id,2)")
+    assert (made["primary_key"], made["sharding"]) == (["id", "part"], "bucket(id,2)")
+    run("delete", uri, '[2, "b"]')
+    assert answer("scan", uri, "--count") == {"rows": 2}
+
+
 def test_text_files_are_read_with_the_types_of_the_table(tmp_path: Path) -> None:
     schema = pa.schema([("code", pa.string()), ("n", pa.int8()), ("vec", pa.list_(pa.float32(), 2))])
     mw.create_table(str(tmp_path / "t"), schema, primary_key="code", sharding=mw.Unsharded())
