@@ -14,10 +14,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
 
-from memwal.clock import thread_pool
+from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.errors import ClosedError
 from memwal.shard_writer import ShardWriter
-from memwal.waiting import is_on_top, refuse_on_top
+from memwal.waiting import is_on_top, on_top_error, refuse_on_top
 from memwal.writer.parking import Parked
 from memwal.writer.stats import WriteStats
 
@@ -140,24 +140,33 @@ class OpenShards:
                 writer.evolve_schema()
 
     def flush(self, timeout: float | None) -> None:
-        """Turn everything that was written into SSTables."""
-        parked_meanwhile: set[str] = set()
+        """Turn everything that was written into SSTables; `UnavailableError` after `timeout` seconds in all.
 
-        def each(call: Callable[[ShardWriter], None]) -> None:
-            for shard_id, writer in writers.items():
-                try:
-                    call(writer)
-                except ClosedError:
-                    if self.closed or not writer.is_parked:
-                        raise
-                    parked_meanwhile.add(shard_id)
+        Other threads may park a shard, or take it up again, at any moment: whoever waits on another writer than the one
+        that was sealed seals that one, too.
+        """
+        if is_on_top():
+            raise on_top_error("flush")
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
+        sealed: dict[str, ShardWriter] = {}
 
-        writers = self.open
-        each(ShardWriter.force_seal_active)
-        each(lambda writer: writer.wait_for_flush_drain(timeout))
-        owing = [name for name, parked in list(self._parked.items()) if parked.owes_flush]
-        for shard_id in parked_meanwhile.union(owing):
-            self.write(shard_id, lambda writer: _flush(writer, timeout))
+        def seal(writer: ShardWriter) -> None:
+            writer.force_seal_active()
+            sealed[writer.shard_id] = writer
+
+        def drain(writer: ShardWriter) -> None:
+            if sealed.get(writer.shard_id) is not writer:
+                seal(writer)
+            left = None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic())
+            writer.wait_for_flush_drain(left)
+
+        with self._lock:  # a shard that is being parked is among the ones or the others
+            names = list(self._open)
+            owing = [shard_id for shard_id, parked in self._parked.items() if parked.owes_flush]
+        for shard_id in names:  # all of them first: they are flushed side by side
+            self.write(shard_id, seal)
+        for shard_id in (*names, *owing):
+            self.write(shard_id, drain)
 
     def close(self) -> list[Exception]:
         """Flush and close every shard; returns what failed. On top of another call, shards that are parked stay as they
@@ -198,11 +207,6 @@ class OpenShards:
     def orphan(self) -> None:
         """Become closed in a forked child."""
         self._lock, self.closed = threading.RLock(), True
-
-
-def _flush(writer: ShardWriter, timeout: float | None) -> None:
-    writer.force_seal_active()
-    writer.wait_for_flush_drain(timeout)
 
 
 def _failure(end: Callable[[ShardWriter], None], writer: ShardWriter) -> Exception | None:

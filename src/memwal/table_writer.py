@@ -192,7 +192,10 @@ class TableWriter:
     # ------------------------------------------------------------------------------------------------------ closing
 
     def flush(self, timeout: float | None = None) -> None:
-        """Seal and flush all shards that this writer opened: their rows are SSTables when this returns."""
+        """Seal and flush all shards that this writer opened: what was written before is in SSTables when this returns.
+
+        `UnavailableError` if that takes longer than `timeout` seconds in all.
+        """
         check_timeout(timeout)
         self._shards.flush(timeout)
 

@@ -169,6 +169,36 @@ def test_threads_write_many_shards_through_few_places(tmp_path: Path) -> None:
     assert len(found(table, consistency="flushed")) == 4 * 2 * scaled(ci=25, prove=500)
 
 
+def test_a_flush_beside_threads_that_park_its_shards_flushes_what_was_written_before(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for k in range(100_000):
+                if done.is_set():
+                    return
+                writer.put([row(2 + k % 5, k, k)])
+        except BaseException as error:
+            failures.append(error)
+
+    with table.writer(fsync=False, max_open_shards=2) as writer:
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for k in range(scaled(ci=15, prove=300)):
+                writer.put([row(0, k, k), row(1, k, k)])
+                writer.flush(timeout=60)
+                flushed = found(table, consistency="flushed")
+                assert (0, k) in flushed
+                assert (1, k) in flushed
+        finally:
+            done.set()
+            thread.join()
+    assert failures == []
+
+
 @pytest.mark.scaled
 def test_many_tenants_take_few_threads_and_files(tmp_path: Path) -> None:
     tenants = scaled(ci=200, prove=10_000)
