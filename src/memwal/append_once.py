@@ -357,8 +357,7 @@ class OnceAppender:
         tail.last_position = entry.position
         if entry.footer is not None:
             self._take_footer(claim, tail, entry, entry.footer)
-        current = tail.manifest.current_generation
-        if not entry.batches or (entry.generation is not None and entry.generation < current):
+        if entry.unflushed_generation(tail.manifest.current_generation) is None:
             return
         tail.run.follow(entry)
         tail.entries += 1
@@ -409,11 +408,11 @@ class OnceAppender:
         current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
         batches: list[pa.RecordBatch] = []
         for entry in read_run(self.location, claim.shard_id, covered + 1, tail.last_position + 1, tag=self._watch.tag):
-            generation = current if entry.generation is None else entry.generation
-            if entry.batches and generation > current:
+            generation = entry.unflushed_generation(current)
+            if generation is not None and generation > current:
                 break
             covered = entry.position
-            if entry.batches and generation == current:
+            if generation is not None:
                 batches += (with_flags(*adapter.adapt(b, position=entry.position), memory) for b in entry.batches)
         if not batches:
             raise CorruptDataError(

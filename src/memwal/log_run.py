@@ -37,7 +37,7 @@ def unflushed(opened: OpenedLog) -> Iterator[WalEntry]:
         for entry in read_run(log.location, log.shard_id, start, end, tag=log.table, looked=looked):
             if entry.writer_epoch > log.epoch:
                 raise _fenced(log.epoch, entry.writer_epoch)
-            if entry.batches and (entry.generation is None or entry.generation >= current):
+            if entry.unflushed_generation(current) is not None:
                 yield entry
     except CorruptDataError:
         # What we miss may have been flushed and collected by whoever fenced us meanwhile.

@@ -100,7 +100,7 @@ def _reason_to_skip(
 def _has_rows(location: Location, manifest: ShardManifest, last: int, tag: str | None) -> bool:
     entries = read_run(location, manifest.shard_id, manifest.replay_after_wal_entry_position + 1, last + 1, tag=tag)
     current = manifest.current_generation
-    return any(entry.batches and (entry.generation is None or entry.generation >= current) for entry in entries)
+    return any(entry.unflushed_generation(current) is not None for entry in entries)
 
 
 def _flush(location: Location, shard_id: str, open_shard: ShardOpener) -> FlushedShard:

@@ -53,6 +53,7 @@ __all__ = [
     "SnapshotSource",
     "list_shards",
     "no_entry",
+    "tail_memtables",
     "with_restarts",
 ]
 
@@ -228,29 +229,31 @@ class SnapshotSource:
     def _read_tail(
         self, shard_id: str, manifest: ShardManifest, schema: TableSchema, tag: str | None
     ) -> tuple[InMemoryMemTableRef, ...]:
-        """The unflushed entries as memtables, one per generation."""
         cursor = manifest.replay_after_wal_entry_position
         above = [position for position in list_positions(self.location, shard_id) if position > cursor]
         end = above[-1] + 1 if above else cursor + 1
-        return self._load(read_run(self.location, shard_id, cursor + 1, end, tag=tag), manifest, schema)
+        entries = read_run(self.location, shard_id, cursor + 1, end, tag=tag)
+        return tail_memtables(self.location, entries, manifest, schema)
 
-    def _load(
-        self, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema
-    ) -> tuple[InMemoryMemTableRef, ...]:
-        adapter, known = RowAdapter(schema), KnownColumns(self.location, schema)
-        tables: list[MemTable] = []
-        unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
-        for entry in entries:
-            unknown += known.unknown_in(entry)
-            generation = manifest.current_generation if entry.generation is None else entry.generation
-            if not entry.batches or generation < manifest.current_generation:
-                continue
-            if not tables or tables[-1].generation != generation:
-                tables.append(MemTable(schema, generation, 0, entry.position))
-            for batch in entry.batches:
-                tables[-1].append(*adapter.adapt(batch, position=entry.position))
-        warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
-        return tuple(table.capture() for table in tables)
+
+def tail_memtables(
+    location: Location, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema
+) -> tuple[InMemoryMemTableRef, ...]:
+    """The unflushed rows of `entries` as memtables, one per generation; warns of what this version does not understand."""
+    adapter, known = RowAdapter(schema), KnownColumns(location, schema)
+    tables: list[MemTable] = []
+    unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
+    for entry in entries:
+        unknown += known.unknown_in(entry)
+        generation = entry.unflushed_generation(manifest.current_generation)
+        if generation is None:
+            continue
+        if not tables or tables[-1].generation != generation:
+            tables.append(MemTable(schema, generation, 0, entry.position))
+        for batch in entry.batches:
+            tables[-1].append(*adapter.adapt(batch, position=entry.position))
+    warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
+    return tuple(table.capture() for table in tables)
 
 
 def _cursor(manifest: ShardManifest) -> int:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from memwal.adapt import RowAdapter
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, thread_pool
 from memwal.errors import (
@@ -29,9 +28,10 @@ from memwal.errors import (
     UnavailableError,
 )
 from memwal.manifest import ShardManifestStore
-from memwal.memtable import InMemoryMemTableRef, MemTable
+from memwal.memtable import InMemoryMemTableRef
 from memwal.progress import compacted
-from memwal.scan.snapshot import ShardView, Snapshot, no_entry
+from memwal.restored import check_not_restored
+from memwal.scan.snapshot import ShardView, Snapshot, no_entry, tail_memtables
 from memwal.schema import TableSchema
 from memwal.spark.options import Options
 from memwal.store import paths
@@ -90,8 +90,12 @@ def pin_table(options: Options) -> Pin:
     base = BaseTable.open(location)
     if base is None or base.details is None:
         raise no_entry(location)
+    pinned = tuple(shard for shard in found if shard is not None)
+    marks = compacted(base)
+    for shard in pinned:
+        check_not_restored(base, shard.manifest, marks.get(shard.manifest.shard_id, 0))
     schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
-    return Pin(SYSTEM_CLOCK.uuid4(), base.version, schema, tuple(shard for shard in found if shard is not None))
+    return Pin(SYSTEM_CLOCK.uuid4(), base.version, schema, pinned)
 
 
 def _pin_shard(location: Location, shard_id: str, *, flushed: bool) -> PinnedShard | None:
@@ -167,26 +171,17 @@ def _view(location: Location, shard: PinnedShard, mark: int, schema: TableSchema
 
 def _load_tail(
     location: Location, shard: PinnedShard, schema: TableSchema, tag: str | None
-) -> Iterator[InMemoryMemTableRef]:
-    adapter, current = RowAdapter(schema), shard.manifest.current_generation
+) -> tuple[InMemoryMemTableRef, ...]:
     shard_id = shard.manifest.shard_id
-    tables: list[MemTable] = []
     try:
-        for entry in read_run(location, shard_id, shard.tail_start, shard.tail_end, tag=tag):
-            generation = current if entry.generation is None else entry.generation
-            if not entry.batches or generation < current:
-                continue
-            if not tables or tables[-1].generation != generation:
-                tables.append(MemTable(schema, generation, 0, entry.position))
-            for batch in entry.batches:
-                tables[-1].append(*adapter.adapt(batch, position=entry.position))
+        entries = read_run(location, shard_id, shard.tail_start, shard.tail_end, tag=tag)
+        return tail_memtables(location, entries, shard.manifest, schema)
     except CorruptDataError as error:
         newest = ShardManifestStore(location, shard_id).read_latest()
         passed = 0 if newest is None else newest.replay_after_wal_entry_position
         if error.position is not None and error.position <= passed:
             raise CollectedError(f"collection removed a part of the log of shard {shard_id}; load again") from error
         raise
-    return (table.capture() for table in tables)
 
 
 @contextmanager

@@ -1,0 +1,49 @@
+"""What the driver pins is a read like any other: it says so where rows are missing, or where something is not understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+import memwal as mw
+from memwal.spark.options import Options
+from memwal.spark.pin import pin_table, rebuild
+from memwal.store import paths
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    return mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+
+
+def put(table: mw.Table, number: int) -> None:
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [number], "v": ["a"]})
+
+
+def test_a_base_that_was_restored_to_before_a_compaction_is_not_pinned(table: mw.Table) -> None:
+    before = lance.dataset(table.uri).version
+    put(table, 1)
+    table.compact()
+    put(table, 2)
+    assert pin_table(Options(table.uri)).shards
+    lance.dataset(table.uri, version=before).restore()
+    with pytest.raises(mw.TableReplacedError, match=r"keep_base.*bring_back"):
+        pin_table(Options(table.uri))
+
+
+def test_a_manifest_of_a_newer_version_is_read_with_a_warning(table: mw.Table) -> None:
+    put(table, 1)
+    (shard,) = table.shards()
+    newest = mw.ShardManifestStore(table.uri, shard.shard_id).list_versions()[-1]
+    path = Path(table.uri) / paths.manifest_path(shard.shard_id, newest)
+    path.write_bytes(path.read_bytes() + b"\xa2\x1f\x03abc")
+    options = Options(table.uri)
+    with pytest.warns(UserWarning, match="does not understand"):
+        snapshot = rebuild(options, pin_table(options))
+    assert [view.shard_id for view in snapshot.shards] == [shard.shard_id]
