@@ -52,8 +52,10 @@ class TableWatch:
 
     def look_if_due(self) -> None:
         """`look`, at most once a second on local paths and once a minute elsewhere; a base that cannot be read proves nothing."""
-        if self._clock.monotonic() < self._look_at and self._replaced is None:
+        now = self._clock.monotonic()
+        if now < self._look_at and self._replaced is None:
             return
+        self._look_at = now + self._interval_seconds  # before the look: the other threads need not look too
         try:
             self.look()
         except TableReplacedError:
