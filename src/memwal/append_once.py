@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from memwal.adapt import RowAdapter, with_flags
 from memwal.base_table import BaseTable
-from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.clock import SYSTEM_CLOCK, Clock, back_off
 from memwal.errors import (
     ClosedError,
     ConflictError,
@@ -194,16 +194,11 @@ class OnceAppender:
 
     def claim(self, shard_id: str) -> ShardClaim:
         """Own the shard: a new epoch, its predecessor fenced. Once per job, and again after a version that failed."""
-        policy = PersistPolicy(
-            max_retries=self._config.max_wal_persist_retries,
-            base_delay_seconds=self._config.wal_persist_retry_base_delay_ms / 1000,
-            fsync=self._sync,
-        )
         self.refresh()
         opened = open_log(
             self._store(shard_id),
             spec_id=self._target.spec_id,
-            policy=policy,
+            policy=PersistPolicy.of(self._config, fsync=self._sync),
             watch=self._watch,
             known=KnownColumns(self.location, self.schema),
             clock=self._clock,
@@ -299,8 +294,7 @@ class OnceAppender:
         return FencedError(claim.epoch, current, f"shard {claim.shard_id}, WAL position {position}")
 
     def _back_off(self, attempt: int) -> None:
-        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**attempt)
-        self._clock.sleep(self._clock.random() * ceiling)
+        back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
 
     # ------------------------------------------------------------------------------------------------------ the tail
 

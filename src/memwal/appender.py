@@ -105,11 +105,7 @@ class WalAppender:
             spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
         sync = fsync and location.is_local
         manifests = ShardManifestStore(location, shard_id, fsync=sync, clock=clock)
-        policy = PersistPolicy(
-            max_retries=config.max_wal_persist_retries,
-            base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
-            fsync=sync,
-        )
+        policy = PersistPolicy.of(config, fsync=sync)
         known = KnownColumns(location, schema)
         opened = open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, known=known, clock=clock)
         version = None if base is None else base.data_storage_version

@@ -39,6 +39,7 @@ from memwal.errors import (
     ObjectNotFoundError,
     UnavailableError,
     UnsupportedFormatError,
+    is_panic,
 )
 from memwal.forking import use_lance
 from memwal.format.index_details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
@@ -97,7 +98,7 @@ def lance_errors(action: str) -> Iterator[None]:
     except Exception as error:
         raise UnavailableError(f"{action}: {_text(error)}") from None
     except BaseException as error:
-        if _is_panic(error):
+        if is_panic(error):
             raise UnavailableError(f"{action}: Lance gave up: {_text(error)}", retryable=False) from None
         raise
 
@@ -161,11 +162,6 @@ def _text(error: BaseException) -> str:
     """What an exception of Lance says, without query parts of URLs and without the place in Lance's sources."""
     first_line = str(error).partition("\n")[0]
     return _SOURCE_PLACE.sub("", _QUERY.sub("?...", first_line))[:_MAX_TEXT]
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Whether Lance's native code gave up; its exception cannot be imported and is no `Exception`."""
-    return type(error).__name__ == "PanicException"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "thread_pool"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "back_off", "thread_pool"]
 
 
 class Clock(Protocol):
@@ -81,6 +81,12 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+def back_off(clock: Clock, attempt: int, *, first_seconds: float, longest_seconds: float) -> None:
+    """Wait after lost attempt number `attempt` (from 0): a random part of a time that doubles up to the longest."""
+    ceiling = min(longest_seconds, first_seconds * 2 ** min(attempt, 60))
+    clock.sleep(clock.random() * ceiling)
 
 
 def thread_pool(workers: int, name: str) -> ThreadPoolExecutor:

@@ -31,7 +31,7 @@ import pyarrow as pa
 from memwal.arguments import check_callable, check_names, check_number
 from memwal.base_commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, sync_version
 from memwal.base_table import BaseTable
-from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
 from memwal.config import WriterConfig
 from memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.format.dictionaries import small_dictionaries
@@ -234,8 +234,7 @@ class Compactor:
         tally.restarts += 1
         if tally.restarts > _MAX_RESTARTS:
             raise error
-        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**tally.restarts)
-        self._clock.sleep(ceiling * self._clock.random())
+        back_off(self._clock, tally.restarts, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
 
     def _report(self, tally: _Tally, started: float) -> CompactionReport:
         shards = sorted(set(tally.spans) | set(tally.trimmed))

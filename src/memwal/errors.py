@@ -29,6 +29,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedFormatError",
     "WriterPoisonedError",
+    "is_panic",
 ]
 
 
@@ -47,6 +48,11 @@ def _rebuilt(kind: type[MemWalError], args: tuple[Any, ...], attributes: dict[st
     error.args = args
     error.__dict__.update(attributes)
     return error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether Lance's native code gave up; its exception cannot be imported and is no `Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 class InvalidInputError(MemWalError, ValueError):

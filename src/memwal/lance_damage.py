@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from lance.file import LanceFileReader
 
-from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
+from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError, is_panic
 from memwal.format.deletions import decode_deletions
 from memwal.format.lance_manifest import (
     BITMAP,
     VERSIONS_DIR,
     Fragment,
+    data_path,
     deletion_path,
     parse_lance_manifest,
     parse_version_name,
@@ -26,7 +27,6 @@ from memwal.store.location import Location
 __all__ = ["find_damage", "version_names"]
 
 _DATA_DIR = "data"
-_DELETIONS_DIR = "_deletions"
 _FILE_MAGIC = b"LANC"
 _MAX_OPENED = 256
 _FIRST_WITH_READER = (0, 3)  # what a manifest calls file version 2.0
@@ -44,9 +44,7 @@ def version_names(location: Location, directory: str = "") -> dict[int, str]:
     return found
 
 
-def find_damage(
-    location: Location, directory: str = "", *, manifest_path: str | None = None
-) -> CorruptDataError | MemWalError | None:
+def find_damage(location: Location, directory: str = "", *, manifest_path: str | None = None) -> MemWalError | None:
     """The first thing that is missing or damaged of the dataset in `directory`, as of a version (None: the newest)."""
     if manifest_path is None:
         names = version_names(location, directory)
@@ -57,9 +55,7 @@ def find_damage(
         data = location.store.get(manifest_path)
         manifest = parse_lance_manifest(data, path=manifest_path)
         _check_fragments(location, directory, manifest.fragments())
-    except CorruptDataError as error:
-        return error
-    except UnsupportedFormatError as error:
+    except (CorruptDataError, UnsupportedFormatError) as error:
         return error
     except ObjectNotFoundError:  # cleaned up: whoever reads an old version has to start again
         return None
@@ -68,7 +64,7 @@ def find_damage(
 
 def _check_fragments(location: Location, directory: str, fragments: tuple[Fragment, ...]) -> None:
     sizes = {item.path: item.size_bytes for item in location.store.list(_below(directory, _DATA_DIR))}
-    files = [(_below(directory, f"{_DATA_DIR}/{file.path}"), file) for f in fragments for file in f.files]
+    files = [(_below(directory, data_path(file.path)), file) for f in fragments for file in f.files]
     for path, file in files:
         if path not in sizes:
             raise CorruptDataError("a data file is missing", path=path)
@@ -93,7 +89,7 @@ def _check_footer(location: Location, path: str) -> None:
     except (ValueError, OSError) as error:
         raise CorruptDataError(f"a data file does not say what it holds: {str(error)[:200]}", path=path) from None
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # Lance also gives up on how it was called: no proof of damage
+        if not is_panic(error):  # Lance also gives up on how it was called: no proof of damage
             raise
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from memwal.arguments import check_callable, check_number
-from memwal.clock import SYSTEM_CLOCK, Clock
+from memwal.clock import SYSTEM_CLOCK, Clock, back_off
 from memwal.errors import (
     ConflictError,
     CorruptDataError,
@@ -274,5 +274,4 @@ class ShardManifestStore:
             _LOG.debug("version hint not written [shard=%s]: %s", self.shard_id, error)
 
     def _back_off(self, attempt: int) -> None:
-        ceiling = min(_MAX_BACKOFF_SECONDS, _BACKOFF_SECONDS * 2**attempt)
-        self._clock.sleep(self._clock.random() * ceiling)
+        back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)

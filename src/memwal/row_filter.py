@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memwal.conjuncts import name_of, predicates, tokens
-from memwal.errors import InvalidInputError
+from memwal.errors import InvalidInputError, is_panic
 from memwal.normal_form import no_rows
 from memwal.predicate import Predicate
 
@@ -138,7 +138,7 @@ def _evaluated(run: Callable[[], T]) -> T:
     try:
         return run()
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # native code gave up
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"the filter cannot be applied: {_SOURCE_PLACE.sub('', reason)}") from None

@@ -237,27 +237,25 @@ def is_whole(footer: EntryFooter) -> bool:
 def merge_footer(known: dict[str, SeenTransaction], footer: EntryFooter, *, decided: bool = True) -> None:
     """Add to `known` what an entry says: its map, and its transactions where they count."""
     for seen in (footer.seen, footer.delta):
-        for app, item in (seen or {}).items():
-            if app not in known or item.version > known[app].version:
-                known[app] = item
+        if seen:
+            _raise_to(known, seen)
     if footer.bulk is None or decided:
-        for item_of_entry in footer.txns:
-            _raise(known, item_of_entry.txn, footer.written_ms or 0)
+        for txn in (item.txn for item in footer.txns):
+            _raise_to(known, {txn.app: SeenTransaction(txn.version, footer.written_ms or 0, txn.query)})
 
 
-def _raise(known: dict[str, SeenTransaction], txn: Transaction, written_ms: int) -> None:
-    before = known.get(txn.app)
-    if before is None or txn.version > before.version:
-        known[txn.app] = SeenTransaction(txn.version, written_ms, txn.query)
+def _raise_to(known: dict[str, SeenTransaction], seen: SeenMap) -> None:
+    """Let `known` have, per application, the higher version of both; of equal ones its own."""
+    for app, item in seen.items():
+        if app not in known or item.version > known[app].version:
+            known[app] = item
 
 
 def merge_seen(maps: Iterable[SeenMap | None]) -> dict[str, SeenTransaction]:
     """Per application the highest version over `maps`."""
     merged: dict[str, SeenTransaction] = {}
     for seen in maps:
-        for app, item in (seen or {}).items():
-            if app not in merged or item.version > merged[app].version:
-                merged[app] = item
+        _raise_to(merged, seen or {})
     return merged
 
 

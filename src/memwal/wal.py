@@ -36,6 +36,7 @@ from typing import TypeVar
 from memwal.arguments import check_callable, check_number, check_seconds
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from memwal.config import WriterConfig
 from memwal.errors import (
     ClosedError,
     CollectedError,
@@ -92,6 +93,11 @@ class PersistPolicy:
     max_retries: int = 3
     base_delay_seconds: float = 0.05
     fsync: bool = True
+
+    @classmethod
+    def of(cls, config: WriterConfig, *, fsync: bool) -> PersistPolicy:
+        """The policy that a writer's settings ask for."""
+        return cls(config.max_wal_persist_retries, config.wal_persist_retry_base_delay_ms / 1000, fsync)
 
 
 def list_positions(location: Location, shard_id: str) -> list[int]:

@@ -32,7 +32,7 @@ from memwal import live
 from memwal.adapt import RowAdapter
 from memwal.arguments import check_choice, check_names
 from memwal.base_table import BaseTable
-from memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
 from memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from memwal.format.shard_manifest import unknown_fields
 from memwal.manifest import ShardManifestStore
@@ -63,6 +63,7 @@ _MAX_TRIES = 64
 _MAX_RESTARTS = 16
 _MAX_MISSING = 3
 _BACKOFF_SECONDS = 0.01
+_MAX_BACKOFF_SECONDS = 0.08
 _PARALLEL_READS = 8
 
 
@@ -223,7 +224,7 @@ class SnapshotSource:
                 newest = manifests.read_latest()
                 if newest is not None and _cursor(newest) == _cursor(manifest):
                     return _Upper(shard_id, manifest, tail, from_tail=True)
-            self._clock.sleep(_BACKOFF_SECONDS * self._clock.random() * min(attempt + 1, 8))
+            back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
         raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
     def _read_tail(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from memwal.base_table import BaseTable
-from memwal.clock import SYSTEM_CLOCK, thread_pool
+from memwal.clock import SYSTEM_CLOCK, back_off, thread_pool
 from memwal.errors import (
     CollectedError,
     ConflictError,
@@ -45,6 +45,7 @@ __all__ = ["Pin", "PinnedShard", "pin_table", "rebuild", "reported_as_collected"
 
 _MAX_TRIES = 16
 _BACKOFF_SECONDS = 0.01
+_MAX_BACKOFF_SECONDS = 0.16
 _PARALLEL_READS = 8
 _KEPT_SNAPSHOTS = 2
 
@@ -120,7 +121,7 @@ def _pin_shard(location: Location, shard_id: str, *, flushed: bool) -> PinnedSha
         if not moved and manifest.version in doubted:
             raise CorruptDataError("WAL entry is missing inside the log", path=paths.wal_dir(shard_id))
         doubted.add(manifest.version)
-        SYSTEM_CLOCK.sleep(_BACKOFF_SECONDS * SYSTEM_CLOCK.random() * (attempt + 1))
+        back_off(SYSTEM_CLOCK, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
     raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
 

@@ -167,15 +167,10 @@ class ShardEngine:
 
     def _claim(self) -> OpenedLog:
         config, target = self._config, self._target
-        policy = PersistPolicy(
-            max_retries=config.max_wal_persist_retries,
-            base_delay_seconds=config.wal_persist_retry_base_delay_ms / 1000,
-            fsync=config.fsync and target.location.is_local,
-        )
         opened = open_log(
             self._manifests,
             spec_id=config.shard_spec_id,
-            policy=policy,
+            policy=PersistPolicy.of(config, fsync=config.fsync and target.location.is_local),
             watch=target.watch,
             known=KnownColumns(target.location, target.schema),
             clock=self._clock,
