@@ -371,6 +371,7 @@ class OnceAppender:
     def flush_tail(self, claim: ShardClaim) -> int:
         """Publish every entry that is in the tail now as generations; returns how many."""
         published = 0
+        self._check_claim(claim)
         tail = self._sealed(claim)
         last = tail.run.generation - 1
         while tail.manifest.current_generation <= last:

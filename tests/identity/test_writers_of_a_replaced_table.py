@@ -91,6 +91,30 @@ def test_a_writer_stops_within_a_minute_and_leaves_nothing_behind(
     assert os.path.exists(uri) == (replace is not remove)
 
 
+def _make_anew_and_write(uri: str) -> None:
+    make_anew(uri)
+    writer = mw.open_table(uri).shard_writer()
+    writer.put(row(5))
+    writer.abort()
+
+
+@pytest.mark.parametrize("replace", [*REPLACED, _make_anew_and_write])
+def test_a_flush_by_claim_finds_another_table_before_it_reads_or_seals(
+    tmp_path: Path, replace: Callable[[str], None]
+) -> None:
+    uri = str(tmp_path / "t")
+    make(uri)
+    appender = OnceAppender(uri)
+    claim = appender.claim(mw.shard_id_for(mw.Unsharded()))
+    appender.append(claim, [_batch(1)])
+    replace(uri)
+    before = _files(uri)
+    for _ in range(2):
+        with pytest.raises(mw.TableReplacedError, match="open it again"):
+            appender.flush_tail(claim)
+    assert _files(uri) == before
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["local", "memory"])
 def test_an_entry_of_a_removed_table_is_refused_at_once(tmp_path: Path, kind: Callable[..., Any], place: str) -> None:
