@@ -21,13 +21,14 @@ import pyarrow as pa
 from lance.schema import LanceSchema
 
 from memwal.arguments import check_choice, check_names
-from memwal.errors import CorruptDataError, InvalidInputError
+from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from memwal.format.dictionaries import Place, small_dictionaries
 from memwal.format.keys import check_primary_key, primary_key_columns
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
 from memwal.normal_form import is_always_normal, loose, normal, nulls
 
 __all__ = [
+    "EntryCheck",
     "FieldId",
     "Missing",
     "Reconciler",
@@ -314,11 +315,7 @@ class EntryCheck:
     (dictionaries, above all) is not covered by that; where it writes the buffers as they are, nothing is done here.
     """
 
-    __slots__ = (
-        "_absent",
-        "_encoder",
-        "_fills",
-    )
+    __slots__ = ("_encoder",)
 
     def __init__(self, schema: TableSchema) -> None:
         plain = all(_is_plain(column.type) for column in schema.columns)
@@ -331,7 +328,7 @@ class EntryCheck:
         flags = pa.repeat(False, batch.num_rows)
         try:
             decode_entry(self._encoder.encode([batch.append_column(TOMBSTONE_FIELD, flags)]))
-        except (CorruptDataError, pa.ArrowException) as error:
+        except (CorruptDataError, UnsupportedFormatError, pa.ArrowException) as error:
             _validate(batch)
             raise InvalidInputError(f"these rows could not be read back from the log: {error}") from None
 

@@ -1,0 +1,24 @@
+"""Rows that the decoder of the log would refuse fail their own put, as the caller's error."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import memwal as mw
+from memwal.schema import EntryCheck, TableSchema
+
+KIND = pa.dictionary(pa.int8(), pa.string())
+COLUMNS = pa.schema([("c", KIND)])
+
+
+def batch(index: int) -> pa.RecordBatch:
+    indices, values = pa.array([index], pa.int8()), pa.array(["a"])
+    return pa.RecordBatch.from_arrays([pa.DictionaryArray.from_arrays(indices, values, safe=False)], schema=COLUMNS)
+
+
+def test_an_entry_that_is_whole_and_not_understood_is_invalid_input() -> None:
+    check = EntryCheck(TableSchema.from_arrow(COLUMNS))
+    check.check(batch(0))
+    with pytest.raises(mw.InvalidInputError, match="column 'c'"):
+        check.check(batch(5))
