@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 
 import memwal as mw
+from memwal.spark.distributed import is_big, newest_base
 from memwal.spark.options import Options
 from memwal.spark.pin import pin_table, rebuild
 from memwal.store import paths
+from memwal.store.location import resolve
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -35,6 +37,17 @@ def test_a_base_that_was_restored_to_before_a_compaction_is_not_pinned(table: mw
     lance.dataset(table.uri, version=before).restore()
     with pytest.raises(mw.TableReplacedError, match=r"keep_base.*bring_back"):
         pin_table(Options(table.uri))
+
+
+def test_what_is_left_to_compact_is_counted_although_the_base_was_restored(table: mw.Table) -> None:
+    before = lance.dataset(table.uri).version
+    put(table, 1)
+    table.compact()
+    put(table, 2)
+    lance.dataset(table.uri, version=before).restore()
+    location = resolve(table.uri)
+    assert is_big(location, newest_base(location), 1)  # the compactor then says why it refuses
+    assert not is_big(location, newest_base(location), 1 << 40)
 
 
 def test_a_manifest_of_a_newer_version_is_read_with_a_warning(table: mw.Table) -> None:

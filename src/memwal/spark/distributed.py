@@ -32,7 +32,7 @@ from lance import FragmentMetadata
 from memwal.base_commit import commit_by_hand, paths_of
 from memwal.base_table import BaseTable
 from memwal.clock import SYSTEM_CLOCK, Clock
-from memwal.compact import Compactor, pending_generations, size_of
+from memwal.compact import Compactor, size_of
 from memwal.errors import InvalidInputError, ObjectNotFoundError
 from memwal.format.lance_manifest import DeletionFile, deletion_path
 from memwal.hooks import reach
@@ -80,8 +80,8 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
     for shard_id in list_shards(location):
         manifest = ShardManifestStore(location, shard_id).read_latest()
         if manifest is not None:
-            pending = pending_generations(manifest, marks.get(shard_id, 0))
-            size += sum(map(size_of, pending))
+            mark = marks.get(shard_id, 0)  # whether one is missing, and why, is for the compactor to say
+            size += sum(size_of(sstable) for sstable in manifest.sstables if sstable.generation > mark)
     return size >= limit_bytes
 
 
