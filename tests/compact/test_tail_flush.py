@@ -70,7 +70,7 @@ def test_a_shard_without_rows_in_its_tail_is_not_claimed(table: mw.Table) -> Non
     with table.writer(compaction=None) as writer:
         writer.put({"id": [1], "v": ["x"]})
     for _ in range(2):
-        table.writer(compaction=None)._writer(SHARD).abort()  # leaves a sentinel
+        table.shard_writer(SHARD).abort()  # leaves a sentinel
     epoch = table.shards()[0].epoch
     assert table.flush(idle_seconds=0, force=True).shards == ()
     assert table.shards()[0].epoch == epoch

@@ -346,11 +346,16 @@ def test_writers_go_on_meanwhile_and_nothing_of_theirs_is_lost(tmp_path: Path) -
         story.put(writer, range(40))
         writer.flush()
 
+        def write() -> None:
+            story.put(writer, [1, 2, 90])
+            story.delete(writer, [30])
+            writer.flush()
+
         def go_on(point: str) -> None:
             if point in ("compact.after_fragments", "compact.before_manifest", "compact.before_trim"):
-                story.put(writer, [1, 2, 90])
-                story.delete(writer, [30])
-                writer.flush()
+                thread = threading.Thread(target=write)  # a writer of the same thread would be on top of the compaction
+                thread.start()
+                thread.join()
 
         hooks.install(go_on)
         compact_by_tasks(story.uri)

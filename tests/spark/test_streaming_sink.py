@@ -102,7 +102,7 @@ def test_changes_and_deletes_stream_into_a_keyed_table(spark: Any, uri: str, tmp
     (source / "1.json").write_text('{"id": 3, "_op": "d"}\n{"id": 4, "_op": "u", "n": 9}')
     os.utime(source / "0.json", (1, 1))  # Spark takes files in the order of their age
     stream = spark.readStream.schema("id long, n int, _op string").option("maxFilesPerTrigger", 1).json(str(source))
-    writer = stream.writeStream.format("memwal").option("checkpointLocation", str(tmp_path / "c"))
+    writer = stream.writeStream.format("memwal").options(checkpointLocation=str(tmp_path / "c"), missing="null")
     assert writer.trigger(availableNow=True).start(uri).awaitTermination(300)
     found = {row["id"]: row["n"] for row in table.scan().to_table().to_pylist()}
     assert found == {i: 9 if i == 4 else 0 for i in range(10) if i != 3}

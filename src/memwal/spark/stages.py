@@ -74,7 +74,12 @@ class Unit:
 
     def encode(self, version: int) -> str:
         """The argument of the task; `version` is the one whose columns the rows get."""
-        return json.dumps({"version": version, "members": [[s, asdict(sstable)] for s, sstable in self.members]})
+        return json.dumps({"version": version, "members": [[s, _fields(sstable)] for s, sstable in self.members]})
+
+
+def _fields(sstable: SsTable) -> dict[str, Any]:
+    """What a task needs of an SSTable; fields of a newer version stay with the manifest."""
+    return {name: value for name, value in asdict(sstable).items() if name != "unknown"}
 
 
 @dataclass(frozen=True, slots=True)
