@@ -98,6 +98,13 @@ class _Tally:
     restarts: int = 0
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+
+    def miss(self, path: str) -> None:
+        """Note that a listed SSTable is not there; what a fresh list names again is lost, not collected."""
+        if path in self.missing:
+            raise CorruptDataError("the shard lists an SSTable that is not there", path=path)
+        self.missing.add(path)
 
     def span(self, shard_id: str) -> tuple[int, int]:
         """The first and last generation folded; an empty span if the shard was trimmed only."""
@@ -155,6 +162,8 @@ class Compactor:
             try:
                 left = self._step(targets, tally)
             except (CollectedError, ConflictError, ObjectNotFoundError) as error:
+                if isinstance(error, ObjectNotFoundError):
+                    tally.miss(error.path)
                 self._back_off(tally, error)
                 continue
             if progress is not None:

@@ -27,12 +27,12 @@ import pyarrow as pa
 
 from memwal.base_table import lance_options, lance_reading
 from memwal.clock import thread_pool
-from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
+from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from memwal.format.keys import encode_composite
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.normal_form import no_rows, nulls
 from memwal.schema import TableSchema, is_another_column
-from memwal.sstable_file import SsTableFile, simple_file
+from memwal.sstable_file import SsTableFile, check_has_flags, simple_file
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import SsTable
@@ -127,36 +127,33 @@ class Generation:
         """The newest rows with `columns` and their flags, from the data file or, if that is not enough, the dataset."""
         if self._file is None and self._dataset is None:
             self._file = simple_file(self._location, self.shard_id, self.sstable)
-        by_id, has_flags = self._columns()
-        names = self._stored_names(by_id)
-        stored = [name for column in columns if (name := names[column]) is not None]
-        if has_flags:
-            stored.append(TOMBSTONE)
+        names = self._stored_names(self._columns())
+        stored = [*(name for column in columns if (name := names[column]) is not None), TOMBSTONE]
         wanted = pa.schema([self._schema.memory.field(name) for name in columns])
         directory = paths.sstable_dir(self.shard_id, self.sstable.path)
         with lance_reading(self._location, self._action, directory):
             for batch in self._stored_batches(stored):
                 if batch.num_rows:
-                    flags = _flags(batch) if has_flags else np.zeros(batch.num_rows, dtype=np.bool_)
-                    yield self._conform(batch, wanted, names), flags
+                    yield self._conform(batch, wanted, names), _flags(batch)
 
-    def _columns(self) -> tuple[dict[int, str], bool]:
-        """The columns of the generation by field id, and whether it has tombstone flags."""
+    def _columns(self) -> dict[int, str]:
+        """The columns of the generation by field id."""
         if self._file is not None:
-            return self._file.names, self._file.has_tombstones
+            return self._file.names
         fields = {int(field.id()): field.name() for field in self._open().lance_schema.fields()}
+        check_has_flags(fields.values(), paths.sstable_dir(self.shard_id, self.sstable.path))
         # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
-        return {number: name for number, name in fields.items() if name != TOMBSTONE}, TOMBSTONE in fields.values()
+        return {number: name for number, name in fields.items() if name != TOMBSTONE}
 
     def _stored_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        if self._file is not None and columns:
+        if self._file is not None:
             return self._file.batches(columns, self._batch_rows)
         return self._dataset_batches(columns)
 
     def _dataset_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         dataset, rows = self._open(), self._batch_rows
         for start in range(0, dataset.count_rows(), rows):  # a single scan would read the whole file ahead
-            scanner = dataset.scanner(columns=columns, with_row_address=not columns, limit=rows, offset=start)
+            scanner = dataset.scanner(columns=columns, limit=rows, offset=start)
             yield from scanner.to_batches()
 
     @property
@@ -174,7 +171,7 @@ class Generation:
             if array is None or (self._schema.field_ids is not None and is_another_column(array.type, field.type)):
                 array = nulls(batch.num_rows, field.type)
             if array.type != field.type:
-                raise CorruptDataError(
+                raise UnsupportedFormatError(
                     f"column {field.name!r} is stored as {array.type}, the table has {field.type}",
                     path=paths.sstable_dir(self.shard_id, self.sstable.path),
                 )

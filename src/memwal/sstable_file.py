@@ -14,7 +14,7 @@ Called by: compaction (through `memwal.generation_rows`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +42,7 @@ from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import SsTable
 
-__all__ = ["SsTableFile", "simple_file"]
+__all__ = ["SsTableFile", "check_has_flags", "simple_file"]
 
 # What Lance stores in one form and shows in another.
 _TRANSLATED = ("ARROW:extension:name", "lance-encoding:blob")
@@ -57,14 +57,13 @@ class SsTableFile:
     directory: str
     path: str
     names: dict[int, str]
-    has_tombstones: bool
     physical_rows: int
     replaced: npt.NDArray[np.uint32]
 
     def batches(self, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The newest rows with `columns`, in file order, streaming; `ObjectNotFoundError` if the file is gone."""
         uri, options = self.location.child_uri(self.path), lance_options(self.location)
-        some = None if len(columns) == len(self.names) + self.has_tombstones else list(columns)
+        some = None if len(columns) == len(self.names) + 1 else list(columns)
         reader: LanceFileReader = lance_read(
             self.location, self.path, lambda: LanceFileReader(uri, storage_options=options, columns=some)
         )
@@ -107,15 +106,21 @@ def simple_file(location: Location, shard_id: str, sstable: SsTable) -> SsTableF
         path = f"{directory}/{deletion_path(fragment.id, fragment.deletion)}"
         replaced = _read_deletions(location, path, fragment.deletion, fragment.physical_rows)
     columns = {field.id: field.name for field in manifest.fields if field.parent_id == -1}
+    check_has_flags(columns.values(), directory)
     return SsTableFile(
         location,
         directory,
         paths.sstable_data_path(shard_id, sstable.path, file.path),
         {number: name for number, name in columns.items() if name != TOMBSTONE},
-        TOMBSTONE in columns.values(),
         fragment.physical_rows,
         replaced,
     )
+
+
+def check_has_flags(names: Collection[str], directory: str) -> None:
+    """Raise if the tombstone flags are not among the columns: every writer stores them, and without them deletes are lost."""
+    if TOMBSTONE not in names:
+        raise CorruptDataError(f"a generation has no column {TOMBSTONE!r}", path=directory)
 
 
 def _newest_manifest(location: Location, directory: str) -> LanceManifest | None:

@@ -36,7 +36,7 @@ from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from memwal.format.keys import encode_composite, primary_key_columns
 from memwal.format.shard_manifest import unknown_fields
-from memwal.format.wal_entry import EntryDecoder
+from memwal.format.wal_entry import TOMBSTONE, EntryDecoder
 from memwal.lance_damage import find_damage, version_names
 from memwal.manifest import ShardManifestStore
 from memwal.progress import compacted
@@ -334,6 +334,9 @@ def sstable_faults(
         return
     if len(fragments) != 1:
         yield f"the generation has {len(fragments)} fragments instead of one"
+        return
+    if TOMBSTONE not in dataset.schema.names:
+        yield f"the generation has no column {TOMBSTONE!r}"
         return
     if sstable.physical_rows is not None and rows != sstable.physical_rows:
         yield f"the manifest lists {sstable.physical_rows} rows, the generation holds {rows}"

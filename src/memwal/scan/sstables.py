@@ -28,7 +28,13 @@ import pyarrow as pa
 from lance.file import LanceFileReader
 
 from memwal.base_table import lance_options, lance_reading
-from memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError, UnavailableError
+from memwal.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
 from memwal.format.keys import primary_key_columns
 from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
@@ -261,7 +267,7 @@ def _conform(table: pa.Table, columns: Sequence[str], names: dict[str, str | Non
         name = names[column]
         array = nulls(table.num_rows, field.type) if name is None else table.column(name)
         if array.type != field.type:
-            raise CorruptDataError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
+            raise UnsupportedFormatError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
         arrays.append(array)
         fields.append(field)
     for extra in (TOMBSTONE, _ROW_ADDRESS):
