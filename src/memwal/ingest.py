@@ -49,6 +49,8 @@ def _from_sequence(data: Sequence[Any], columns: pa.Schema, whole: bool) -> list
         return [batch for table in data for batch in table.to_batches()]
     if all(isinstance(item, Mapping) for item in data):
         names = list(dict.fromkeys(name for row in data for name in row))
+        if not names:
+            raise InvalidInputError("the dicts are empty: each must have a value for every column that it gives")
         if whole and sum(map(len, data)) < len(names) * len(data):
             raise refuse_missing([name for name in names if any(name not in row for row in data)])
         return _from_columns({name: [row.get(name) for row in data] for name in names}, columns, whole)

@@ -111,7 +111,7 @@ class TableWriter:
         """
         self._admit()
         routed = self._route(data, missing)
-        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
+        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn, missing="null"))
 
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
         """Delete rows by primary key. A sharding column that is not part of the key must be given beside it."""
@@ -123,7 +123,8 @@ class TableWriter:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
         self._admit()
         routed = self._route(data, missing)
-        return TableAck(list(self._each(routed, lambda writer, rows: writer.put_nowait(rows)).values()))
+        acks = self._each(routed, lambda writer, rows: writer.put_nowait(rows, missing="null"))
+        return TableAck(list(acks.values()))
 
     def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
         fill = fills_missing(missing, self._schema)

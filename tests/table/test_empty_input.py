@@ -68,3 +68,11 @@ def test_the_writer_of_a_shard_refuses_no_rows(tmp_path: Path, form: str) -> Non
             with pytest.raises(mw.InvalidInputError, match=r"empty batch list|Batch 0 is empty"):
                 put(NO_ROWS[form]())
         assert writer.stats().put_count == 0
+
+
+def test_a_row_or_a_key_without_columns_is_refused_and_not_dropped(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.schema([("id", pa.int64())]), primary_key="id")
+    with table.writer() as writer:
+        for call in (lambda: writer.put([{}]), lambda: writer.delete([{}]), lambda: table.get({})):
+            with pytest.raises(mw.InvalidInputError, match="empty"):
+                call()

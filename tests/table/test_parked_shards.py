@@ -222,3 +222,15 @@ def test_many_tenants_take_few_threads_and_files(tmp_path: Path) -> None:
 def test_a_limit_that_is_none_is_refused(tmp_path: Path, limit: Any) -> None:
     with pytest.raises(mw.InvalidInputError, match="max_open_shards"):
         make(tmp_path).writer(max_open_shards=limit)
+
+
+def test_a_column_that_others_add_stops_no_shard_of_a_writer_that_does_not_know_it(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(fsync=False, max_open_shards=1) as writer:
+        writer.put([row(1, 1, 1)])
+        writer.put([row(2, 2, 2)])  # the first shard is parked
+        table.dataset.add_columns(pa.schema([pa.field("n", pa.int64())]))
+        for tenant in (2, 1, 3, 2):
+            writer.put([row(tenant, 9, tenant)])
+        writer.put_nowait([row(4, 9, 4)]).wait()
+    assert found(table) == {(1, 1): 1, (2, 2): 2, (1, 9): 1, (2, 9): 2, (3, 9): 3, (4, 9): 4}
