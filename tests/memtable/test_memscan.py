@@ -101,7 +101,7 @@ def test_what_cannot_be_scanned_is_refused() -> None:
         scan([[(1, "a")]]).project(["w"])
     bad: tuple[Any, ...] = (-1, None, 1.5, True)
     for limit in bad:
-        with pytest.raises(InvalidInputError, match="limit must be a number"):
+        with pytest.raises(InvalidInputError, match="limit must be an integer"):
             scan([[(1, "a")]]).limit(limit)
     for columns in ("v", ["v", "v"]):
         with pytest.raises(InvalidInputError, match="columns"):
