@@ -8,9 +8,11 @@ Owns `repair_table`. Invariants:
    place in one atomic replacement. A freed position below a living writer would defeat the next sentinel.
 3. Only the last entry of a log is replaced: one that is damaged further down may hold acknowledged rows, and a person
    must decide.
-4. A MemWAL index that was lost (base overwritten, index dropped) is brought back as the newest version of the base table
-   had it, progress included, so that rows which are still in shards reappear and rows that were compacted before do
-   not. It is refused where the columns no longer fit by name, id and type.
+4. A MemWAL index that was lost (base overwritten or restored, index dropped) is brought back as the newest version of the
+   base table had it, with marks that hold for the base as it is: those of before if only the index was dropped, those
+   of the restored state after a restore. If rows are missing then, a person decides, and without a decision the index
+   stays away. An overwritten base keeps the old marks unless its compacted rows are asked for: whoever overwrote it
+   meant them, too. It is refused where the columns no longer fit by name, id and type.
 5. A dry run writes nothing and says what would be done.
 
 Called by: the table facade.
@@ -20,16 +22,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from memwal.base_table import BaseTable, lance_errors
 from memwal.clock import SYSTEM_CLOCK, Clock
 from memwal.create import commit_entry
 from memwal.errors import ConflictError, CorruptDataError, MemWalError, UnavailableError, UnsupportedFormatError
+from memwal.format.index_details import MemWalDetails
 from memwal.format.wal_entry import decode_entry, encode_mark
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
+from memwal.progress import COUNTER_SHARD
 from memwal.reports import Problem, RepairAction, RepairReport
-from memwal.restored_repair import Restored, settle_restored
+from memwal.restored import held_marks
+from memwal.restored_repair import Restored, settle_lost, settle_restored
 from memwal.schema import TableSchema
 from memwal.store import paths
 from memwal.store.location import Location
@@ -57,7 +63,7 @@ def repair_table(
     shards = list_shards(location)
     is_newest = damaged_newest(newest_base()) is None  # nothing is decided by an older version than the table's own
     if shards and is_newest and newest_base().details is None:
-        actions.append(_bring_index_back(newest_base(), clock, dry_run=dry_run))
+        actions += _bring_index_back(newest_base(), restored, clock, dry_run=dry_run)
     if restored is not None and is_newest:
         actions += settle_restored(location, newest_base, restored, clock, dry_run=dry_run)
     problems: list[Problem] = []
@@ -128,21 +134,40 @@ def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: 
 # --------------------------------------------------------------------------------------------------- a lost index
 
 
-def _bring_index_back(base: BaseTable, clock: Clock, *, dry_run: bool) -> RepairAction:
+def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, *, dry_run: bool) -> list[RepairAction]:
     where = base.location.describe()
     old = _last_with_index(base)
     if old is None or old.details is None:
         what = "the MemWAL index is gone and no retained version of the base table has it: enable the table again"
-        return RepairAction(where, what)
+        return [RepairAction(where, what)]
     misfit = _misfit(old, base)
     if misfit is not None:
-        return RepairAction(where, f"the rows of the shards do not fit the new base table: {misfit}")
+        return [RepairAction(where, f"the rows of the shards do not fit the new base table: {misfit}")]
+    actions, details = _details_that_hold(base, old.version, old.details, restored, clock, dry_run=dry_run)
+    if details is None:
+        return actions
     what = f"bring back the MemWAL index of base version {old.version}, and with it the rows of the shards"
-    if dry_run:
-        return RepairAction(where, what)
-    commit_entry(base, old.details, clock.uuid4())
-    _LOG.warning("brought the MemWAL index back [table=%s, from_version=%d]", where, old.version)
-    return RepairAction(where, what, done=True)
+    if not dry_run:
+        reach("repair.before_index")
+        commit_entry(base, details, clock.uuid4())
+        _LOG.warning("brought the MemWAL index back [table=%s, from_version=%d]", where, old.version)
+    return [*actions, RepairAction(where, what, done=not dry_run)]
+
+
+def _details_that_hold(
+    base: BaseTable, version: int, old: MemWalDetails, restored: Restored | None, clock: Clock, *, dry_run: bool
+) -> tuple[list[RepairAction], MemWalDetails | None]:
+    """The details of `version` with marks that are true of `base`; None if a person must decide first."""
+    held = held_marks(base.location, base.version)
+    was_overwritten = held.version > version
+    if held.version == version or (was_overwritten and restored != "bring_back"):
+        return [], old
+    actions, marks = settle_lost(base.location, base, held.marks, restored, clock, dry_run=dry_run)
+    if marks is None:
+        return actions, None
+    number = old.compacted.get(COUNTER_SHARD, 0)
+    counter = {COUNTER_SHARD: number + 1} if base.primary_key else {}
+    return actions, replace(old, compacted={**marks, **counter}, index_catchup={})
 
 
 def _last_with_index(base: BaseTable) -> BaseTable | None:

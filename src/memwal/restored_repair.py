@@ -1,12 +1,13 @@
 """The two honest ways out of a restored base table.
 
-Owns `settle_restored`. Invariants:
+Owns `settle_restored`, and `settle_lost` for a base that went back to before its MemWAL index. Invariants:
 
 1. `keep_base` marks what the shards no longer list as compacted: reads, compaction and collection then take the base
    table as it is. Generations that are still listed stay fresh.
 2. `bring_back` lists the missing generations again, exactly as a retained manifest listed them, and only if each of them is
    whole. It does so for all shards or for none.
-3. A dry run writes nothing and says what would be done.
+3. Where the index is gone, too, generations are listed again before it comes back: until then nobody can read.
+4. A dry run writes nothing and says what would be done.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from memwal.invariants import check_relisting
 from memwal.manifest import ShardManifestStore
 from memwal.progress import COUNTER_SHARD, commit_number, compacted
 from memwal.reports import RepairAction
-from memwal.restored import given_up
+from memwal.restored import REMEDY, given_up
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.survey import list_shards
 from memwal.types import ShardManifest, SsTable
 from memwal.verify import sstable_faults
 
-__all__ = ["Restored", "settle_restored"]
+__all__ = ["Restored", "settle_lost", "settle_restored"]
 
 _LOG = logging.getLogger(__name__)
 _MAX_TRIES = 8
@@ -69,21 +70,49 @@ def settle_restored(
         try:
             if way == "keep_base":
                 return _keep_base(base, gaps, dry_run=dry_run)
-            return _bring_back(location, base, gaps, clock, dry_run=dry_run)
+            return _bring_back(location, base, gaps, clock, dry_run=dry_run)[0]
         except ConflictError as error:
             _LOG.info("the table moved while it was repaired: %s", error)
     raise ConflictError("the table changes faster than it can be repaired; retry")
 
 
+def settle_lost(
+    location: Location, base: BaseTable, marks: Mapping[str, int], way: Restored | None, clock: Clock, *, dry_run: bool
+) -> tuple[list[RepairAction], Mapping[str, int] | None]:
+    """Decide about rows that `base`, which has no MemWAL index and holds what `marks` say, has lost.
+
+    Returns the actions, and the marks that the index has to come back with; None if it must not come back.
+    """
+    gaps = _gaps_below(_manifests(location), marks)
+    if not gaps:
+        return [], marks
+    if way is None:
+        what = "the base table went back to a state without the rows of generations"
+        return [RepairAction(gap.where, f"{what} {list(gap.missing)}: {REMEDY}") for gap in gaps], None
+    if way == "keep_base":
+        kept = {**marks, **{gap.manifest.shard_id: gap.missing[-1] for gap in gaps}}
+        return _kept(gaps, dry_run=dry_run), kept
+    actions, whole = _bring_back(location, base, gaps, clock, dry_run=dry_run)
+    return actions, marks if whole else None
+
+
 def _gaps(location: Location, newest_base: Callable[[], BaseTable]) -> tuple[list[_Gap], BaseTable]:
     """All gaps, and the base version in which they are: read after the manifests."""
-    manifests = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
+    manifests = _manifests(location)
     base = newest_base()
     if base.details is None:
         return [], base
-    marks = compacted(base)
-    found = [_Gap(m, given_up(m, marks.get(m.shard_id, 0))) for m in manifests if m is not None]
-    return [gap for gap in found if gap.missing], base
+    return _gaps_below(manifests, compacted(base)), base
+
+
+def _manifests(location: Location) -> list[ShardManifest]:
+    found = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
+    return [manifest for manifest in found if manifest is not None]
+
+
+def _gaps_below(manifests: list[ShardManifest], marks: Mapping[str, int]) -> list[_Gap]:
+    found = [_Gap(manifest, given_up(manifest, marks.get(manifest.shard_id, 0))) for manifest in manifests]
+    return [gap for gap in found if gap.missing]
 
 
 def _keep_base(base: BaseTable, gaps: list[_Gap], *, dry_run: bool) -> list[RepairAction]:
@@ -93,6 +122,10 @@ def _keep_base(base: BaseTable, gaps: list[_Gap], *, dry_run: bool) -> list[Repa
             marks[COUNTER_SHARD] = commit_number(base) + 1
         mark(base, marks)
         _LOG.warning("took a restored base as it is [table=%s]", base.location.describe())
+    return _kept(gaps, dry_run=dry_run)
+
+
+def _kept(gaps: list[_Gap], *, dry_run: bool) -> list[RepairAction]:
     return [
         RepairAction(
             gap.where,
@@ -105,22 +138,24 @@ def _keep_base(base: BaseTable, gaps: list[_Gap], *, dry_run: bool) -> list[Repa
 
 def _bring_back(
     location: Location, base: BaseTable, gaps: list[_Gap], clock: Clock, *, dry_run: bool
-) -> list[RepairAction]:
+) -> tuple[list[RepairAction], bool]:
+    """The actions, and whether the generations are whole; else nothing is listed again."""
     found = {gap.where: _published(location, gap) for gap in gaps}
     faults = [
         RepairAction(gap.where, fault) for gap in gaps for fault in _faults(location, base, gap, found[gap.where])
     ]
     if faults:
-        return faults
+        return faults, False
     if not dry_run:
         for gap in gaps:
             _list_again(location, gap, found[gap.where], clock)
-    return [
+    actions = [
         RepairAction(
             gap.where, f"list generations {list(gap.missing)} again, as an older version did", done=not dry_run
         )
         for gap in gaps
     ]
+    return actions, True
 
 
 def _published(location: Location, gap: _Gap) -> dict[int, SsTable]:

@@ -103,7 +103,10 @@ def inspect_base(base: BaseTable, shards: Sequence[str]) -> list[Problem]:
                 f"the base table has no MemWAL index, but {len(shards)} shards hold data: it was overwritten, or the "
                 "index was dropped"
             )
-            remedy = "run repair: it brings the index back, and with it the rows of the shards"
+            remedy = (
+                "run repair: it brings the index back, and with it the rows of the shards; if the base was restored to "
+                "before a compaction, it needs restored='keep_base' or 'bring_back'"
+            )
             problems.append(Problem(where, what, remedy, "V-11"))
         damage = find_damage(base.location, manifest_path=base.stamp.path)
         if damage is not None:
@@ -123,7 +126,10 @@ def damaged_newest(base: BaseTable) -> Problem | None:
     damage = find_damage(base.location, manifest_path=names[newest]) if newest > base.version else None
     if damage is None:
         return None
-    remedy = f"{_RESTORE}: remove it then, and the table is as it was at version {base.version}"
+    remedy = (
+        f"{_RESTORE}: remove it then, and the base table is as it was at version {base.version}, without what was "
+        f"compacted into later ones; {REMEDY}"
+    )
     return Problem(names[newest], f"the newest version of the base table cannot be read: {damage}", remedy, "V-11")
 
 
@@ -131,7 +137,10 @@ def _base_problem(base: BaseTable, error: MemWalError) -> Problem:
     where = getattr(error, "path", None) or base.location.describe()
     if isinstance(error, UnsupportedFormatError):
         return Problem(where, str(error), _UPGRADE, "V-12")
-    remedy = "restore the object from a backup, or an older version of the base with Lance's restore()"
+    remedy = (
+        "restore the object from a backup, or an older version of the base with Lance's restore(), and decide then with "
+        "Table.repair(restored=...) about what was compacted after it"
+    )
     return Problem(where, f"Lance finds a fault: {error}", remedy, "V-11")
 
 
@@ -300,8 +309,11 @@ class _Inspection:
         if listed != wanted:
             what = f"generations {listed} are listed where {wanted} are published and not compacted"
             remedy = "restore an older manifest version that lists the missing ones"
-            if given_up(manifest, mark) and is_restored(base, self._shard_id, mark):
-                what += ": the base table was restored to a version before the others were compacted into it"
+            if given_up(manifest, mark):
+                if is_restored(base, manifest, mark):
+                    what += ": the base table was restored to a version before the others were compacted into it"
+                else:
+                    what += ": another compactor left no mark, or newest versions of the base table were removed"
                 remedy = REMEDY
             self._found.add("V-7", where, what, remedy)
         if len({sstable.generation for sstable in manifest.sstables}) != len(manifest.sstables):

@@ -15,7 +15,7 @@ from lance.mem_wal import CompactedSsTable
 from typer.testing import CliRunner
 
 import memwal as mw
-from identity.identity_kit import SCHEMA, in_another_process, make, row, shown
+from identity.identity_kit import SCHEMA, in_another_process, make, overwrite, row, shown
 from memwal import hooks
 from memwal.cli import app
 from memwal.testing.clocks import SkippingClock
@@ -305,3 +305,195 @@ def test_another_way_is_refused(tmp_path: Path) -> None:
     table = _restored(str(tmp_path / "t"))
     with pytest.raises(mw.InvalidInputError, match="keep_base"):
         table.repair(restored="both")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------- restored to before the MemWAL index
+
+
+def _restored_to_before_the_index(uri: str, *, keyed: bool = True) -> mw.Table:
+    """Base row 1; generation 1 (row 2) compacted and given up; row 3 in generation 2; the index is gone."""
+    if keyed:
+        table = make(uri, 1)
+    else:
+        data = pa.table({"id": [1], "v": ["a"]})
+        table = mw.create_table(uri, data, sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+    _generation(table, 2)
+    table.compact()
+    _generation(table, 3)
+    lance.dataset(uri, version=1).restore()
+    return mw.open_table(uri, for_repair=True)
+
+
+def _ids(uri: str) -> list[int]:
+    return shown(mw.open_table(uri))
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize(("way", "expected"), [("keep_base", [1, 3]), ("bring_back", [1, 2, 3])])
+def test_the_decision_counts_where_the_index_was_restored_away(
+    tmp_path: Path, way: str, expected: list[int], keyed: bool
+) -> None:
+    uri = str(tmp_path / "t")
+    broken = _restored_to_before_the_index(uri, keyed=keyed)
+    version, shards = lance.dataset(uri).version, broken.shards()
+    planned = broken.repair(restored=way)  # type: ignore[arg-type]
+    assert [action.done for action in planned.actions] == [False, False]
+    assert (lance.dataset(uri).version, broken.shards()) == (version, shards)
+    done = broken.repair(restored=way, dry_run=False)  # type: ignore[arg-type]
+    assert [action.done for action in done.actions] == [True, True]
+    assert done.problems == []
+    _works_again(uri, expected)
+
+
+def test_without_a_decision_the_index_is_not_brought_back_over_missing_rows(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    broken = _restored_to_before_the_index(uri)
+    report = broken.repair(dry_run=False)
+    assert [action.done for action in report.actions] == [False]
+    assert "keep_base" in report.actions[0].what
+    assert "bring_back" in report.actions[0].what
+    assert "restored=" in next(p.remedy for p in report.problems if p.invariant == "V-11")
+    with pytest.raises(mw.InvalidInputError):
+        mw.open_table(uri)
+
+
+def test_what_cannot_be_brought_back_leaves_the_index_away(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    broken = _restored_to_before_the_index(uri)
+    manifests = mw.ShardManifestStore(uri, SHARD)
+    first = next(m.sstables[0] for v in manifests.list_versions() if (m := manifests.read_version(v)).sstables)
+    shutil.rmtree(Path(uri) / "_mem_wal" / SHARD / first.path)
+    report = broken.repair(restored="bring_back", dry_run=False)
+    assert [action.done for action in report.actions] == [False]
+    assert "cannot be brought back" in report.actions[0].what
+    with pytest.raises(mw.InvalidInputError):
+        mw.open_table(uri)
+    broken.repair(restored="keep_base", dry_run=False)
+    assert _ids(uri) == [1, 3]
+
+
+def test_a_repair_that_died_after_listing_again_is_finished_by_the_next(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    broken = _restored_to_before_the_index(uri)
+
+    class DiedError(Exception):
+        pass
+
+    def die() -> None:
+        raise DiedError
+
+    run_once_at("repair.before_index", die)
+    with pytest.raises(DiedError):
+        broken.repair(restored="bring_back", dry_run=False)
+    hooks.install(None)
+    with pytest.raises(mw.InvalidInputError):
+        mw.open_table(uri)
+    broken.repair(dry_run=False)  # nothing is left to decide
+    assert _ids(uri) == [1, 2, 3]
+
+
+def test_a_restore_before_anything_was_compacted_needs_no_decision(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    _generation(make(uri, 1), 2)
+    lance.dataset(uri, version=1).restore()
+    assert [a.done for a in mw.open_table(uri, for_repair=True).repair(dry_run=False).actions] == [True]
+    assert _ids(uri) == [1, 2]
+
+
+@pytest.mark.parametrize("way", [None, "bring_back"])
+def test_an_index_that_was_only_dropped_comes_back_with_its_marks(tmp_path: Path, way: str | None) -> None:
+    uri = str(tmp_path / "t")
+    table = make(uri, 1)
+    _generation(table, 2)
+    table.compact()
+    _generation(table, 3)
+    lance.dataset(uri).drop_index("__lance_mem_wal")
+    dropped = lance.dataset(uri).version
+    lance.dataset(uri).delete("id = 1")
+    lance.dataset(uri, version=dropped).restore()
+    broken = mw.open_table(uri, for_repair=True)
+    assert len(broken.repair(dry_run=False, restored=way).actions) == 1  # type: ignore[arg-type]
+    assert mw.open_table(uri).details().compacted[SHARD] == 1
+    assert _ids(uri) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("way", "expected"), [(None, [3, 9]), ("keep_base", [3, 9]), ("bring_back", [2, 3, 9])])
+def test_compacted_rows_return_to_an_overwritten_base_only_if_they_are_asked_for(
+    tmp_path: Path, way: str | None, expected: list[int]
+) -> None:
+    uri = str(tmp_path / "t")
+    table = make(uri, 1)
+    _generation(table, 2)
+    table.compact()
+    _generation(table, 3)
+    overwrite(uri)
+    report = mw.open_table(uri, for_repair=True).repair(dry_run=False, restored=way)  # type: ignore[arg-type]
+    assert {action.done for action in report.actions} == {True}
+    assert _ids(uri) == expected
+
+
+def test_an_index_that_pylance_makes_after_the_restore_does_not_hide_it(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    _restored_to_before_the_index(uri)
+    lance.dataset(uri).delete("id = 77")
+    lance.dataset(uri).initialize_mem_wal(unsharded=True)
+    with pytest.raises(mw.TableReplacedError):
+        _ids(uri)
+
+
+# ---------------------------------------------------------------------------------- a newest version that is removed
+
+
+def _newest_removed(uri: str, *, keyed: bool = True) -> mw.Table:
+    """Base row 1; generation 1 (row 2) compacted into a version that was torn and then removed; row 3 is fresh."""
+    if keyed:
+        table = make(uri, 1)
+    else:
+        data = pa.table({"id": [1], "v": ["a"]})
+        table = mw.create_table(uri, data, sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+    _generation(table, 2)
+    table.compact()
+    _generation(table, 3)
+    newest = min((Path(uri) / "_versions").glob("*.manifest"))
+    newest.write_bytes(b"")
+    (problem,) = (p for p in mw.open_table(uri, for_repair=True).verify().problems if p.invariant == "V-11")
+    assert "restored=" in problem.remedy
+    newest.unlink()
+    return table
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_newest_version_that_was_removed_is_told_from_a_drained_list(tmp_path: Path, keyed: bool) -> None:
+    uri = str(tmp_path / "t")
+    _newest_removed(uri, keyed=keyed)
+    with pytest.raises(mw.TableReplacedError, match=r"keep_base.*bring_back"):
+        _ids(uri)
+    (problem,) = mw.open_table(uri).verify().problems
+    assert (problem.invariant, "bring_back" in problem.remedy) == ("V-7", True)
+    mw.open_table(uri).repair(restored="bring_back", dry_run=False)
+    _works_again(uri, [1, 2, 3])
+
+
+def test_verify_names_the_way_out_even_where_nothing_proves_a_restore(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    _newest_removed(uri)
+    shutil.rmtree(Path(uri) / "_transactions")
+    (problem,) = mw.open_table(uri).verify().problems
+    assert (problem.invariant, "bring_back" in problem.remedy) == ("V-7", True)
+
+
+def test_an_attempt_at_listed_generations_is_no_alarm_beside_a_drained_list(tmp_path: Path) -> None:
+    """Generation 1 was drained without a mark; a compactor of generation 2 has written its transaction and no more."""
+    uri = str(tmp_path / "t")
+    table = make(uri, 1)
+    _generation(table, 2)
+    lance.dataset(uri).insert(pa.table({"id": [2], "v": ["x"]}, schema=SCHEMA))
+    _drain(uri)
+    _generation(table, 3)
+    builder = lance.dataset(uri).merge_insert("id").when_not_matched_insert_all()
+    builder.mark_sstables_as_compacted([CompactedSsTable(SHARD, 2)]).execute(
+        pa.table({"id": [3], "v": ["x"]}, schema=SCHEMA)
+    )
+    min((Path(uri) / "_versions").glob("*.manifest")).unlink()
+    assert list((Path(uri) / "_transactions").glob(f"{lance.dataset(uri).version}-*.txn"))
+    assert _ids(uri) == [1, 2, 3]

@@ -27,6 +27,7 @@ from memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatErro
 from memwal.format import lance_manifest as lm
 from memwal.format import wire
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, decode_details, encode_details
+from memwal.format.lance_transaction import UPDATE, transaction_path
 
 __all__ = ["AppendCommit", "append_commit", "deletion_of", "fragment_of", "hand_commit_is_safe"]
 
@@ -48,7 +49,6 @@ _REPLACED_FIELDS = frozenset(
         lm.TRANSACTION_SECTION,
     }
 )
-_UPDATE = 108  # the operation of a transaction that adds and changes fragments and marks generations
 
 Deletions = Mapping[int, lm.DeletionFile | None]
 
@@ -139,7 +139,7 @@ def append_commit(
     kept = [field for field in old.message if field.number not in _REPLACED_FIELDS]
     return AppendCommit(
         version=version,
-        transaction_path=f"_transactions/{transaction_name}",
+        transaction_path=transaction_path(transaction_name),
         transaction=transaction,
         manifest_path=lm.version_path(version),
         manifest=lm.join_manifest_file(_in_order([*kept, *renewed]), indexes + lm.join_section(transaction)),
@@ -197,7 +197,7 @@ def _transaction(
         *(wire.bytes_field(3, lm.encode_fragment(replace(fragment, id=0))) for fragment in fragments),
         *(wire.bytes_field(5, _encode_mark(shard, generation)) for shard, generation in sorted(compacted.items())),
     ]
-    operation = wire.bytes_field(_UPDATE, wire.join(update))
+    operation = wire.bytes_field(UPDATE, wire.join(update))
     return wire.join([wire.varint_field(1, read_version), wire.bytes_field(2, identity), operation])
 
 
