@@ -31,7 +31,7 @@ def main(root: str) -> None:
     )
     ms.flush(spark, uri, force=True)
     by_tasks = ms.compact(spark, uri, mode="distributed")
-    again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job").rows for _ in range(2)]
+    again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job", missing="null").rows for _ in range(2)]
     expected = make_input(Path(root, "in"), 3)
     streamed = append_only(f"{root}/stream", 2)
     run_until_done(spark, Path(root, "in"), f"{root}/stream", Path(root, "checkpoint"))
