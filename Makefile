@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@rm -f $(VENV)/.installed-* && touch $@
 
 demo: setup ## see memwal at work
-	@$(BIN)/python -m memwal.demo $(ARGS)
+	@$(BIN)/python -m lance_memwal.cli.demo $(ARGS)
 
 test: lint docs pytest ## lint, then every test of the ci profile
 
@@ -54,7 +54,7 @@ bench: setup ## measure, side by side with the peer where there is one
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 prove: setup ## the full-scale proofs (long: see docs/development.md)
-	MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)
+	LANCE_MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)
 
 clean: ## remove .venv and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

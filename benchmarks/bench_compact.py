@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import memwal as mw
+import lance_memwal as mw
 from benchmarks.harness import Bench, Case, Sample, base_directory
 
 GENERATIONS = 200

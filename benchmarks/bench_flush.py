@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Bench, Case, Sample
-from memwal.base_table import BaseTable
-from memwal.flush import SsTableSchema, write_sstable
-from memwal.store.location import resolve
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.store.location import resolve
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 BATCH_ROWS = 1_000

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
-import memwal as mw
+import lance_memwal as mw
 from benchmarks.harness import Bench, Case, Sample, base_directory
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"

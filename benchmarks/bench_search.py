@@ -21,9 +21,9 @@ import numpy as np
 import pyarrow as pa
 from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
 
-import memwal as mw
+import lance_memwal as mw
 from benchmarks.harness import Bench, Case, Sample, base_directory
-from memwal.index import exact_search
+from lance_memwal.memtable.index import exact_search
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
 _ONLY_SHARD = mw.shard_id_for(mw.Unsharded())

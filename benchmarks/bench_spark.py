@@ -21,8 +21,8 @@ import lance
 import pyarrow as pa
 from lance.fragment import write_fragments
 
-import memwal as mw
-import memwal.spark as ms
+import lance_memwal as mw
+import lance_memwal.spark as ms
 from benchmarks.harness import Case
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int32()), ("x", pa.float64())])

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from benchmarks.harness import Bench, Case, Sample, timed
-from memwal import WalAppender
-from memwal.store.location import resolve
-from memwal.store.paths import wal_entry_path
+from lance_memwal import WalAppender
+from lance_memwal.store.location import resolve
+from lance_memwal.store.paths import wal_entry_path
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 ROWS = 20

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Bench, Case, Sample
-from memwal import ShardWriter
+from lance_memwal import ShardWriter
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 ROWS = 20

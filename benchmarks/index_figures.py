@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memwal.index import (
+from lance_memwal.memtable.index import (
     BTreeIndex,
     BTreeMemIndex,
     Equals,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 ORDERS = pa.schema([("id", pa.int64()), ("customer", pa.string()), ("amount", pa.int64())])
 LATEST = pa.schema([("customer", pa.string()), ("order_id", pa.int64()), ("amount", pa.int64())])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 REGIONS = ("eu", "us", "ap")
 SCHEMA = pa.schema([("region", pa.string()), ("id", pa.int64()), ("value", pa.int64())])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import memwal as mw
-import memwal.spark as ms
+import lance_memwal as mw
+import lance_memwal.spark as ms
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.int64())])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 SCHEMA = pa.schema([("user", pa.string()), ("clicks", pa.int64()), ("page", pa.string())])
 

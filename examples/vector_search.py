@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 DIMENSION = 32
 

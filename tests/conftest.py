@@ -6,7 +6,7 @@ example has a deadline of its own: a busy machine is no bug, and every test has 
 
 from hypothesis import HealthCheck, settings
 
-from memwal.testing.profile import profile
+from tests.harness.profile import profile
 
 pytest_plugins = ["services.azure", "services.s3"]
 

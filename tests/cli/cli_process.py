@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 
-COMMAND = [sys.executable, "-P", "-m", "memwal"]
+COMMAND = [sys.executable, "-P", "-m", "lance_memwal"]
 _GIVE_UP_RIGHTS = """
 import ctypes, os, sys
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # root ignores permissions unless this is taken from it; others have none to lose

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 import typer
 from cli_process import COMMAND, answer, on_a_terminal, one_line, rows, run
 
-import memwal as mw
-from memwal.cli import app
+import lance_memwal as mw
+from lance_memwal.cli import app
 
 
 def shard_of(uri: Path) -> str:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from cli_process import COMMAND, answer, one_line, rows, run
 
-import memwal as mw
-from memwal.store.paths import wal_entry_path
+import lance_memwal as mw
+from lance_memwal.store.paths import wal_entry_path
 
 
 def shard_of(uri: Path) -> str:

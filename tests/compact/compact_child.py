@@ -8,8 +8,8 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 
-import memwal as mw
-from memwal import hooks
+import lance_memwal as mw
+from lance_memwal import crash_points
 
 COMPACT_POINTS = {
     "key": (
@@ -69,7 +69,7 @@ def maintain(uri: str, point: str | None, count: int, memory_bytes: int, pipe: C
             if due:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    hooks.install(handler)
+    crash_points.install(handler)
     try:
         table = mw.open_table(uri)
         pipe.send(("started",))

@@ -10,10 +10,10 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-import memwal as mw
-from memwal.base_table import BaseTable
-from memwal.format.lance_manifest import data_path, deletion_path
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.manifest import data_path, deletion_path
+from lance_memwal.store.location import resolve
 
 KINDS = ("key", "composite", "text", "merge", "append", "append_in_two")
 SHARDS = 2

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from compact_kit import unheld_files, with_key
 
-import memwal as mw
-from memwal import hooks
-from memwal.testing.points import run_once_at
+import lance_memwal as mw
+from lance_memwal import crash_points
+from tests.harness.points import run_once_at
 
 KEYS = 20_000
 
@@ -22,7 +22,7 @@ KEYS = 20_000
 @pytest.fixture(autouse=True)
 def _no_handler_is_left() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 def _schema(key: pa.DataType) -> pa.Schema:

@@ -10,16 +10,17 @@ import pyarrow as pa
 import pytest
 from compact_kit import Kept, with_key
 
-import memwal as mw
-from memwal import base_commit, hooks
-from memwal.progress import COUNTER_SHARD, commit_number, unmarked
-from memwal.testing.points import run_once_at
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.lance import commit
+from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, unmarked
+from tests.harness.points import run_once_at
 
 
 @pytest.fixture(autouse=True)
 def _no_handler_is_left() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 OVERLAPS = [
@@ -91,13 +92,13 @@ def test_the_commit_number_is_what_keeps_it_away(tmp_path: Path, monkeypatch: py
     Key 100 is left out of the first compaction so that the two touch different rows.
     """
     table = _deleted_in_the_third(str(tmp_path / "t"))
-    real = base_commit._merge
+    real = commit._merge
 
     def without_number(base: object, build: object, rows: object, marks: dict[str, int] | None) -> None:
         kept = None if marks is None else {s: n for s, n in marks.items() if s != COUNTER_SHARD}
         real(base, build, rows, kept)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(base_commit, "_merge", without_number)
+    monkeypatch.setattr(commit, "_merge", without_number)
     fold = _only_new_rows(monkeypatch)
     assert 1 in _overtake(table)
     assert fold
@@ -105,10 +106,10 @@ def test_the_commit_number_is_what_keeps_it_away(tmp_path: Path, monkeypatch: py
 
 def _only_new_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the overtaken compaction write only the row of generation 3, as if 1 and 2 had been deletes elsewhere."""
-    from memwal import compact
+    from lance_memwal.compact import run
 
     calls: list[int] = []
-    real = compact.merge_rows
+    real = run.merge_rows
 
     def narrowed(base: object, deletes: object, upserts: object, marks: dict[str, int]) -> object:
         calls.append(max(marks.values()))
@@ -117,7 +118,7 @@ def _only_new_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return real(base, deletes, lambda: iter([third]), marks)  # type: ignore[arg-type]
         return real(base, deletes, upserts, marks)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(compact, "merge_rows", narrowed)
+    monkeypatch.setattr(run, "merge_rows", narrowed)
     return calls
 
 

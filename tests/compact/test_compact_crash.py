@@ -10,8 +10,8 @@ import pytest
 from compact_child import COMPACT_POINTS, GC_POINTS, maintain
 from compact_kit import Kept
 
-from memwal.testing.processes import start
-from memwal.testing.profile import scaled
+from tests.harness.processes import start
+from tests.harness.profile import scaled
 
 KILLED = -9
 KINDS = ("key", "merge", "append", "append_in_two")

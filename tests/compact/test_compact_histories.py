@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 KEYS = st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True)

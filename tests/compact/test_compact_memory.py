@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 DIMENSION = 128
 LIMIT_MB = 320
@@ -20,7 +20,7 @@ GENERATION_MB = scaled(ci=600, prove=4 * LIMIT_MB)
 SCHEMA = pa.schema([("id", pa.int64()), ("vector", pa.list_(pa.float32(), DIMENSION))])
 COMPACTOR = """
 import resource, sys
-import memwal as mw
+import lance_memwal as mw
 table = mw.open_table(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 report = table.compact(memory_bytes=64 << 20)

@@ -14,10 +14,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.clock import SYSTEM_CLOCK
-from memwal.compaction_policy import DEFAULT_COMPACTION, due_shards
-from memwal.store import paths
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.compact.policy import DEFAULT_COMPACTION, due_shards
+from lance_memwal.store import paths
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 EAGER = mw.CompactionPolicy(max_generations=3, check_interval_seconds=0.02)
@@ -71,7 +71,7 @@ def test_a_failing_compaction_is_logged_and_tried_again_and_writes_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = make(tmp_path / "t")
-    with table.writer(compaction=EAGER) as writer, caplog.at_level(logging.WARNING, "memwal.compaction_policy"):
+    with table.writer(compaction=EAGER) as writer, caplog.at_level(logging.WARNING, "lance_memwal.compact.policy"):
         writer.put({"id": [0], "v": ["x"]})
         writer.flush()
         shard = table.shards()[0].shard_id

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 from compact_kit import unheld_files, with_key
 
-import memwal as mw
-from memwal import hooks
-from memwal.base_table import BaseTable
-from memwal.key_set import KeySet
-from memwal.progress import commit_number
-from memwal.replaced import replaced_rows
-from memwal.store.location import resolve
-from memwal.testing.points import run_once_at
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.marks import commit_number
+from lance_memwal.lance.superseded import replaced_rows
+from lance_memwal.rows.key_set import KeySet
+from lance_memwal.store.location import resolve
+from tests.harness.points import run_once_at
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -28,7 +28,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 @pytest.fixture(autouse=True)
 def _no_handler_is_left() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 def rows(ids: Any, value: str) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def test_a_compaction_wins_in_the_end_where_others_commit_all_the_time(tmp_path:
             reached.append(point)
             others[(len(reached) - 1) % 4](len(reached))
 
-    hooks.install(disturb)
+    crash_points.install(disturb)
     report = table.compact()
     assert report.conflicts >= 15  # to join small files may find nothing to do
     found = plain(table)

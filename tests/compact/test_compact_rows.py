@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from compact_kit import KINDS, Kept, as_rows
 
-import memwal as mw
-from memwal.compact import Compactor
-from memwal.manifest import ShardManifestStore
-from memwal.store.location import resolve
-from memwal.store.port import ObjectStore
+import lance_memwal as mw
+from lance_memwal.compact.run import Compactor
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
 
 
 @pytest.mark.parametrize("kind", KINDS)

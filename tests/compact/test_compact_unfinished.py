@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from compact_kit import unheld_files
 
-import memwal as mw
-from memwal import hooks
-from memwal.base_table import BaseTable
-from memwal.progress import unmarked
-from memwal.store.location import resolve
-from memwal.testing.points import run_once_at
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.marks import unmarked
+from lance_memwal.store.location import resolve
+from tests.harness.points import run_once_at
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
 KINDS: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ AT_ONCE = dt.timedelta(0)
 @pytest.fixture(autouse=True)
 def _no_handler_is_left() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 def _rows(numbers: Any) -> pa.Table:
@@ -127,7 +127,7 @@ def test_a_compaction_that_stopped_between_its_commits_counts_once_whatever_lanc
     run_once_at("compact.between_commits", _stop)
     with pytest.raises(_StoppedError):
         table.compact()
-    hooks.install(None)
+    crash_points.install(None)
     maintain(table.uri)
     expected = sorted([*range(40), 100, 101, 101, *added])
     base = BaseTable.open(resolve(table.uri))
@@ -150,7 +150,7 @@ def test_a_restore_drops_the_rows_together_with_their_name(tmp_path: Path) -> No
     run_once_at("compact.between_commits", _stop)
     with pytest.raises(_StoppedError):
         table.compact()
-    hooks.install(None)
+    crash_points.install(None)
     lance.dataset(table.uri, version=before).restore()
     expected = sorted([*range(40), 100, 101])
     again = mw.open_table(table.uri)
@@ -204,7 +204,7 @@ def test_rows_are_written_once_where_others_commit_all_the_time(tmp_path: Path) 
             disturbed.append(len(disturbed))
             lance.write_dataset(_rows([200 + len(disturbed)]), table.uri, mode="append")
 
-    hooks.install(disturb)
+    crash_points.install(disturb)
     report = table.compact()
     assert report.conflicts == 12
     assert _numbers(lance.dataset(table.uri).to_table()) == sorted([*range(40), 100, 101, *range(201, 213)])

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.errors import CorruptDataError, ObjectNotFoundError
-from memwal.format.deletions import encode_deletions
-from memwal.generation_rows import Generation
-from memwal.schema import TableSchema
-from memwal.shard_target import table_schema
-from memwal.sstable_file import SsTableFile, simple_file
-from memwal.store import paths
-from memwal.types import SsTable
+import lance_memwal as mw
+from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
+from lance_memwal.lance.deletions import encode_deletions
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.file import SsTableFile, simple_file
+from lance_memwal.sstable.generation import Generation
+from lance_memwal.store import paths
+from lance_memwal.types import SsTable
+from lance_memwal.write.table_target import table_schema
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = "aa48498d-ac91-59e2-8452-69f46010ace2"

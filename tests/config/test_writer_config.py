@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal import InvalidInputError, WriterConfig
+from lance_memwal import InvalidInputError, WriterConfig
 
 MIB = 1024 * 1024
 SHARD = "11111111-2222-4333-8444-555555555555"

@@ -6,12 +6,12 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from memwal.testing.crash_child import Life, live
+from tests.harness.crash_child import Life, live
 
 
 def acknowledges_before_the_log(life: Life, pipe: Connection) -> None:
     """A durable put returns although nothing was written."""
-    from memwal.writer.core import ShardCore
+    from lance_memwal.write.group_commit import ShardCore
 
     def lie(self: Any, put: Any) -> Any:
         if len(self.pending) > 6:
@@ -25,35 +25,35 @@ def acknowledges_before_the_log(life: Life, pipe: Connection) -> None:
 
 def moves_the_cursor_too_far(life: Life, pipe: Connection) -> None:
     """The commit of a generation takes the cursor to the tip, past generations that are not published."""
-    from memwal.writer import flusher
+    from lance_memwal.write import flush
 
-    honest = flusher.publish
+    honest = flush.publish
 
     def publish(manifests: Any, epoch: int, sstable: Any, covered_position: int) -> Any:
         return honest(manifests, epoch, sstable, covered_position + 3)
 
-    flusher.publish = publish
+    flush.publish = publish
     live(life, pipe)
 
 
 def publishes_without_a_sidecar(life: Life, pipe: Connection) -> None:
     """The manifest lists a generation whose filter does not exist."""
-    from memwal.store import paths
-    from memwal.writer import flusher
+    from lance_memwal.store import paths
+    from lance_memwal.write import flush
 
-    honest = flusher.publish
+    honest = flush.publish
 
     def publish(manifests: Any, epoch: int, sstable: Any, covered_position: int) -> Any:
         manifests.location.store.delete(paths.bloom_path(manifests.shard_id, sstable.path))
         return honest(manifests, epoch, sstable, covered_position)
 
-    flusher.publish = publish
+    flush.publish = publish
     live(life, pipe)
 
 
 def forgets_the_tail(life: Life, pipe: Connection) -> None:
     """Open starts with an empty memtable."""
-    from memwal.writer import engine
+    from lance_memwal.write import engine
 
     engine.replay = lambda *_: 0
     live(life, pipe)
@@ -61,7 +61,7 @@ def forgets_the_tail(life: Life, pipe: Connection) -> None:
 
 def replays_what_is_published(life: Life, pipe: Connection) -> None:
     """The cursor lags and replay does not skip published generations, so rows are there twice."""
-    from memwal.writer import flusher, replay
+    from lance_memwal.write import flush, replay
 
     def publish(manifests: Any, epoch: int, sstable: Any, covered_position: int) -> Any:
         return honest(manifests, epoch, sstable, covered_position - 1)
@@ -69,14 +69,14 @@ def replays_what_is_published(life: Life, pipe: Connection) -> None:
     def unflushed(opened: Any) -> Any:
         return read(replace(opened, manifest=replace(opened.manifest, current_generation=1)))
 
-    honest, flusher.publish = flusher.publish, publish
+    honest, flush.publish = flush.publish, publish
     read, replay.unflushed = replay.unflushed, unflushed
     live(life, pipe)
 
 
 def writes_half_a_put(life: Life, pipe: Connection) -> None:
     """A put of several batches is made of several puts."""
-    from memwal.shard_writer import ShardWriter
+    from lance_memwal.shard_writer import ShardWriter
 
     honest = ShardWriter.put
 

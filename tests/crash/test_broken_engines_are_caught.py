@@ -8,7 +8,7 @@ from pathlib import Path
 import broken_engines
 import pytest
 
-from memwal.testing.crash import CrashFailure, run_crashes
+from tests.harness.crash import CrashFailure, run_crashes
 
 ENGINES = [
     (broken_engines.acknowledges_before_the_log, {"I1", "I2", "I4", "I10"}),

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from memwal.shard_writer import ShardWriter
-from memwal.testing.crash_child import Life, all_rows, live
-from memwal.testing.crash_tables import KINDS, TableKind
-from memwal.testing.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
-from memwal.testing.oracle import Oracle
-from memwal.testing.processes import start
-from memwal.testing.shard_audit import ShardAudit
+from lance_memwal.shard_writer import ShardWriter
+from tests.harness.crash_child import Life, all_rows, live
+from tests.harness.crash_tables import KINDS, TableKind
+from tests.harness.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
+from tests.harness.oracle import Oracle
+from tests.harness.processes import start
+from tests.harness.shard_audit import ShardAudit
 
 KILLED = -9
 SETTINGS = {"fsync": False, "max_memtable_rows": 6}

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from memwal.manifest import ShardManifestStore
-from memwal.shard_writer import ShardWriter
-from memwal.testing.crash_child import Life, live
-from memwal.testing.crash_tables import TableKind
-from memwal.testing.kill_points import OPEN_POINTS
-from memwal.testing.processes import start
-from memwal.testing.shard_audit import ShardAudit
-from memwal.wal import WalTailer
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import WalTailer
+from lance_memwal.shard_writer import ShardWriter
+from tests.harness.crash_child import Life, live
+from tests.harness.crash_tables import TableKind
+from tests.harness.kill_points import OPEN_POINTS
+from tests.harness.processes import start
+from tests.harness.shard_audit import ShardAudit
 
 ROWS = 30
 KILLS = 5

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from test_every_kill_point import live_until_killed
 
-from memwal.shard_writer import ShardWriter
-from memwal.testing.crash_child import KEYS, Life, all_rows
-from memwal.testing.crash_tables import KINDS, TableKind
-from memwal.testing.kill_points import BULK_POINTS, FLUSH_POINTS, KEYED_FLUSH_POINTS, kill_at
-from memwal.testing.oracle import Oracle
-from memwal.testing.processes import start
-from memwal.testing.shard_audit import ShardAudit
+from lance_memwal.shard_writer import ShardWriter
+from tests.harness.crash_child import KEYS, Life, all_rows
+from tests.harness.crash_tables import KINDS, TableKind
+from tests.harness.kill_points import BULK_POINTS, FLUSH_POINTS, KEYED_FLUSH_POINTS, kill_at
+from tests.harness.oracle import Oracle
+from tests.harness.processes import start
+from tests.harness.shard_audit import ShardAudit
 
 KILLED = -9
 LARGE_ROWS = KEYS - 4

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memwal.testing.crash import run_crashes
-from memwal.testing.profile import scaled
+from tests.harness.crash import run_crashes
+from tests.harness.profile import scaled
 
 RUNS = 4
 

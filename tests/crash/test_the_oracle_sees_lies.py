@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memwal.testing.oracle import Oracle, Row, Write
+from tests.harness.oracle import Oracle, Row, Write
 
 
 def rows(**numbers: int) -> list[Row]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

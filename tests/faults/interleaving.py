@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from memwal.store.location import Location, resolve
-from memwal.store.port import ObjectStore
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.testing.clocks import SkippingClock
 
 _SECONDS = 30.0
 

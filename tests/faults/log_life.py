@@ -14,15 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from memwal import CorruptDataError, MemWalError, WalAppender
-from memwal.errors import ObjectNotFoundError
-from memwal.format.wal_entry import decode_entry
-from memwal.store import memory, paths
-from memwal.store.location import Location, resolve
-from memwal.testing import FaultPlan, FaultScript, SimulatedCrash
-from memwal.testing.clocks import SkippingClock
-from memwal.types import WalEntry
-from memwal.wal import list_positions
+from lance_memwal import CorruptDataError, MemWalError, WalAppender
+from lance_memwal.errors import ObjectNotFoundError
+from lance_memwal.log.entry import decode_entry
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import memory, paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.testing import FaultPlan, FaultScript, SimulatedCrash
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import WalEntry
 from wal.wal_kit import SHARD, ids, manifests_at, rows
 
 _PLACE = "log-life"

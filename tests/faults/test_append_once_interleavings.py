@@ -19,16 +19,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from faults.interleaving import Scheduler
-from memwal.append_once import AppendResult, OnceAppender, ShardClaim
-from memwal.base_table import BaseTable
-from memwal.gc import Collector
-from memwal.store.location import Location, resolve
-from memwal.store.port import ObjectStore
-from memwal.testing.clocks import SkippingClock
-from memwal.testing.profile import scaled
-from memwal.types import Transaction
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import Transaction
+from lance_memwal.upkeep.gc import Collector
+from lance_memwal.write.once import AppendResult, OnceAppender, ShardClaim
+from tests.harness.profile import scaled
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 LARGE = 1 << 20

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from faults.interleaving import Scheduler
-from memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer, WriterPoisonedError
-from memwal.format.wal_entry import decode_entry
-from memwal.manifest import ShardManifestStore
-from memwal.store import memory, paths
-from memwal.store.location import Location, resolve
-from memwal.testing.clocks import SkippingClock
-from memwal.testing.profile import scaled
-from memwal.types import ShardManifest, SsTable
-from memwal.wal import PersistPolicy, ShardLog, list_positions, open_log, read_run
+from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer, WriterPoisonedError
+from lance_memwal.log.entry import decode_entry
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import PersistPolicy, ShardLog, list_positions, open_log, read_run
+from lance_memwal.store import memory, paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import ShardManifest, SsTable
+from tests.harness.profile import scaled
 from wal.wal_kit import SHARD, ids, manifests_at, rows
 
 PLACE = "interleavings"

@@ -9,8 +9,8 @@ import pytest
 
 from faults.log_life import record, sweep
 from faults.test_single_fault_sweep import KINDS, no_damage
-from memwal.testing import FaultKind, FaultPlan
-from memwal.testing.profile import scaled
+from lance_memwal.testing import FaultKind, FaultPlan
+from tests.harness.profile import scaled
 
 GENTLE = [kind for kind in KINDS if kind.keeps_contract]
 

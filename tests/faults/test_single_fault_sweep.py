@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from faults.log_life import new_life, record, sweep, verdict
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.profile import scaled
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from tests.harness.profile import scaled
 
 # Faults whose outcome depends on a draw (which bit, which name), and when a late effect comes.
 DRAWN = {FaultKind.BIT_FLIP, FaultKind.LIST_MISSES}

@@ -9,14 +9,14 @@ import pytest
 
 from faults.log_life import sweep
 from faults.test_single_fault_sweep import no_damage, single_faults
-from memwal import wal
-from memwal.clock import SYSTEM_CLOCK
-from memwal.errors import ObjectExistsError, UnavailableError
-from memwal.manifest import ShardManifestStore
-from memwal.store import paths
-from memwal.testing import FaultKind
-from memwal.transactions import ShardTime, TransactionMap
-from memwal.wal import ShardLog
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.errors import ObjectExistsError, UnavailableError
+from lance_memwal.log import wal
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.transactions import ShardTime, TransactionMap
+from lance_memwal.log.wal import ShardLog
+from lance_memwal.store import paths
+from lance_memwal.testing import FaultKind
 
 Patch = pytest.MonkeyPatch
 

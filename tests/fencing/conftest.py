@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fenced_writers import Shard
 
-from memwal.testing.crash_tables import TableKind
+from tests.harness.crash_tables import TableKind
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from memwal import FencedError, ShardWriter
-from memwal.testing.crash_tables import TableKind
-from memwal.testing.kill_points import stop_at
-from memwal.testing.processes import Child, start
+from lance_memwal import FencedError, ShardWriter
+from tests.harness.crash_tables import TableKind
+from tests.harness.kill_points import stop_at
+from tests.harness.processes import Child, start
 
 DEADLINE_SECONDS = 30.0
 

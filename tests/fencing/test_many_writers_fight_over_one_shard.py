@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fenced_writers import Shard, hear, numbers_in, writes_until_fenced
 
-from memwal.manifest import ShardManifestStore
-from memwal.testing.processes import start
-from memwal.testing.profile import scaled
-from memwal.testing.shard_audit import ShardAudit
+from lance_memwal.log.manifest import ShardManifestStore
+from tests.harness.processes import start
+from tests.harness.profile import scaled
+from tests.harness.shard_audit import ShardAudit
 
 PROCESSES = 4
 

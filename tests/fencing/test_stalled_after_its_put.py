@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
-from memwal.testing.shard_audit import ShardAudit
+from tests.harness.shard_audit import ShardAudit
 
 
 @pytest.mark.parametrize("point", ["wal.after_put", "put.before_ack"])

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
-from memwal.manifest import ShardManifestStore
-from memwal.testing.shard_audit import ShardAudit
+from lance_memwal.log.manifest import ShardManifestStore
+from tests.harness.shard_audit import ShardAudit
 
 
 @pytest.mark.parametrize("point", ["flush.before_write", "flush.before_commit", "flush.after_commit"])

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from fenced_writers import Shard, hear_all, numbers_in, opens_and_stops, put, run, stalled, takes_over
 
-from memwal.testing.kill_points import OPEN_POINTS
-from memwal.testing.shard_audit import ShardAudit
+from tests.harness.kill_points import OPEN_POINTS
+from tests.harness.shard_audit import ShardAudit
 
 
 @pytest.mark.parametrize("point", OPEN_POINTS)

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
-from memwal.base_table import BaseTable
-from memwal.flush import SsTableSchema, write_sstable
-from memwal.store.location import Location, resolve
-from memwal.types import SsTable
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import SsTable
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 

@@ -10,15 +10,9 @@ import pyarrow as pa
 import pytest
 from flush_peer import Tables, key_field
 
-from memwal.base_table import BaseTable, lance_errors, lance_read
-from memwal.errors import (
-    CorruptDataError,
-    InvalidInputError,
-    MemWalError,
-    ObjectNotFoundError,
-    UnavailableError,
-)
-from memwal.store.location import resolve
+from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
+from lance_memwal.lance.base import BaseTable, lance_errors, lance_read
+from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema(
     [

@@ -10,9 +10,9 @@ import pytest
 from flush_peer import Tables, key_field
 from lance.file import LanceFileReader
 
-from memwal.format import wire
-from memwal.format.deletions import decode_deletions
-from memwal.format.lance_manifest import Fragment, parse_lance_manifest
+from lance_memwal.lance import wire
+from lance_memwal.lance.deletions import decode_deletions
+from lance_memwal.lance.manifest import Fragment, parse_lance_manifest
 
 TEXTS = ["b", "a", "", "b", "\0", "a\0", "日本", "zz" * 40, "a", "~", "abcdefgh", "abcdefg"]
 BYTES = [b"b", b"a", b"", b"b", b"\0", b"a\0", b"\xff\xff", b"zz" * 40, b"a", b"\xfe", b"abcdefgh", b"abcdefg"]

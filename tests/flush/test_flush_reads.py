@@ -148,7 +148,7 @@ def test_columns_that_were_added_later_and_out_of_order_ids_are_read_by_id(tmp_p
 
 
 def reopened(tables: Tables) -> Tables:
-    from memwal.flush import SsTableSchema
+    from lance_memwal.sstable.write import SsTableSchema
 
     tables.base = tables.base.refresh()
     tables.schema = SsTableSchema.of(tables.base)

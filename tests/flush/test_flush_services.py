@@ -13,12 +13,12 @@ import pytest
 from flush_peer import key_field
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
-from memwal.base_table import BaseTable
-from memwal.errors import ObjectNotFoundError
-from memwal.flush import SsTableSchema, write_sstable
-from memwal.sidecar import PkSidecar
-from memwal.store.location import resolve
-from memwal.types import SsTable
+from lance_memwal.errors import ObjectNotFoundError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.sstable.sidecar import PkSidecar
+from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.store.location import resolve
+from lance_memwal.types import SsTable
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 SCHEMA = pa.schema([pa.field("gone", pa.int8()), key_field("id", pa.string()), pa.field("v", pa.int32())])

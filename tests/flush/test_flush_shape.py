@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from flush_peer import Tables, key_field, newest_of
 
-from memwal.clock import SystemClock
-from memwal.errors import CorruptDataError, InvalidInputError, MemWalError, UnavailableError
-from memwal.flush import SsTableSchema, write_sstable
-from memwal.format.shard_manifest import decode_manifest
-from memwal.store.location import resolve
-from memwal.store.port import ObjectStore
+from lance_memwal.clock import SystemClock
+from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.log.manifest_codec import decode_manifest
+from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
 
 SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lance.file import LanceFileWriter
 
-from memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
-from memwal.sidecar import PAGE_ROWS, PkSidecar, SortedKeys, sort_keys, write_sidecar
-from memwal.store.location import Location, resolve
-from memwal.types import SsTable
+from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.sstable.sidecar import PAGE_ROWS, PkSidecar, SortedKeys, sort_keys, write_sidecar
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import SsTable
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 TABLE = SsTable(1, "0000abcd_gen_1")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError
-from memwal.format.bloom import BLOOM_BYTES, build_bloom, might_contain
+from lance_memwal.errors import CorruptDataError
+from lance_memwal.sstable.bloom import BLOOM_BYTES, build_bloom, might_contain
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 

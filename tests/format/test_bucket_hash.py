@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
 
-from memwal.errors import InvalidInputError
-from memwal.format.bucket import bucket_of, is_bucket_type
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.bucket import bucket_of, is_bucket_type
 
 M32 = 0xFFFFFFFF
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from memwal.errors import CorruptDataError
-from memwal.format.deletions import decode_deletions, encode_deletions
+from lance_memwal.errors import CorruptDataError
+from lance_memwal.lance.deletions import decode_deletions, encode_deletions
 
 offsets = st.sets(st.integers(0, (1 << 32) - 1) | st.integers(0, 300), max_size=200)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError, InvalidInputError
-from memwal.format.index_details import (
+from lance_memwal.errors import CorruptDataError, InvalidInputError
+from lance_memwal.lance.details import (
     MAX_DETAILS_BYTES,
     MemWalDetails,
     ShardingField,
@@ -17,7 +17,7 @@ from memwal.format.index_details import (
     decode_details,
     encode_details,
 )
-from memwal.format.proto import mem_wal_pb2
+from lance_memwal.lance.proto import mem_wal_pb2
 
 A, B = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
 BUCKET = ShardingSpec(1, (ShardingField("bucket", (0,), "bucket", "int32", {"num_buckets": "4"}),))

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lance.schema import LanceSchema
 
-from memwal.errors import CorruptDataError, InvalidInputError
-from memwal.format.keys import (
+from lance_memwal.errors import CorruptDataError, InvalidInputError
+from lance_memwal.rows.key_encoding import (
     check_primary_key,
     decode_composite,
     encode_composite,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError, UnsupportedFormatError
-from memwal.format import wire
-from memwal.format.lance_manifest import (
+from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
+from lance_memwal.lance import wire
+from lance_memwal.lance.manifest import (
     BITMAP,
     DeletionFile,
     LanceManifest,

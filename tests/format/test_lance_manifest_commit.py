@@ -14,11 +14,11 @@ import pytest
 from lance.fragment import LanceFragment
 from lance.mem_wal import CompactedSsTable
 
-from memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
-from memwal.format import wire
-from memwal.format.index_details import decode_details
-from memwal.format.lance_commit import AppendCommit, append_commit, deletion_of, fragment_of, hand_commit_is_safe
-from memwal.format.lance_manifest import LanceManifest, join_manifest_file, parse_lance_manifest, version_path
+from lance_memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
+from lance_memwal.lance import wire
+from lance_memwal.lance.details import decode_details
+from lance_memwal.lance.hand_made import AppendCommit, append_commit, deletion_of, fragment_of, hand_commit_is_safe
+from lance_memwal.lance.manifest import LanceManifest, join_manifest_file, parse_lance_manifest, version_path
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("s", pa.struct([pa.field("x", pa.int32())]))])
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError, InvalidInputError
-from memwal.format.proto import bounded, mem_wal_pb2
-from memwal.format.shard_manifest import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest, unknown_fields
-from memwal.types import ShardManifest, ShardStatus, SsTable
+from lance_memwal.errors import CorruptDataError, InvalidInputError
+from lance_memwal.lance.proto import bounded, mem_wal_pb2
+from lance_memwal.log.manifest_codec import MAX_MANIFEST_BYTES, decode_manifest, encode_manifest, unknown_fields
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable
 
 SHARD = "0a0b0c0d-1112-4314-8516-1718191a1b1c"
 U64 = (1 << 64) - 1

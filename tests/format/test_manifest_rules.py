@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.errors import InvalidInputError
-from memwal.invariants import check_manifest_transition, manifest_faults
-from memwal.types import ShardManifest, ShardStatus, SsTable
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.log.invariants import check_manifest_transition, manifest_faults
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable
 
 SHARD = "0a0b0c0d-1112-4314-8516-1718191a1b1c"
 

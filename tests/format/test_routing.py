@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from memwal.format.bucket import bucket_of
-from memwal.format.index_details import MemWalDetails, ShardingField, ShardingSpec, decode_details, encode_details
-from memwal.format.shard_ids import encode_identity_value, identity_shard_id, shard_id_of_name
-from memwal.sharding import (
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.lance.details import MemWalDetails, ShardingField, ShardingSpec, decode_details, encode_details
+from lance_memwal.rows.bucket import bucket_of
+from lance_memwal.rows.shard_ids import encode_identity_value, identity_shard_id, shard_id_of_name
+from lance_memwal.rows.sharding import (
     Bucket,
     Identity,
     Manual,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from memwal.format import wal_entry
-from memwal.format.wal_entry import (
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.log import entry
+from lance_memwal.log.entry import (
     FOOTER_BYTES,
     TOMBSTONE_FIELD,
     EntryDecoder,
@@ -26,7 +26,7 @@ from memwal.format.wal_entry import (
     encode_mark,
     encode_sentinel,
 )
-from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -422,7 +422,7 @@ def test_a_footer_whose_lengths_do_not_add_up_is_refused() -> None:
 
 def test_what_is_too_large_for_a_decoder_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)])
-    monkeypatch.setattr(wal_entry, "MAX_ENTRY_BYTES", len(data) - 1)
+    monkeypatch.setattr(entry, "MAX_ENTRY_BYTES", len(data) - 1)
     with pytest.raises(UnsupportedFormatError, match="exceed"):
         decode_entry(data)
     with pytest.raises(InvalidInputError, match="too many"):
@@ -431,6 +431,6 @@ def test_what_is_too_large_for_a_decoder_is_neither_written_nor_read(monkeypatch
 
 def test_a_map_that_is_too_large_for_a_decoder_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {"a" * 200: SeenTransaction(1, 2)}
-    monkeypatch.setattr(wal_entry, "_MAX_EXTENSION_BYTES", 100)
+    monkeypatch.setattr(entry, "_MAX_EXTENSION_BYTES", 100)
     with pytest.raises(InvalidInputError, match="map is too large"):
         encode_sentinel(1, EntryFooter(seen=seen))

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from fuzz.fuzzer import fuzz_decoder
-from memwal.errors import CorruptDataError
-from memwal.format.wal_entry import (
+from lance_memwal.errors import CorruptDataError
+from lance_memwal.log.entry import (
     FOOTER_BYTES,
     TOMBSTONE_FIELD,
     EntryDecoder,
@@ -19,7 +19,7 @@ from memwal.format.wal_entry import (
     encode_mark,
     encode_sentinel,
 )
-from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction, WalEntry
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction, WalEntry
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 
-from memwal.errors import CorruptDataError
+from lance_memwal.errors import CorruptDataError
 
 
 def honest(data: bytes) -> None:

@@ -30,15 +30,15 @@ def _files(pattern: str) -> list[bytes]:
 
 
 def shard_manifest(data: bytes) -> None:
-    from memwal.format.shard_manifest import decode_manifest, encode_manifest
+    from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
 
     manifest = decode_manifest(data)
     assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
 def shard_manifest_corpus() -> list[bytes]:
-    from memwal.format.shard_manifest import encode_manifest
-    from memwal.types import ShardManifest, ShardStatus, SsTable
+    from lance_memwal.log.manifest_codec import encode_manifest
+    from lance_memwal.types import ShardManifest, ShardStatus, SsTable
 
     shard = "00112233-4455-4677-8899-aabbccddeeff"
     tables = tuple(SsTable(n, f"{n:08x}_gen_{n}", 1 << 40, n, n * 8) for n in range(1, 40))
@@ -47,9 +47,9 @@ def shard_manifest_corpus() -> list[bytes]:
 
 
 def index_details(data: bytes) -> None:
-    from memwal.errors import CorruptDataError, UnsupportedFormatError
-    from memwal.format.index_details import decode_details, encode_details
-    from memwal.sharding import from_details
+    from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
+    from lance_memwal.lance.details import decode_details, encode_details
+    from lance_memwal.rows.sharding import from_details
 
     details = decode_details(data)
     assert decode_details(encode_details(details)) == details
@@ -67,9 +67,9 @@ def protobuf_bombs(data: bytes) -> None:
     """Inputs of the largest size that decoders read, all of them two-byte messages or groups."""
     if data == b"any":
         return  # the corpus, which is decoded before the memory limit holds
-    from memwal.errors import CorruptDataError
-    from memwal.format.index_details import MAX_DETAILS_BYTES, decode_details
-    from memwal.format.shard_manifest import MAX_MANIFEST_BYTES, decode_manifest
+    from lance_memwal.errors import CorruptDataError
+    from lance_memwal.lance.details import MAX_DETAILS_BYTES, decode_details
+    from lance_memwal.log.manifest_codec import MAX_MANIFEST_BYTES, decode_manifest
 
     for decode, size, units in (
         (decode_manifest, MAX_MANIFEST_BYTES, (b"\x42\x00", b"\x0b\x0c")),
@@ -86,7 +86,7 @@ def protobuf_bombs(data: bytes) -> None:
 def wal_entry(data: bytes) -> None:
     import pyarrow as pa
 
-    from memwal.format.wal_entry import decode_entry
+    from lance_memwal.log.entry import decode_entry
 
     for batch in decode_entry(data, 1).batches:
         backwards = pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())
@@ -113,7 +113,7 @@ def wal_stream_corpus() -> list[bytes]:
 
 def wal_extension_behind_a_true_footer(data: bytes) -> None:
     """An extension from a writer that lies: checksums are right, the JSON is not."""
-    from memwal.format.wal_entry import decode_entry
+    from lance_memwal.log.entry import decode_entry
 
     decode_entry(_with_footer(_stream_of_a_sentinel(), data), 1)
 
@@ -130,7 +130,7 @@ def wal_extension_corpus() -> list[bytes]:
 
 def wal_messages_behind_a_known_schema(data: bytes) -> None:
     """The quick way of a reader that has met the schema before: checksums are right, the messages are not."""
-    from memwal.format.wal_entry import EntryDecoder
+    from lance_memwal.log.entry import EntryDecoder
 
     prefix, honest = _known_schema()
     decoder = EntryDecoder()
@@ -148,7 +148,7 @@ def wal_messages_corpus() -> list[bytes]:
 
 
 def wal_extension_tail(data: bytes) -> None:
-    from memwal.format.wal_entry import decode_footer
+    from lance_memwal.log.entry import decode_footer
 
     decode_footer(data)
 
@@ -160,7 +160,7 @@ def wal_extension_tail_corpus() -> list[bytes]:
 def bloom(data: bytes) -> None:
     import numpy as np
 
-    from memwal.format.bloom import might_contain
+    from lance_memwal.sstable.bloom import might_contain
 
     might_contain(data, np.array([0, 1, 1 << 63, (1 << 64) - 1], np.uint64))
 
@@ -170,7 +170,7 @@ def bloom_corpus() -> list[bytes]:
 
 
 def lance_manifest(data: bytes) -> None:
-    from memwal.format.lance_manifest import parse_lance_manifest
+    from lance_memwal.lance.manifest import parse_lance_manifest
 
     parse_lance_manifest(data)
 
@@ -180,7 +180,7 @@ def lance_manifest_corpus() -> list[bytes]:
 
 
 def deletion_vector(data: bytes) -> None:
-    from memwal.format.deletions import decode_deletions
+    from lance_memwal.lance.deletions import decode_deletions
 
     decode_deletions(data, physical_rows=1 << 20)
 
@@ -188,7 +188,7 @@ def deletion_vector(data: bytes) -> None:
 def deletion_vector_corpus() -> list[bytes]:
     import numpy as np
 
-    from memwal.format.deletions import encode_deletions
+    from lance_memwal.lance.deletions import encode_deletions
 
     many = [np.arange(0, 200_000, step, dtype=np.uint32) for step in (1, 3, 5_000)]
     return [*_files("_deletions/*.bin"), *[encode_deletions(offsets) for offsets in many]]
@@ -227,8 +227,8 @@ def _stream_of_a_sentinel() -> bytes:
 def _our_entries() -> list[bytes]:
     import pyarrow as pa
 
-    from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
-    from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
+    from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
+    from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
     seen = {"app": SeenTransaction(7, 1_700_000_000_000, "q")}
     nested = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])

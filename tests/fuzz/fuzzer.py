@@ -35,11 +35,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from mutations import every_cut_and_flip, mutate
 
-from memwal.errors import CorruptDataError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
 
 HEADROOM_BYTES = 1 << 30
 SECONDS_PER_INPUT = 20
-SEED = int(os.environ.get("MEMWAL_FUZZ_SEED", "20240614"))
+SEED = int(os.environ.get("LANCE_MEMWAL_FUZZ_SEED", "20240614"))
 
 
 def fuzz_decoder(

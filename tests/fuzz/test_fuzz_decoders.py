@@ -6,7 +6,7 @@ import pytest
 from decoders import TARGETS
 from fuzzer import fuzz_decoder
 
-from memwal.testing.profile import scaled
+from tests.harness.profile import scaled
 
 SMALL_BYTES = 1_100
 SMALL = [name for name in TARGETS if name != "bloom"]  # a bloom filter has one size only, 32 KiB

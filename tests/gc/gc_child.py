@@ -5,9 +5,9 @@ from __future__ import annotations
 import traceback
 from multiprocessing.connection import Connection
 
-from memwal.errors import FencedError, MemWalError
-from memwal.shard_writer import ShardWriter
-from memwal.testing.kill_points import stop_at
+from lance_memwal.errors import FencedError, MemWalError
+from lance_memwal.shard_writer import ShardWriter
+from tests.harness.kill_points import stop_at
 
 
 def put_and_stop(uri: str, shard_id: str, point: str, pipe: Connection) -> None:

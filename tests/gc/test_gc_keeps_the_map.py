@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-import memwal as mw
-from memwal import hooks
-from memwal.append_once import OnceAppender
-from memwal.store import paths
-from memwal.wal import WalTailer, list_positions
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.store import paths
+from lance_memwal.write.once import OnceAppender
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -62,7 +62,7 @@ def test_a_transaction_that_comes_late_into_an_emptied_slot_is_not_believed(tmp_
 
     def late(point: str) -> None:
         if point == "once.before_put":
-            hooks.install(die)
+            crash_points.install(die)
             for number in (10, 11):
                 other.append(claim, [rows(number)], txn=("other", number))
             other.flush_tail(claim)
@@ -73,7 +73,7 @@ def test_a_transaction_that_comes_late_into_an_emptied_slot_is_not_believed(tmp_
         if point == "once.after_put" and 1 in list_positions(table.location, SHARD) and len(ids(table)) == 2:
             raise TimeoutError
 
-    hooks.install(late)
+    crash_points.install(late)
     try:
         sleeper.append(claim, [rows(1)], txn=("app", 1))
     except TimeoutError:
@@ -81,7 +81,7 @@ def test_a_transaction_that_comes_late_into_an_emptied_slot_is_not_believed(tmp_
     else:
         raise AssertionError("the sleeper did not die")
     finally:
-        hooks.install(None)
+        crash_points.install(None)
     assert 1 in list_positions(table.location, SHARD), "the late entry is there"
     assert not OnceAppender(uri).append(claim, [rows(1)], txn=("app", 1)).skipped
     assert OnceAppender(uri).append(claim, [rows(1)], txn=("app", 1)).skipped

@@ -11,15 +11,15 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.format.wal_entry import decode_entry
-from memwal.gc import Collector
-from memwal.manifest import ShardManifestStore
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.store.port import ObjectStore
-from memwal.testing.profile import scaled
-from memwal.wal import WalTailer, list_positions
+import lance_memwal as mw
+from lance_memwal.log.entry import decode_entry
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.upkeep.gc import Collector
+from tests.harness.profile import scaled
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 

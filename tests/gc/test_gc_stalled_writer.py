@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from gc_child import put_and_stop
 
-import memwal as mw
-from memwal.gc import Collector
-from memwal.reports import CollectedObject
-from memwal.store import paths
-from memwal.testing.processes import start
-from memwal.verify import ShardFindings
+import lance_memwal as mw
+from lance_memwal.store import paths
+from lance_memwal.upkeep.gc import Collector
+from lance_memwal.upkeep.reports import CollectedObject
+from lance_memwal.upkeep.verify import ShardFindings
+from tests.harness.processes import start
 
 SHARD = "11111111-2222-4333-8444-555555555555"
 

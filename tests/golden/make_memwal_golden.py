@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from memwal.format.shard_manifest import encode_manifest
-from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
-from memwal.types import (
+from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.types import (
     EntryFooter,
     EntryTransaction,
     SeenTransaction,

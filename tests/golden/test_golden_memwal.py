@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from golden import make_memwal_golden
-from memwal import ShardManifest, ShardStatus, SsTable, WalEntry
-from memwal.format.shard_manifest import decode_manifest, encode_manifest
-from memwal.format.wal_entry import decode_entry
-from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
+from lance_memwal import ShardManifest, ShardStatus, SsTable, WalEntry
+from lance_memwal.log.entry import decode_entry
+from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
 
 GOLDEN = Path(__file__).resolve().parent / "memwal"
 SHARD = "12345678-9abc-4def-8123-456789abcdef"

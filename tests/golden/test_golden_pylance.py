@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from memwal.format.index_details import decode_details, encode_details
-from memwal.format.shard_manifest import decode_manifest, encode_manifest
-from memwal.invariants import check_manifest_transition, manifest_faults
-from memwal.store import paths
-from memwal.types import ShardManifest, ShardStatus
+from lance_memwal.lance.details import decode_details, encode_details
+from lance_memwal.log.invariants import check_manifest_transition, manifest_faults
+from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
+from lance_memwal.store import paths
+from lance_memwal.types import ShardManifest, ShardStatus
 
 GOLDEN = Path(__file__).resolve().parent / "pylance"
 PK_SHARD = "11111111-2222-4333-8444-555555555555"

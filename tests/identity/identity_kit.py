@@ -12,7 +12,7 @@ from collections.abc import Callable
 import lance
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False, KEY), ("v", pa.string())])

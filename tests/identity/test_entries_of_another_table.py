@@ -9,15 +9,15 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from identity.identity_kit import SCHEMA, make, make_anew, row, shown
-from memwal.append_once import OnceAppender
-from memwal.format.wal_entry import EntryEncoder, encode_sentinel
-from memwal.schema import TableSchema
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.testing.clocks import SkippingClock
-from memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
+from lance_memwal.log.entry import EntryEncoder, encode_sentinel
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
+from lance_memwal.write.once import OnceAppender
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 OTHER = "0badc0de"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from identity.identity_kit import make, row, shown
 
 

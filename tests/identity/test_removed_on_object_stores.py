@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from identity.identity_kit import SCHEMA, row, shown
-from memwal.store.location import resolve
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.store.location import resolve
+from lance_memwal.testing.clocks import SkippingClock
 
 pytestmark = pytest.mark.xdist_group("services")
 

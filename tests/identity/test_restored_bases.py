@@ -14,12 +14,12 @@ import pytest
 from lance.mem_wal import CompactedSsTable
 from typer.testing import CliRunner
 
-import memwal as mw
+import lance_memwal as mw
 from identity.identity_kit import SCHEMA, in_another_process, make, overwrite, row, shown
-from memwal import hooks
-from memwal.cli import app
-from memwal.testing.clocks import SkippingClock
-from memwal.testing.points import run_once_at
+from lance_memwal import crash_points
+from lance_memwal.cli import app
+from lance_memwal.testing.clocks import SkippingClock
+from tests.harness.points import run_once_at
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 
@@ -27,7 +27,7 @@ SHARD = mw.shard_id_for(mw.Unsharded())
 @pytest.fixture(autouse=True)
 def _no_hook_stays() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 def _generation(table: mw.Table, *ids: int) -> None:
@@ -107,7 +107,7 @@ def _works_again(uri: str, expected: list[int]) -> None:
     assert report.refused == {}
     assert shown(table) == sorted([*expected, 6])
     assert table.verify().problems == []
-    probe = f"import memwal as mw; print(sorted(mw.open_table({uri!r}).scan().to_table()['id'].to_pylist()))"
+    probe = f"import lance_memwal as mw; print(sorted(mw.open_table({uri!r}).scan().to_table()['id'].to_pylist()))"
     assert in_another_process(probe).strip() == str(sorted([*expected, 6]))
 
 
@@ -228,7 +228,7 @@ def test_a_generation_that_is_still_listed_is_folded_again(tmp_path: Path) -> No
     run_once_at("compact.before_trim", die)
     with pytest.raises(DiedError):
         table.compact()
-    hooks.install(None)
+    crash_points.install(None)
     lance.dataset(uri, version=before).restore()
     assert shown(table) == [1, 2]
     table.compact()
@@ -385,7 +385,7 @@ def test_a_repair_that_died_after_listing_again_is_finished_by_the_next(tmp_path
     run_once_at("repair.before_index", die)
     with pytest.raises(DiedError):
         broken.repair(restored="bring_back", dry_run=False)
-    hooks.install(None)
+    crash_points.install(None)
     with pytest.raises(mw.InvalidInputError):
         mw.open_table(uri)
     broken.repair(dry_run=False)  # nothing is left to decide

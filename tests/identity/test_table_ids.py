@@ -8,9 +8,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from identity.identity_kit import SCHEMA, make, overwrite, row, shown
-from memwal.config import WriterConfig
+from lance_memwal.config import WriterConfig
 
 ID = "memwal.table_id"
 

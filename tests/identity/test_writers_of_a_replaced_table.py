@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from identity.identity_kit import REPLACED, SCHEMA, in_another_process, make, make_anew, remove, row, shown
-from memwal import hooks
-from memwal.append_once import OnceAppender
-from memwal.store.memory import reset
-from memwal.testing.clocks import SkippingClock
-from memwal.testing.points import run_once_at
+from lance_memwal import crash_points
+from lance_memwal.store.memory import reset
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.write.once import OnceAppender
+from tests.harness.points import run_once_at
 
 A_MINUTE = 61.0
 
@@ -25,7 +25,7 @@ A_MINUTE = 61.0
 @pytest.fixture(autouse=True)
 def _no_hook_stays() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 def _files(uri: str) -> dict[str, int]:
@@ -223,7 +223,7 @@ def test_a_compaction_does_not_touch_another_table(tmp_path: Path, point: str) -
     reached = run_once_at(point, in_another_thread)
     with pytest.raises(mw.TableReplacedError):
         table.compact()
-    hooks.install(None)
+    crash_points.install(None)
     assert reached
     assert shown(mw.open_table(uri)) == [100]
     assert mw.open_table(uri).shards()[0].generations == (1,)
@@ -299,7 +299,7 @@ def test_another_process_makes_the_table_anew_under_a_live_writer(tmp_path: Path
     with pytest.raises(mw.TableReplacedError):
         old.close()
     probe = f"""
-        import memwal as mw
+        import lance_memwal as mw
         table = mw.open_table({uri!r})
         table.writer().put([{{"id": 200, "v": "x"}}])
         print(sorted(table.scan().to_table()["id"].to_pylist()), table.verify().problems)

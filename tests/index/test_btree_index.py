@@ -17,8 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.errors import InvalidInputError
-from memwal.index import BTreeIndex, BTreeMemIndex, Equals, In, IsNotNull, IsNull, MemIndex, Predicate, Range
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index import (
+    BTreeIndex,
+    BTreeMemIndex,
+    Equals,
+    In,
+    IsNotNull,
+    IsNull,
+    MemIndex,
+    Predicate,
+    Range,
+)
 
 NEGATIVE_NAN, OTHER_NAN = np.array([0xFFF8_0000_0000_0000, 0x7FF8_0001_0000_0000], np.uint64).view(np.float64).tolist()
 

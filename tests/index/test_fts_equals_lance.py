@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from text_peer import ANALYZERS, corpus, ours, peer, peer_hits, random_query
 
-from memwal.index import FtsIndex, FtsMemIndex, from_lance, search_texts
+from lance_memwal.memtable.index import FtsIndex, FtsMemIndex, from_lance, search_texts
 
 ROWS = 300
 LETTERS = ["a1", "b1", "c1", "the", "d1"]

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from text_peer import WORDS, corpus, ours
 
-from memwal.errors import InvalidInputError
-from memwal.index import (
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index import (
     Boolean,
     Boost,
     CorpusStats,

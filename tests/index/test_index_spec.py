@@ -8,8 +8,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.errors import InvalidInputError
-from memwal.index import BTreeIndex, FtsIndex, HnswIndex, IndexSpec, MemIndex
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex, IndexSpec, MemIndex
 
 SCHEMA = pa.schema(
     [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import lance.query as lq
 import pytest
 
-from memwal.errors import InvalidInputError
-from memwal.index import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery, from_lance
-from memwal.index.query import columns_of, on_column, parse
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery, from_lance
+from lance_memwal.memtable.index.query import columns_of, on_column, parse
 
 TRICKY = 'he"l\\lo\n\t ü\x00\x7f\u200b\U0001f600 \'x\' ] } ), should=[Match(MatchQuery { terms: "y" })]'
 

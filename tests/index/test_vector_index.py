@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal.errors import InvalidInputError
-from memwal.index import METRICS, HnswIndex, HnswMemIndex, MemIndex, Metric, exact_search
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index import METRICS, HnswIndex, HnswMemIndex, MemIndex, Metric, exact_search
 
 WIDTHS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 

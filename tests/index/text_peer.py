@@ -11,7 +11,7 @@ import lance
 import lance.query as lq
 import pyarrow as pa
 
-from memwal.index import FtsIndex, FtsMemIndex
+from lance_memwal.memtable.index import FtsIndex, FtsMemIndex
 
 _names = itertools.count()
 

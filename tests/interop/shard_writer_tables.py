@@ -19,8 +19,8 @@ import lance
 import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner
 
-from memwal import ShardWriter
-from memwal.testing.shard_rows import peer_rows, peer_snapshot, stored_rows
+from lance_memwal import ShardWriter
+from tests.harness.shard_rows import peer_rows, peer_snapshot, stored_rows
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 UTC = datetime.UTC

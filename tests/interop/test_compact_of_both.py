@@ -8,10 +8,10 @@ import lance
 import pytest
 from shard_writer_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
 
-import memwal as mw
-from memwal.manifest import ShardManifestStore
-from memwal.sstable_file import simple_file
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.sstable.file import simple_file
+from lance_memwal.store.location import resolve
 
 SMALL = {"max_memtable_rows": 12}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")

@@ -12,7 +12,7 @@ import lancedb
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from tests.table.table_kit import FAST, ids_of, outside, rows_of
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}

@@ -10,12 +10,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal import FencedError, ShardManifest, ShardManifestStore, ShardStatus, SsTable, WalAppender
-from memwal.base_table import BaseTable
-from memwal.flush import SsTableSchema, write_sstable
-from memwal.format.shard_manifest import decode_manifest, encode_manifest
-from memwal.store import paths
-from memwal.store.location import Location, resolve
+from lance_memwal import FencedError, ShardManifest, ShardManifestStore, ShardStatus, SsTable, WalAppender
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
+from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
 from wal.wal_kit import SHARD, lance_table, manifests_at, place, read_all, rows
 
 

@@ -10,7 +10,7 @@ import lancedb
 import pyarrow as pa
 import pytest
 
-from memwal import ShardWriter, Unsharded, shard_id_for
+from lance_memwal import ShardWriter, Unsharded, shard_id_for
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), ("maker", pa.string())])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shard_writer_tables import CASES, NAMES, SHAPES, Duel, Shape, in_order
 
-from memwal import FencedError
+from lance_memwal import FencedError
 
 SMALL = {"max_memtable_rows": 9}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")

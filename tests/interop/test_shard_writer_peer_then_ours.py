@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from shard_writer_tables import CASES, NAMES, SHAPES, Duel, Shape
 
-from memwal import ShardWriter
+from lance_memwal import ShardWriter
 
 SMALL = {"max_memtable_rows": 9}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from shard_writer_tables import APPEND, SHAPES, Duel, Shape, in_order
 
-from memwal.testing.profile import scaled
-from memwal.testing.shard_audit import ShardAudit
+from tests.harness.profile import scaled
+from tests.harness.shard_audit import ShardAudit
 
 CHOSEN = [shape for shape in SHAPES if shape.name in {"scalars", "lists", "composite key", "dropped column"}]
 STORAGE = ("2.0", "2.1", "2.2")

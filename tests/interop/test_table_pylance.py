@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
-import memwal as mw
-from memwal.testing.shard_rows import peer_snapshot
+import lance_memwal as mw
+from tests.harness.shard_rows import peer_snapshot
 from tests.table.table_kit import FAST, compact_shard, create, ids_of, keyed, outside, rows_of, upsert_base
 
 FOUR = mw.Bucket("id", 4)

@@ -10,10 +10,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal import FencedError, ShardManifestStore, WalAppender, WalTailer
-from memwal.format.wal_entry import encode_mark, encode_sentinel
-from memwal.store import paths
-from memwal.wal import list_positions
+from lance_memwal import FencedError, ShardManifestStore, WalAppender, WalTailer
+from lance_memwal.log.entry import encode_mark, encode_sentinel
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
 from wal.wal_kit import (
     KEY,
     SCHEMA,

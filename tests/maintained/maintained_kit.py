@@ -10,8 +10,8 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-import memwal as mw
-from memwal.clock import SYSTEM_CLOCK
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
 
 DIM = 8
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}

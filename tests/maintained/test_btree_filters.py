@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from maintained_kit import SETTINGS, rows
 
-import memwal as mw
-from memwal.conjuncts import predicates
-from memwal.index import Equals, In, IsNotNull, IsNull, Range
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.memtable.index import Equals, In, IsNotNull, IsNull, Range
+from lance_memwal.rows.conjuncts import predicates
+from tests.harness.profile import scaled
 
 COLUMNS = ["id", "v", "t", "n", "x"]
 

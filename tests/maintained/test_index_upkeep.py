@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from maintained_kit import DIM, SETTINGS, flush, rows, table_with_indexes, wait_until
 
-import memwal as mw
-from memwal.index import HnswMemIndex
-from memwal.writer.core import ShardCore
+import lance_memwal as mw
+from lance_memwal.memtable.index import HnswMemIndex
+from lance_memwal.write.group_commit import ShardCore
 
 LATER = {**SETTINGS, "sync_indexed_write": False}
 
@@ -146,7 +146,7 @@ def test_an_interrupted_put_leaves_nothing_in_the_indexes(tmp_path: Path, monkey
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("memwal.writer.state.Pending", interrupt)
+            patch.setattr("lance_memwal.write.state.Pending", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 writer.put(rows([777]))
         writer.put(rows([201, 202]))
@@ -219,7 +219,7 @@ def test_frozen_memtables_hide_each_others_older_rows(tmp_path: Path, monkeypatc
         def full(*_: object, **__: object) -> None:
             raise OSError("no space left")
 
-        patch.setattr("memwal.writer.target.write_sstable", full)
+        patch.setattr("lance_memwal.write.target.write_sstable", full)
         for key in (10_000, 20_000, 30_000):
             moved = rows([key]).set_column(0, table.schema.field("id"), pa.array([500], pa.int64()))
             writer.put(moved)

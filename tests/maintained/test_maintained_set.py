@@ -24,9 +24,9 @@ from maintained_kit import (
     table_with_indexes,
 )
 
-import memwal as mw
-from memwal.errors import InvalidInputError, UnavailableError
-from memwal.maintained import IndexSet
+import lance_memwal as mw
+from lance_memwal.errors import InvalidInputError, UnavailableError
+from lance_memwal.sstable.mirrors import IndexSet
 
 ALL = ["n_btree", "t_fts", "v_ann"]
 
@@ -252,7 +252,7 @@ def test_a_storage_failure_while_the_set_is_looked_up_keeps_the_known_one(
             raise UnavailableError("gone", ambiguous=False)
 
         with monkeypatch.context() as patch:
-            patch.setattr("memwal.base_table.BaseTable.refresh", out_of_reach)
+            patch.setattr("lance_memwal.lance.base.BaseTable.refresh", out_of_reach)
             flush(writer)
         assert memtable_indexes(writer) == ALL
         assert index_names(sstables(table, writer)[0]) == ALL

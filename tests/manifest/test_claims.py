@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from memwal import CorruptDataError, InvalidInputError, ShardManifestStore, UnavailableError, UnsupportedFormatError
-from memwal.format.shard_manifest import encode_manifest
-from memwal.manifest import with_generation
-from memwal.store import paths
-from memwal.store.port import ObjectStore, PutResult
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.types import ShardManifest, ShardStatus, SsTable
+from lance_memwal import (
+    CorruptDataError,
+    InvalidInputError,
+    ShardManifestStore,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+from lance_memwal.log.manifest import with_generation
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.store import paths
+from lance_memwal.store.port import ObjectStore, PutResult
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable
 from wal.wal_kit import SHARD, manifests_at, place
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from memwal import ConflictError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
-from memwal.store import paths
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.clocks import SkippingClock
-from memwal.types import ShardManifest, ShardStatus, SsTable
+from lance_memwal import ConflictError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
+from lance_memwal.store import paths
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable
 from wal.wal_kit import SHARD, interrupted, manifests_at, place
 
 Update = Callable[[ShardManifest], ShardManifest]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from memwal import CorruptDataError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
-from memwal.errors import ObjectNotFoundError
-from memwal.format.shard_manifest import encode_manifest
-from memwal.store import paths
-from memwal.store.location import Location
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.types import ShardManifest
+from lance_memwal import CorruptDataError, FencedError, InvalidInputError, ShardManifestStore, UnavailableError
+from lance_memwal.errors import ObjectNotFoundError
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.types import ShardManifest
 from wal.wal_kit import SHARD, manifests_at, place
 
 

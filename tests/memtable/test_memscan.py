@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal import InvalidInputError
-from memwal.memscan import MemTableScanner, newest_of
-from memwal.memtable import InMemoryMemTables, MemTable
-from memwal.schema import TableSchema
+from lance_memwal import InvalidInputError
+from lance_memwal.memtable.memtable import InMemoryMemTables, MemTable
+from lance_memwal.memtable.scan import MemTableScanner, newest_of
+from lance_memwal.rows.schema import TableSchema
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 COLUMNS = pa.schema(

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal import memtable as module
-from memwal.memtable import ByteMeter, MemTable, aligned, key_values, unpinned
-from memwal.schema import TableSchema
+from lance_memwal.memtable import memtable as module
+from lance_memwal.memtable.memtable import ByteMeter, MemTable, aligned, key_values, unpinned
+from lance_memwal.rows.schema import TableSchema
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=PK), pa.field("v", pa.string())])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def test_the_demo_ends_with_a_summary_and_a_clean_stderr(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "memwal.demo", "--no-spark"]
+    command = [sys.executable, "-W", "error", "-m", "lance_memwal.cli.demo", "--no-spark"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100, check=False)
     assert done.stderr == ""
     assert done.returncode == 0, done.stdout

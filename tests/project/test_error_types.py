@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-import memwal as mw
-from memwal.errors import ObjectExistsError, ObjectNotFoundError
+import lance_memwal as mw
+from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
 
 ERRORS = [
     mw.InvalidInputError("fix it"),

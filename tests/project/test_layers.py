@@ -58,24 +58,24 @@ def test_the_project_passes_its_own_layer_check() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("manifest", "from memwal.writer import x\n", "imports point down only"),
-        ("manifest", "import memwal.writer\n", "imports point down only"),
-        ("manifest", "def f():\n    from memwal import writer\n", "imports point down only"),
+        ("manifest", "from lance_memwal.write import x\n", "imports point down only"),
+        ("manifest", "import lance_memwal.write\n", "imports point down only"),
+        ("manifest", "def f():\n    from lance_memwal import writer\n", "imports point down only"),
         ("manifest", "from . import writer\n", "imports point down only"),
         ("store/local", "from ..manifest import x\n", "imports point down only"),
-        ("manifest", "import importlib\nimportlib.import_module('memwal.table')\n", "imports point down only"),
-        ("wal", "from memwal import open_table\n", "imports point down only"),
+        ("manifest", "import importlib\nimportlib.import_module('lance_memwal.table')\n", "imports point down only"),
+        ("wal", "from lance_memwal import open_table\n", "imports point down only"),
         (
             "wal",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from memwal.table import T\n",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lance_memwal.table import T\n",
             "imports point down only",
         ),
-        ("writer/put", "from memwal.scan import x\n", "do not import each other"),
-        ("gc", "import memwal.scan\n", "do not import each other"),
-        ("testing/kit", "from memwal.spark import session\n", "do not import each other"),
+        ("writer/put", "from lance_memwal.read import x\n", "do not import each other"),
+        ("gc", "import lance_memwal.read\n", "do not import each other"),
+        ("testing/kit", "from lance_memwal.spark import session\n", "do not import each other"),
         ("brand_new", "", "has no layer"),
-        ("wal", "import memwal.elsewhere\n", "has no layer"),
-        ("format/entry", "from memwal.store import port\n", "only store.paths is allowed"),
+        ("wal", "import lance_memwal.elsewhere\n", "has no layer"),
+        ("format/entry", "from lance_memwal.store import port\n", "only store.paths is allowed"),
         ("format/entry", "import os\n", "it is pure"),
         ("wal", "import time\n", "come from clock.py"),
         ("wal", "def f():\n    import random\n", "come from clock.py"),
@@ -90,11 +90,15 @@ def test_the_project_passes_its_own_layer_check() -> None:
         ("table", "import pyspark.sql\n", "only spark may"),
         ("wal", "import obstore\n", "only store may"),
         ("wal", "path = '_mem_wal/x/wal'\n", "is spelled in store.paths only"),
-        ("wal", "from memwal.store.paths import MEM_WAL_DIR\npath = f'{MEM_WAL_DIR}/x'\n", "joined with MEM_WAL_DIR"),
-        ("wal", "from memwal.store import paths\npath = paths.MEM_WAL_DIR + '/x'\n", "joined with MEM_WAL_DIR"),
         (
             "wal",
-            "import os\nfrom memwal.store import paths\nos.path.join('a', paths.MEM_WAL_DIR)\n",
+            "from lance_memwal.store.paths import MEM_WAL_DIR\npath = f'{MEM_WAL_DIR}/x'\n",
+            "joined with MEM_WAL_DIR",
+        ),
+        ("wal", "from lance_memwal.store import paths\npath = paths.MEM_WAL_DIR + '/x'\n", "joined with MEM_WAL_DIR"),
+        (
+            "wal",
+            "import os\nfrom lance_memwal.store import paths\nos.path.join('a', paths.MEM_WAL_DIR)\n",
             "joined with MEM_WAL_DIR",
         ),
         ("scan/utils", "", "says nothing"),
@@ -104,22 +108,22 @@ def test_a_seeded_violation_is_found(tmp_path: Path, name: str, text: str, expec
     found = problems(tmp_path, name, text)
     assert len(found) >= 1
     assert all(expected in problem for problem in found), found
-    assert all(problem.startswith(f"src/memwal/{name}.py:") for problem in found)
+    assert all(problem.startswith(f"src/lance_memwal/{name}.py:") for problem in found)
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("writer/put", "from memwal.manifest import x\nfrom memwal.writer import y\nfrom . import z\n"),
-        ("wal", "from memwal.manifest import x\n"),
+        ("writer/put", "from lance_memwal.log.manifest import x\nfrom lance_memwal.write import y\nfrom . import z\n"),
+        ("wal", "from lance_memwal.log.manifest import x\n"),
         ("wal", "import threading, uuid\nlock = threading.Lock()\nshard = uuid.UUID(int=0)\n"),
         ("wal", '"""A module about _mem_wal and threads."""\n'),
         ("wal", "INDEX = '__lance_mem_wal'\n"),
         ("clock", "import time, random, secrets, threading\nthreading.Thread(target=print)\n"),
-        ("format/entry", "from memwal.store.paths import x\nfrom memwal.store import paths\n"),
-        ("gc", "from memwal.verify import x\n"),
-        ("spark/sink", "import pyspark\nimport memwal as mw\nfrom memwal.table import Table\n"),
-        ("testing/kit", "import time, subprocess\nimport memwal.table\n"),
+        ("format/entry", "from lance_memwal.store.paths import x\nfrom lance_memwal.store import paths\n"),
+        ("gc", "from lance_memwal.upkeep.verify import x\n"),
+        ("spark/sink", "import pyspark\nimport memwal as mw\nfrom lance_memwal.table import Table\n"),
+        ("testing/kit", "import time, subprocess\nimport lance_memwal.table\n"),
         ("format/proto/thing_pb2", "import time\n" + "x = 1\n" * 600),
     ],
 )
@@ -132,5 +136,5 @@ def test_the_script_exits_with_one_and_names_the_line(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "tools" / "check_layers.py"), str(tmp_path / "src")]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "src/memwal/wal.py:3: " in done.stdout
+    assert "src/lance_memwal/wal.py:3: " in done.stdout
     assert "1 violation\n" in done.stdout

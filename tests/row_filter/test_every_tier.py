@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import memwal as mw
-from memwal.conjuncts import predicates
-from memwal.index.btree import BTreeMemIndex, is_indexable
-from memwal.predicate import Range
-from memwal.row_filter import RowFilter
-from memwal.scan.prune import values_in_filter
-from memwal.scan.sstables import SHARED_CACHE
-from memwal.sharding import route, shards_for_values
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.memtable.index.btree import BTreeMemIndex, is_indexable
+from lance_memwal.rows.conjuncts import predicates
+from lance_memwal.rows.filter import RowFilter
+from lance_memwal.rows.predicate import Range
+from lance_memwal.rows.prune import values_in_filter
+from lance_memwal.rows.sharding import route, shards_for_values
+from lance_memwal.sstable.read import SHARED_CACHE
+from tests.harness.profile import scaled
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 ROWS = filter_kit.rows()

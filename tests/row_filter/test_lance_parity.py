@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memwal import InvalidInputError
-from memwal.row_filter import RowFilter
-from memwal.testing.profile import scaled
+from lance_memwal import InvalidInputError
+from lance_memwal.rows.filter import RowFilter
+from tests.harness.profile import scaled
 
 SCHEMA = pa.schema(
     [

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from memwal import ShardWriter
-from memwal.testing.crash_tables import TableKind
-from memwal.testing.oracle import Row
+from lance_memwal import ShardWriter
+from tests.harness.crash_tables import TableKind
+from tests.harness.oracle import Row
 
 KIND = TableKind("integer")
 KEYS_PER_THREAD = 12

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from own_keys import KIND
 
-from memwal import ShardWriter
-from memwal.testing.profile import scaled
+from lance_memwal import ShardWriter
+from tests.harness.profile import scaled
 
 KEYS = 10
 

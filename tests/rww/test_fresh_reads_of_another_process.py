@@ -9,9 +9,9 @@ import pytest
 from own_keys import KIND
 from writing_child import DELETED, KEYS, writes
 
-import memwal as mw
-from memwal.testing.processes import Child, start
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.processes import Child, start
+from tests.harness.profile import scaled
 
 
 def hear_so_far(child: Child, newest: dict[int, int]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from own_keys import KIND
 
-from memwal import ShardWriter
+from lance_memwal import ShardWriter
 
 KEYS = 2_000
 THREADS = 4

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 from own_keys import KIND
 
-from memwal import ShardWriter
+from lance_memwal import ShardWriter
 
 KEYS = 10
 DELETED = (3, 4)

@@ -10,14 +10,14 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.base_table import BaseTable
-from memwal.compact import Compactor
-from memwal.scan.base_keys import BaseLookup
-from memwal.scan.lookup import lookup_rows
-from memwal.scan.snapshot import SnapshotSource
-from memwal.shard_target import table_schema
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.compact.run import Compactor
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.lookup import lookup_rows
+from lance_memwal.read.snapshot import SnapshotSource
+from lance_memwal.store.location import resolve
+from lance_memwal.write.table_target import table_schema
 
 PLAIN = pa.schema([("id", pa.int64()), ("note", pa.string())])
 KEY = pa.field("id", pa.int64(), False, metadata={"lance-schema:unenforced-primary-key": "true"})

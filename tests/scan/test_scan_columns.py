@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import memwal as mw
-from memwal.row_filter import RowFilter, pushdown
-from memwal.scan.sstables import SHARED_CACHE
+import lance_memwal as mw
+from lance_memwal.rows.filter import RowFilter, pushdown
+from lance_memwal.sstable.read import SHARED_CACHE
 from tests.table.table_kit import Outside, create, keyed, outside, rows_of, upsert_base
 
 UTC = dt.UTC

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from tests.table.table_kit import (
     compact_shard,
     create,

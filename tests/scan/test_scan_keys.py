@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import memwal as mw
-from memwal.format.keys import encode_composite
-from memwal.scan.base_keys import BaseLookup
-from memwal.scan.keys import KeySet, distinct
-from memwal.scan.sstables import SHARED_CACHE
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.rows.key_encoding import encode_composite
+from lance_memwal.rows.keys import KeySet, distinct
+from lance_memwal.sstable.read import SHARED_CACHE
+from tests.harness.profile import scaled
 from tests.table.table_kit import create, upsert_base
 
 

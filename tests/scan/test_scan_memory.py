@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 DIMENSION = 128
 LIMIT_MB = 320
@@ -26,7 +26,7 @@ SCHEMA = pa.schema(
 )
 READER = """
 import resource, sys
-import memwal as mw
+import lance_memwal as mw
 table = mw.open_table(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rows = sum(batch.num_rows for batch in table.scan())

@@ -18,11 +18,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.format.shard_manifest import encode_manifest
-from memwal.scan.sstables import SHARED_CACHE
-from memwal.store import paths
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.sstable.read import SHARED_CACHE
+from lance_memwal.store import paths
+from tests.harness.profile import scaled
 from tests.table.table_kit import (
     compact_all,
     create,

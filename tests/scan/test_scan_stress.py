@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.clock import SYSTEM_CLOCK
-from memwal.testing.processes import start
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
+from tests.harness.processes import start
+from tests.harness.profile import scaled
 from tests.table.table_kit import create
 
 SECONDS = scaled(ci=4.0, prove=120.0)

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal import flush, sidecar
+import lance_memwal as mw
+from lance_memwal.sstable import sidecar, write
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
 
@@ -33,7 +33,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mw.Table:
         for key, value in ((1, "old"), (2, "old"), (3, "old"), (1, "new")):
             writer.put({"id": [key], "v": [value]})
         with monkeypatch.context() as patch:
-            patch.setattr(flush, "sort_keys", short)
+            patch.setattr(write, "sort_keys", short)
             writer.flush()
         writer.put({"id": [2], "v": ["newer"]})
         writer.delete([3])

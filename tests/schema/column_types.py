@@ -10,8 +10,8 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-import memwal as mw
-from memwal.normal_form import loose, normal
+import lance_memwal as mw
+from lance_memwal.rows.normal_form import loose, normal
 
 KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 VERSIONS = ("2.0", "2.1", "2.2")

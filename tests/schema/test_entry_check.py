@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.schema import EntryCheck, TableSchema
+import lance_memwal as mw
+from lance_memwal.rows.schema import EntryCheck, TableSchema
 
 KIND = pa.dictionary(pa.int8(), pa.string())
 COLUMNS = pa.schema([("c", KIND)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from memwal.errors import InvalidInputError
-from memwal.normal_form import blank, loose, normal, nulls
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.normal_form import blank, loose, normal, nulls
 
 TAG = pa.dictionary(pa.int8(), pa.string())
 

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
 

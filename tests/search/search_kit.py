@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 _NOUNS = "amber basalt cedar delta ember fjord grove heron iris juniper kelp lichen maple nectar otter pine quartz"
 WORDS = tuple(_NOUNS.split(" "))

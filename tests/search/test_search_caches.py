@@ -11,11 +11,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.base_table import BaseTable
-from memwal.scan.base_keys import BaseLookup
-from memwal.scan.sstables import SHARED_CACHE
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.sstable.read import SHARED_CACHE
+from lance_memwal.store.location import resolve
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 SCHEMA = pa.schema(

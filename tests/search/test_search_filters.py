@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 NAN = float("nan")

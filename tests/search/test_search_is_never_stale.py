@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from search_kit import WORDS, Spread, ids, spread
 
-from memwal.testing.profile import scaled
+from tests.harness.profile import scaled
 
 
 def one_search(made: Spread, chance: random.Random) -> None:

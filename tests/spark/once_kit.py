@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import memwal as mw
+import lance_memwal as mw
 
 ROWS_PER_FILE = 40
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-import memwal as mw
+import lance_memwal as mw
 
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.string()), ("n", pa.int32())])
 PLAIN = pa.schema([("id", pa.int64()), ("value", pa.string())])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import memwal.spark as ms
+import lance_memwal.spark as ms
 
 
 def main(kind: str, master: str, source: str, uri: str, checkpoint: str) -> None:

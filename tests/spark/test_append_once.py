@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from spark_tables import append_only, ids_of, keyed
 
-import memwal as mw
-from memwal import hooks
-from memwal.append_once import OnceAppender, ShardClaim
-from memwal.types import Transaction
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.types import Transaction
+from lance_memwal.write.once import OnceAppender, ShardClaim
 
 SHARDING = mw.Bucket("id", 1)
 SHARD = mw.shard_id_for(SHARDING, 0)
@@ -127,11 +127,11 @@ def test_a_put_into_a_slot_that_collection_emptied_does_not_count_and_is_made_ag
             table.compact()
             table.gc(grace_seconds=0)
 
-    hooks.install(meanwhile)
+    crash_points.install(meanwhile)
     try:
         result = sleeper.append(claim, [batch(1)], txn=("app", 1))
     finally:
-        hooks.install(None)
+        crash_points.install(None)
     assert slept
     assert result.position > 3
     assert ids_of(table) == [1, 10, 11, 12]
@@ -145,12 +145,12 @@ def test_a_failure_after_the_put_adds_nothing_when_the_append_is_repeated(table:
         if point == "once.after_put":
             raise OSError("lost the answer")
 
-    hooks.install(fail)
+    crash_points.install(fail)
     try:
         with pytest.raises(OSError, match="lost the answer"):
             appender.append(claim, [batch(1)], txn=("app", 1))
     finally:
-        hooks.install(None)
+        crash_points.install(None)
     assert appender.append(claim, [batch(1)], txn=("app", 1)).skipped
     assert ids_of(table) == [1]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from spark_tables import append_only, ids_of, keyed, rows_of
 
-import memwal as mw
-from memwal.store.paths import STAGE_DIR
+import lance_memwal as mw
+from lance_memwal.store.paths import STAGE_DIR
 
 
 def save(frame: Any, uri: str, **options: Any) -> None:

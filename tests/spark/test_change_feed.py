@@ -10,10 +10,10 @@ from once_kit import finish
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 from spark_tables import keyed
 
-import memwal as mw
-from memwal.errors import CollectedError
-from memwal.spark.feed import ChangeFeed, feed_schema
-from memwal.spark.options import Options
+import lance_memwal as mw
+from lance_memwal.errors import CollectedError
+from lance_memwal.spark.feed import ChangeFeed, feed_schema
+from lance_memwal.spark.options import Options
 
 
 def feed_of(table: mw.Table, **options: str) -> ChangeFeed:
@@ -123,7 +123,7 @@ def test_entries_that_collection_took_are_an_error_or_are_left_out_as_told(uri: 
 
 
 def test_the_progress_of_a_query_shows_rows_and_lag(spark: Any, uri: str, tmp_path: Path) -> None:
-    import memwal.spark as ms
+    import lance_memwal.spark as ms
 
     table = keyed(uri, 1)
     with table.writer() as writer:
@@ -145,6 +145,6 @@ def test_the_progress_of_a_query_shows_rows_and_lag(spark: Any, uri: str, tmp_pa
 
 
 def _lag(progress: Any) -> int:
-    from memwal.spark.progress import _lag as lag
+    from lance_memwal.spark.progress import _lag as lag
 
     return sum(lag(source) for source in progress.sources)

@@ -13,7 +13,7 @@ import pyspark
 import pytest
 from killing import Driver, wait_for
 
-from memwal.spark.java import provide_java
+from lance_memwal.spark.java import provide_java
 
 LAUNCHER = Path(pyspark.__file__).parent / "bin" / "spark-class"
 

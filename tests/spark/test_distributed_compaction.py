@@ -15,21 +15,21 @@ import pyarrow as pa
 import pytest
 from compaction_kit import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
 
-import memwal as mw
-import memwal.spark as ms
-from memwal import hooks
-from memwal.errors import InvalidInputError
-from memwal.progress import COUNTER_SHARD, recorded
-from memwal.spark.distributed import is_big, newest_base
-from memwal.store.location import resolve
-from memwal.testing.points import run_once_at
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+import lance_memwal.spark as ms
+from lance_memwal import crash_points
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.marks import COUNTER_SHARD, recorded
+from lance_memwal.spark.distributed import is_big, newest_base
+from lance_memwal.store.location import resolve
+from tests.harness.points import run_once_at
+from tests.harness.profile import scaled
 
 
 @pytest.fixture(autouse=True)
 def _no_handler_is_left() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 def marks(uri: str) -> dict[str, int]:
@@ -183,7 +183,7 @@ def test_a_crash_anywhere_loses_and_repeats_nothing(tmp_path: Path, kind: str, p
         compact_by_tasks(story.uri)
     assert happened
     assert story.shown() == story.expected
-    hooks.install(None)
+    crash_points.install(None)
     report = compact_by_tasks(story.uri)
     story.check()
     done = POINTS.index(point) >= POINTS.index("compact.after_commit")
@@ -197,7 +197,7 @@ def test_after_a_crash_one_process_may_finish(tmp_path: Path) -> None:
     run_once_at("compact.before_manifest", crash)
     with pytest.raises(CrashError):
         compact_by_tasks(story.uri)
-    hooks.install(None)
+    crash_points.install(None)
     story.table.compact()
     story.check()
 
@@ -357,9 +357,9 @@ def test_writers_go_on_meanwhile_and_nothing_of_theirs_is_lost(tmp_path: Path) -
                 thread.start()
                 thread.join()
 
-        hooks.install(go_on)
+        crash_points.install(go_on)
         compact_by_tasks(story.uri)
-        hooks.install(None)
+        crash_points.install(None)
         assert story.shown() == story.expected
         assert story.plain() != story.expected
     compact_by_tasks(story.uri)
@@ -413,7 +413,7 @@ def test_spark_compacts_by_tasks(spark: Any, tmp_path: Path, kind: str) -> None:
 
 def test_the_size_of_the_table_chooses_the_way(spark: Any, tmp_path: Path) -> None:
     ways: list[str] = []
-    hooks.install(ways.append)  # only the distributed way reaches points in this process
+    crash_points.install(ways.append)  # only the distributed way reaches points in this process
     for limit, by_tasks in ((1 << 40, False), (1, True)):
         story = Story(tmp_path / str(limit), "number")
         story.generations(1)

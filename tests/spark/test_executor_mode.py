@@ -12,11 +12,11 @@ from once_kit import forget_last_commit
 from pyspark.sql import types as st
 from spark_tables import append_only, ids_of, keyed, rows_of
 
-import memwal as mw
-import memwal.spark as ms
-from memwal.format.bucket import bucket_of
-from memwal.spark.executor_mode import bucket_expression, has_parity
-from memwal.spark.types import spark_type, to_arrow_columns
+import lance_memwal as mw
+import lance_memwal.spark as ms
+from lance_memwal.rows.bucket import bucket_of
+from lance_memwal.spark.executor_mode import bucket_expression, has_parity
+from lance_memwal.spark.types import spark_type, to_arrow_columns
 
 DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 123456)
 PARITY: list[tuple[pa.DataType, list[Any]]] = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memwal.spark.java import provide_java
+from lance_memwal.spark.java import provide_java
 
 
 def fake_java(directory: Path, version: str) -> None:

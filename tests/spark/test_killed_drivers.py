@@ -11,8 +11,8 @@ from killing import Driver
 from once_kit import judge, make_input
 from spark_tables import append_only, ids_of
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 BATCHES = scaled(ci=6, prove=30)
 KILLS = scaled(ci=2, prove=6)

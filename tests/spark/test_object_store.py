@@ -7,8 +7,8 @@ from typing import Any
 import lance
 from spark_tables import KEYED
 
-import memwal as mw
-import memwal.spark as ms
+import lance_memwal as mw
+import lance_memwal.spark as ms
 
 
 def test_sink_jobs_and_source_work_on_s3(spark: Any, s3_table: tuple[str, dict[str, str]]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import memwal as mw
-from memwal.spark.options import Options
+import lance_memwal as mw
+from lance_memwal.spark.options import Options
 
 
 def test_defaults_and_values_are_parsed_whatever_the_case() -> None:

@@ -8,12 +8,12 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.spark.distributed import is_big, newest_base
-from memwal.spark.options import Options
-from memwal.spark.pin import pin_table, rebuild
-from memwal.store import paths
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.spark.distributed import is_big, newest_base
+from lance_memwal.spark.options import Options
+from lance_memwal.spark.pin import pin_table, rebuild
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 

@@ -12,10 +12,10 @@ import pytest
 from once_kit import ROWS_PER_FILE, finish, forget_last_commit, judge, make_input
 from spark_tables import append_only
 
-import memwal.spark as ms
-from memwal.append_once import AppendResult
-from memwal.spark import batch_reports
-from memwal.spark.batch_reports import BatchStats
+import lance_memwal.spark as ms
+from lance_memwal.spark import batch_reports
+from lance_memwal.spark.batch_reports import BatchStats
+from lance_memwal.write.once import AppendResult
 
 RUN = "0e2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 

@@ -13,7 +13,7 @@ from killing import Driver
 from spark_tables import append_only, keyed
 from test_java import fake_java
 
-from memwal.spark.java import provide_java
+from lance_memwal.spark.java import provide_java
 
 
 def run(script: str, tmp_path: Path) -> dict[str, Any]:

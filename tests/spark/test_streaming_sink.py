@@ -11,8 +11,8 @@ from faulty_source import FaultySource
 from once_kit import forget_last_commit, judge, make_input, run_until_done
 from spark_tables import append_only, ids_of, keyed
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 BATCHES = scaled(ci=6, prove=30)
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from spark_tables import append_only, keyed
 
-import memwal as mw
-from memwal.spark.data_source import MemWalSource
+import lance_memwal as mw
+from lance_memwal.spark.data_source import MemWalSource
 
 
 def load(spark: Any, uri: str, **options: Any) -> Any:
@@ -160,7 +160,7 @@ def test_spark_still_mixes_up_pushed_filters_so_that_this_source_must_not_push_a
     """A canary: when it fails, Spark is fixed, and push-down can be thought about."""
     from pushing_source import PushingSource
 
-    from memwal.spark.source import TableReader
+    from lance_memwal.spark.source import TableReader
 
     spark.dataSource.register(PushingSource)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 
-import memwal as mw
-from memwal.spark.types import (
+import lance_memwal as mw
+from lance_memwal.spark.types import (
     arrow_schema_for,
     spark_arrow_schema,
     spark_type,
@@ -72,8 +72,8 @@ def test_a_table_type_has_a_spark_type_and_its_values_arrive_unchanged(
 
 @pytest.mark.parametrize(("kind", "expected", "value"), VALUES, ids=NAMES)
 def test_values_that_spark_sends_back_fit_the_table(kind: pa.DataType, expected: st.DataType, value: object) -> None:
-    from memwal.append_once import RowFitter
-    from memwal.schema import TableSchema
+    from lance_memwal.rows.schema import TableSchema
+    from lance_memwal.write.once import RowFitter
 
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

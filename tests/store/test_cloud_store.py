@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from memwal.errors import MemWalError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from memwal.store.cloud_options import parse_target
-from memwal.store.location import Location, resolve
-from memwal.store.port import PutResult
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.errors import MemWalError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.store.cloud_options import parse_target
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.port import PutResult
+from lance_memwal.testing.clocks import SkippingClock
 
 _OPTIONS = {
     "aws_access_key_id": "AKIDSECRET",
@@ -272,8 +272,8 @@ def test_a_google_location_opens_without_a_request(options: dict[str, str]) -> N
 
 _FORKED = """
 import os, sys
-from memwal.errors import UnavailableError
-from memwal.store.location import resolve
+from lance_memwal.errors import UnavailableError
+from lance_memwal.store.location import resolve
 options = dict(pair.split("=", 1) for pair in sys.argv[2:])
 resolve(sys.argv[1], options).store.put_new("a", b"1")
 child = os.fork()

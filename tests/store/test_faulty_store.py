@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from memwal.store.local import LocalStore
-from memwal.store.port import ObjectStore, PutResult
-from memwal.testing import FaultKind, FaultPlan, FaultScript, FaultyStore, SimulatedCrash
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.store.local import LocalStore
+from lance_memwal.store.port import ObjectStore, PutResult
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript, FaultyStore, SimulatedCrash
+from lance_memwal.testing.clocks import SkippingClock
 
 
 def faulty(root: Path, kind: FaultKind, at: int = 0, **plan: int) -> tuple[FaultyStore, LocalStore]:

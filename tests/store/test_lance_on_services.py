@@ -6,7 +6,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.store.location import resolve
+from lance_memwal.store.location import resolve
 
 
 @pytest.mark.parametrize("service", ["s3_table", "azure_table"])

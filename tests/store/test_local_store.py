@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from memwal.errors import CorruptDataError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from memwal.store.files import STAGING_NAME, unavailable
-from memwal.store.local import LocalStore
-from memwal.store.port import ObjectStore, PutResult
-from memwal.store.retry import RetryingStore
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.errors import CorruptDataError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.store.files import STAGING_NAME, unavailable
+from lance_memwal.store.local import LocalStore
+from lance_memwal.store.port import ObjectStore, PutResult
+from lance_memwal.store.retry import RetryingStore
+from lance_memwal.testing.clocks import SkippingClock
 
 
 class Disk:
@@ -317,8 +317,8 @@ def test_errors_say_what_to_do(number: int, says: str, retryable: bool) -> None:
 
 _SMALL_DISK = """
 import resource, signal, sys
-from memwal.errors import UnavailableError
-from memwal.store.local import LocalStore
+from lance_memwal.errors import UnavailableError
+from lance_memwal.store.local import LocalStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 store = LocalStore(sys.argv[1], use_tmpfile=sys.argv[2] == "True")
@@ -341,7 +341,7 @@ def test_a_write_that_is_cut_short_leaves_nothing(tmp_path: Path, use_tmpfile: b
 def test_a_forked_child_stores_its_own_bytes(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
-        "from memwal.store.local import LocalStore\n"
+        "from lance_memwal.store.local import LocalStore\n"
         "store = LocalStore(sys.argv[1])\n"
         "store.put_new('wal/parent', b'parent')\n"
         "child = os.fork()\n"

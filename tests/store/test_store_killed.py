@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from memwal.store.files import STAGING_NAME
-from memwal.store.local import LocalStore
+from lance_memwal.store.files import STAGING_NAME
+from lance_memwal.store.local import LocalStore
 
 # For each line of input a new writer process, so that only one process has to import the package.
 _WRITERS = """
 import os, sys
-from memwal.store.local import LocalStore
+from lance_memwal.store.local import LocalStore
 store = LocalStore(sys.argv[1], use_tmpfile=sys.argv[2] == "True")
 def say(word):
     os.write(1, f"{word}\\n".encode())  # in one piece, also when the writer is killed

@@ -12,13 +12,13 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal.clock import SystemClock
-from memwal.errors import InvalidInputError
-from memwal.metrics import Recorder
-from memwal.store import memory
-from memwal.store.location import Location, resolve
-from memwal.store.retry import RetryPolicy
-from memwal.testing import FaultScript
+from lance_memwal.clock import SystemClock
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.store import memory
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.metrics import Recorder
+from lance_memwal.store.retry import RetryPolicy
+from lance_memwal.testing import FaultScript
 
 _SECRETS = {
     "aws_access_key_id": "AKIDSECRET",
@@ -183,7 +183,7 @@ def test_memory_tables_live_under_one_name_and_lance_reads_them() -> None:
 
 _MEMORY_LIFE = """
 import os, sys
-from memwal.store.location import resolve
+from lance_memwal.store.location import resolve
 location = resolve("memory://life")
 location.store.put_new("a", b"1")
 child = os.fork()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from memwal.errors import ObjectExistsError, ObjectNotFoundError, UnavailableError
-from memwal.metrics import Recorder
-from memwal.store.local import LocalStore
-from memwal.store.location import resolve
-from memwal.store.metering import MeteredStore
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.store.local import LocalStore
+from lance_memwal.store.location import resolve
+from lance_memwal.store.metering import MeteredStore
+from lance_memwal.store.metrics import Recorder
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
 
 
 def test_each_kind_of_call_is_counted_with_its_bytes(tmp_path: Path) -> None:

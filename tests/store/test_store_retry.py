@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from memwal.store.local import LocalStore
-from memwal.store.port import PutResult
-from memwal.store.retry import RetryingStore, RetryPolicy
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.clocks import SkippingClock
+from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.store.local import LocalStore
+from lance_memwal.store.port import PutResult
+from lance_memwal.store.retry import RetryingStore, RetryPolicy
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
 
 
 class Scene:

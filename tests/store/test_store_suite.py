@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from memwal.store import memory
-from memwal.store.local import LocalStore
-from memwal.store.location import resolve
-from memwal.store.port import ObjectStore
-from memwal.testing import FaultScript, StoreSuite
+from lance_memwal.store import memory
+from lance_memwal.store.local import LocalStore
+from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.testing import FaultScript, StoreSuite
 
 
 class TestLocalStore(StoreSuite):

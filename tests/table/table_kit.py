@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 from lance.fragment import LanceFragment
 from lance.mem_wal import CompactedSsTable
 
-import memwal as mw
-from memwal import hooks
-from memwal.base_table import BaseTable
-from memwal.format.lance_commit import append_commit, fragment_of
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.hand_made import append_commit, fragment_of
+from lance_memwal.store.location import resolve
 
 FAST = {"fsync": False, "stats_log_interval_ms": None}
 TOMBSTONE = "_tombstone"
@@ -210,11 +210,11 @@ def held_flush() -> Iterator[None]:
         if point == "flush.before_write" and threading.current_thread().name.startswith("memwal-flush"):
             released.wait(60)
 
-    hooks.install(hold)
+    crash_points.install(hold)
     try:
         yield
     finally:
-        hooks.install(None)
+        crash_points.install(None)
         released.set()
 
 
@@ -226,7 +226,7 @@ class Outside:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["memwal.testing.fork_server"])
+        context.set_forkserver_preload(["tests.harness.fork_server"])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NO_ROWS: dict[str, Callable[[], Any]] = {

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.clock import SYSTEM_CLOCK
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
+from tests.harness.profile import scaled
 
 SCHEMA = pa.schema(
     [pa.field("tenant", pa.int32(), False), pa.field("id", pa.int64(), False), pa.field("v", pa.int64())]
@@ -137,7 +137,7 @@ def test_a_shard_that_is_parked_during_a_flush_is_flushed_all_the_same(
 
     with table.writer(fsync=False, max_open_shards=1, compaction=None) as writer:
         writer.put([row(1, 0, 0)])
-        monkeypatch.setattr("memwal.writer.engine.is_on_top", lambda: False)  # `overtake` is no signal handler
+        monkeypatch.setattr("lance_memwal.write.engine.is_on_top", lambda: False)  # `overtake` is no signal handler
         monkeypatch.setattr(mw.ShardWriter, step, overtake)
         writer.flush()
         assert overtaken

@@ -13,11 +13,11 @@ import polars
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.base_table import BaseTable
-from memwal.clock import SYSTEM_CLOCK
-from memwal.create import Choices, install
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.create import Choices, install
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.store.location import resolve
 from tests.table.table_kit import FAST, create, files_below, has_entry, keyed, rows_of
 
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])

@@ -9,10 +9,10 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.base_table import BaseTable
-from memwal.create import Choices, enable_base
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal.create import Choices, enable_base
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.store.location import resolve
 from tests.table.table_kit import rows_of
 
 ROWS = pa.table({"x": [0.5, 1.5, 2.5], "id": pa.array([1, 2, 3]), "s": ["a", "b", "c"]})

@@ -29,8 +29,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 from tests.table.table_kit import FAST, Outside, compact_shard, trim_shard, upsert_base
 
 _NUMBERS = 14

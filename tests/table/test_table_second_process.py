@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import memwal as mw
-from memwal.testing.processes import Child, start
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.processes import Child, start
+from tests.harness.profile import scaled
 from tests.table.table_kit import Outside, create, files_below, ids_of, manifest_of, outside, rows_of
 
 TWO = mw.Bucket("id", 2)

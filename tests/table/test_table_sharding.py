@@ -10,7 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 from tests.table.table_kit import create, files_below, ids_of, keyed, lance_filter, manifest_of, rows_of, upsert_base
 
 FOUR = mw.Bucket("id", 4)

@@ -11,8 +11,8 @@ import polars
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.clock import SYSTEM_CLOCK
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
 from tests.table.table_kit import create, ids_of, keyed, manifest_of, rows_of
 
 FOUR = mw.Bucket("id", 4)
@@ -171,7 +171,7 @@ def test_one_timeout_counts_for_all_shards_of_an_acknowledgement() -> None:
             if timeout is not None and timeout > 0:
                 SYSTEM_CLOCK.sleep(timeout)
 
-    from memwal.table_writer import TableAck
+    from lance_memwal.table_writer import TableAck
 
     started = SYSTEM_CLOCK.monotonic()
     TableAck([Never() for _ in range(10)]).wait(timeout=0.2)

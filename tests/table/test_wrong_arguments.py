@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string()), ("e", pa.list_(pa.float32(), 2))])
 ROW = {"id": 1, "v": "a", "e": [1.0, 2.0]}

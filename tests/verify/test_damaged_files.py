@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.manifest import ShardManifestStore
-from memwal.scan.sstables import SHARED_CACHE
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.wal import list_positions
+import lance_memwal as mw
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import list_positions
+from lance_memwal.sstable.read import SHARED_CACHE
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("v", pa.string())])
 SHARD = "aa48498d-ac91-59e2-8452-69f46010ace2"

@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
+import lance_memwal as mw
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 

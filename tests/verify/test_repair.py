@@ -8,11 +8,11 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.format.wal_entry import decode_entry
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.wal import list_positions
+import lance_memwal as mw
+from lance_memwal.log.entry import decode_entry
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = "aa48498d-ac91-59e2-8452-69f46010ace2"

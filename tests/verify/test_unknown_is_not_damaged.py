@@ -12,10 +12,10 @@ import pyarrow.ipc as ipc
 import pytest
 from lance import blob_array, blob_field
 
-import memwal as mw
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.wal import list_positions
+import lance_memwal as mw
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = "aa48498d-ac91-59e2-8452-69f46010ace2"

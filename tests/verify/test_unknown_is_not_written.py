@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
 
-import memwal as mw
-from memwal.append_once import OnceAppender
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.wal import list_positions
+import lance_memwal as mw
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.write.once import OnceAppender
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = "aa48498d-ac91-59e2-8452-69f46010ace2"

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from lance.mem_wal import CompactedSsTable
 
-import memwal as mw
-from memwal.format.shard_manifest import encode_manifest
-from memwal.manifest import ShardManifestStore
-from memwal.store import paths
-from memwal.store.location import resolve
-from memwal.types import ShardManifest
-from memwal.wal import list_positions
+import lance_memwal as mw
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.types import ShardManifest
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = "aa48498d-ac91-59e2-8452-69f46010ace2"

@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from memwal import ConflictError, CorruptDataError, FencedError, UnavailableError, WalAppender, WriterPoisonedError
-from memwal.format.wal_entry import encode_mark, encode_sentinel
-from memwal.store import paths
-from memwal.store.location import Location
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.clocks import SkippingClock
-from memwal.types import ShardManifest
-from memwal.wal import PersistPolicy, ShardLog, open_log
+from lance_memwal import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    UnavailableError,
+    WalAppender,
+    WriterPoisonedError,
+)
+from lance_memwal.log.entry import encode_mark, encode_sentinel
+from lance_memwal.log.wal import PersistPolicy, ShardLog, open_log
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import ShardManifest
 from wal.wal_kit import (
     NO_SYNC,
     SHARD,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal import hooks
-from memwal.append_once import OnceAppender, ShardClaim
-from memwal.wal import WalTailer
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.log.wal import WalTailer
+from lance_memwal.write.once import OnceAppender, ShardClaim
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 LARGE = "x" * 4096
@@ -30,7 +30,7 @@ class CrashError(Exception):
 @pytest.fixture(autouse=True)
 def no_hooks() -> Iterator[None]:
     yield
-    hooks.install(None)
+    crash_points.install(None)
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +68,12 @@ def meanwhile(uri: str, claim: ShardClaim, what: str) -> Callable[[], None]:
 def at_first(point: str, action: Callable[[], None], *, crash: bool) -> None:
     def handler(reached: str) -> None:
         if reached == point:
-            hooks.install(None)
+            crash_points.install(None)
             action()
             if crash:
                 raise CrashError
 
-    hooks.install(handler)
+    crash_points.install(handler)
 
 
 def ids(uri: str) -> list[int]:

@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from memwal import (
+from lance_memwal import (
     Bucket,
     FencedError,
     InvalidInputError,
@@ -19,15 +19,15 @@ from memwal import (
     WalAppender,
     WalTailer,
     WriterPoisonedError,
+    crash_points,
     create_table,
-    hooks,
     route,
 )
-from memwal.config import WriterConfig
-from memwal.store import paths
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.clocks import SkippingClock
-from memwal.types import Transaction
+from lance_memwal.config import WriterConfig
+from lance_memwal.store import paths
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import Transaction
 from wal.wal_kit import KEY, OTHER_SHARD, SCHEMA, SHARD, ids, interrupted, lance_table, place, read_all, rows, story
 
 STRICT = pa.schema(
@@ -322,12 +322,12 @@ def test_an_interrupted_append_that_is_made_again_is_one_entry(
 ) -> None:
     calls = interrupted("put_new", paths.wal_entry_path(SHARD, 1), _interrupt) if point == "put_new" else None
     writer = appender(place(tmp_path, wrap=calls))
-    hooks.install(lambda reached: _interrupt() if reached == point else None)
+    crash_points.install(lambda reached: _interrupt() if reached == point else None)
     try:
         with pytest.raises(KeyboardInterrupt):
             writer.append(rows(1), txn=txn)
     finally:
-        hooks.install(None)
+        crash_points.install(None)
     assert [writer.append(rows(1), txn=txn), writer.append(rows(2))] == [1, 2]
     assert story(read_all(place(tmp_path))) == [(1, 1, [1]), (2, 1, [2])]
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memwal import WalAppender
-from memwal.config import WriterConfig
-from memwal.log_run import LogRun
+from lance_memwal import WalAppender
+from lance_memwal.config import WriterConfig
+from lance_memwal.log.tail import LogRun
 from wal.wal_kit import SHARD, entry_bytes, flushed, lance_table, manifests_at, place, put_entry, read_all, rows
 
 

@@ -9,8 +9,8 @@ import lance
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.append_once import OnceAppender
+import lance_memwal as mw
+from lance_memwal.write.once import OnceAppender
 
 SHARD = "11111111-2222-4333-8444-555555555555"
 SMALL = pa.dictionary(pa.int8(), pa.string())

@@ -9,9 +9,9 @@ import lance
 import pyarrow as pa
 import pytest
 
-from memwal import CollectedError, CorruptDataError, FencedError, ShardManifestStore, WalAppender, WalTailer
-from memwal.store import paths
-from memwal.store.location import Location, resolve
+from lance_memwal import CollectedError, CorruptDataError, FencedError, ShardManifestStore, WalAppender, WalTailer
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
 from wal.wal_kit import SCHEMA, SHARD, flushed, ids, read_all, rows, story
 
 pytestmark = [

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from memwal import ConflictError, CorruptDataError, FencedError, InvalidInputError, UnavailableError, WalAppender
-from memwal import hooks as memwal_hooks
-from memwal.format.shard_manifest import encode_manifest
-from memwal.format.wal_entry import decode_entry, encode_mark, encode_sentinel
-from memwal.log_run import LogRun
-from memwal.store import paths
-from memwal.store.location import Location
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.transactions import encode_map
-from memwal.types import ShardManifest, ShardStatus
-from memwal.wal import read_transactions
+from lance_memwal import ConflictError, CorruptDataError, FencedError, InvalidInputError, UnavailableError, WalAppender
+from lance_memwal import crash_points as memwal_hooks
+from lance_memwal.log.entry import decode_entry, encode_mark, encode_sentinel
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.log.tail import LogRun
+from lance_memwal.log.transactions import encode_map
+from lance_memwal.log.wal import read_transactions
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.types import ShardManifest, ShardStatus
 from wal.wal_kit import (
     SHARD,
     delete_entry,

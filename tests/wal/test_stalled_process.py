@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from memwal import WalAppender
-from memwal.store.location import Location
-from memwal.testing.processes import Child, start
+from lance_memwal import WalAppender
+from lance_memwal.store.location import Location
+from tests.harness.processes import Child, start
 from wal.wal_children import append_and_stall, append_in_a_fork
 from wal.wal_kit import SHARD, collected, flushed, place, read_all, rows, story
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from memwal import CollectedError, CorruptDataError, InvalidInputError, UnavailableError, WalAppender, WalTailer
-from memwal.format.wal_entry import encode_sentinel
-from memwal.store import paths
-from memwal.store.location import Location
-from memwal.store.port import ObjectStore
-from memwal.testing import FaultKind, FaultPlan, FaultScript
-from memwal.testing.clocks import SkippingClock
-from memwal.wal import read_run
+from lance_memwal import CollectedError, CorruptDataError, InvalidInputError, UnavailableError, WalAppender, WalTailer
+from lance_memwal.log.entry import encode_sentinel
+from lance_memwal.log.wal import read_run
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from lance_memwal.testing.clocks import SkippingClock
 from wal.wal_kit import (
     OTHER_SHARD,
     SHARD,

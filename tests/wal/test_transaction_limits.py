@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import memwal as mw
-from memwal import InvalidInputError, WalAppender
-from memwal.append_once import OnceAppender
-from memwal.clock import SystemClock
-from memwal.format.wal_entry import encode_mark
-from memwal.store import paths
-from memwal.testing.clocks import SkippingClock
-from memwal.transactions import MAX_APPLICATIONS, MAX_ID_BYTES, ShardTime, TransactionMap, as_transaction
-from memwal.types import EntryFooter, SeenTransaction, Transaction
+import lance_memwal as mw
+from lance_memwal import InvalidInputError, WalAppender
+from lance_memwal.clock import SystemClock
+from lance_memwal.log.entry import encode_mark
+from lance_memwal.log.transactions import MAX_APPLICATIONS, MAX_ID_BYTES, ShardTime, TransactionMap, as_transaction
+from lance_memwal.store import paths
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import EntryFooter, SeenTransaction, Transaction
+from lance_memwal.write.once import OnceAppender
 from wal.wal_kit import SCHEMA, SHARD, manifests_at, map_of, place, put_entry, read_all, rows
 
 DAY_MS = 24 * 3600 * 1000

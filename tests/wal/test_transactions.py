@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from memwal import InvalidInputError, WalAppender
-from memwal.clock import SystemClock
-from memwal.store import paths
-from memwal.store.location import Location
-from memwal.testing.clocks import SkippingClock
-from memwal.transactions import (
+from lance_memwal import InvalidInputError, WalAppender
+from lance_memwal.clock import SystemClock
+from lance_memwal.log.transactions import (
     EXPIRY_MS,
     OWN_EXPIRY_MS,
     ShardTime,
@@ -22,8 +19,11 @@ from memwal.transactions import (
     is_repeat,
     merge_seen,
 )
-from memwal.types import SeenTransaction, Transaction
-from memwal.wal import list_positions, read_transactions
+from lance_memwal.log.wal import list_positions, read_transactions
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import SeenTransaction, Transaction
 from wal.wal_kit import SHARD, entry_bytes, flushed, manifests_at, map_of, place, put_entry, read_all, rows, seen, story
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from multiprocessing.connection import Connection
 
-from memwal import MemWalError, WalAppender
-from memwal.testing.kill_points import stop_at
+from lance_memwal import MemWalError, WalAppender
+from tests.harness.kill_points import stop_at
 from wal.wal_kit import rows
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from memwal import CorruptDataError, WalEntry, WalTailer
-from memwal.clock import SYSTEM_CLOCK
-from memwal.format.wal_entry import EntryEncoder, decode_entry
-from memwal.manifest import ShardManifestStore
-from memwal.schema import TableSchema
-from memwal.store import paths
-from memwal.store.location import Location, resolve
-from memwal.store.port import ObjectStore
-from memwal.testing.clocks import SkippingClock
-from memwal.types import EntryFooter, SeenTransaction, ShardManifest, SsTable
-from memwal.wal import OpenedLog, PersistPolicy, open_log
+from lance_memwal import CorruptDataError, WalEntry, WalTailer
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.log.entry import EntryEncoder, decode_entry
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import EntryFooter, SeenTransaction, ShardManifest, SsTable
 
 SHARD = "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10"
 OTHER_SHARD = "0c5f6a1b-7d2e-4b3c-8a9f-1e2d3c4b5a69"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from writer_kit import WAL, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
 
-from memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
+from lance_memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
 
 
 @pytest.mark.parametrize("durable", [True, False])

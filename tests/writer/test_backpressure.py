@@ -19,7 +19,7 @@ from writer_kit import (
     watched,
 )
 
-from memwal import ShardWriter
+from lance_memwal import ShardWriter
 
 LIMIT = {"max_unflushed_memtable_bytes": 5000}
 
@@ -89,7 +89,7 @@ def test_a_waiting_put_warns_at_the_interval(tmp_path: Path, caplog: pytest.LogC
     with open_writer(location, backpressure_log_interval_ms=10, **LIMIT) as writer:
         held = store.hold("put", BLOOM)
         writer.put(rows(range(500)))
-        with caplog.at_level(logging.WARNING, logger="memwal.writer.state"):
+        with caplog.at_level(logging.WARNING, logger="lance_memwal.write.state"):
             put = in_thread(lambda: writer.put(rows([1000])))
             held.wait_reached()
             wait_for(lambda: len(caplog.records) >= 3)

@@ -21,8 +21,8 @@ from writer_kit import (
     watched,
 )
 
-from memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError
-from memwal.errors import ClosedError
+from lance_memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError
+from lance_memwal.errors import ClosedError
 
 SMALL = {"max_entry_bytes": 1000}
 BIG = rows(range(100), "big")

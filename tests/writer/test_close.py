@@ -25,10 +25,10 @@ from writer_kit import (
     watched,
 )
 
-import memwal as mw
-from memwal import ClosedError
-from memwal.clock import SystemClock
-from memwal.writer.put_queue import QueuedPut
+import lance_memwal as mw
+from lance_memwal import ClosedError
+from lance_memwal.clock import SystemClock
+from lance_memwal.write.put_queue import QueuedPut
 
 
 def test_close_flushes_everything(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from writer_kit import BLOOM, KEYED, MANIFEST, SECONDS, WAL, key_field, open_writer, rows, watched
 
-from memwal import ShardWriter
-from memwal.testing.profile import scaled
+from lance_memwal import ShardWriter
+from tests.harness.profile import scaled
 
 
 def test_a_durable_put_is_one_request(tmp_path: Path) -> None:

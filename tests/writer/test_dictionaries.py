@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from writer_kit import SHARD, base_table, flushed, key_field, open_writer
 
-import memwal as mw
+import lance_memwal as mw
 
 SMALL = pa.dictionary(pa.int8(), pa.string())
 SCHEMA = pa.schema([key_field(), pa.field("kind", SMALL)])

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from writer_kit import SHARD, WAL, base_table, in_thread, key_field, open_writer, row_entries, rows, watched
 
-from memwal import InvalidInputError, WalAppender
-from memwal.append_once import OnceAppender
-from memwal.wal import WalTailer
+from lance_memwal import InvalidInputError, WalAppender
+from lance_memwal.log.wal import WalTailer
+from lance_memwal.write.once import OnceAppender
 
 KIB = 1024
 BLOB = pa.array([b"x" * (64 * KIB)], pa.binary())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from writer_kit import BLOOM, MANIFEST, SECONDS, WAL, everything, flushed, open_writer, rows, scanned, watched
 
-from memwal import FencedError, ShardWriter, WriterPoisonedError
+from lance_memwal import FencedError, ShardWriter, WriterPoisonedError
 
 
 def _wait_for_fence(writer: ShardWriter) -> None:

@@ -25,9 +25,9 @@ from writer_kit import (
     watched,
 )
 
-from memwal import FencedError, MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
-from memwal.format.wal_entry import encode_sentinel
-from memwal.store import paths
+from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
+from lance_memwal.log.entry import encode_sentinel
+from lance_memwal.store import paths
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from writer_kit import (
     watched,
 )
 
-from memwal import FencedError, MemWalError, ShardWriter, UnavailableError
-from memwal.writer import flusher
+from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError
+from lance_memwal.write import flush
 
 
 def wait_for_failures(writer: ShardWriter, count: int) -> None:
@@ -31,8 +31,8 @@ def wait_for_failures(writer: ShardWriter, count: int) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flusher, "_FIRST_DELAY_SECONDS", 0.002)
-    monkeypatch.setattr(flusher, "_LONGEST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(flush, "_FIRST_DELAY_SECONDS", 0.002)
+    monkeypatch.setattr(flush, "_LONGEST_DELAY_SECONDS", 0.01)
 
 
 def test_a_failed_flush_is_retried_and_does_not_poison(tmp_path: Path) -> None:

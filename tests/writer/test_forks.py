@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 from writer_kit import SECONDS, base_table, fork, rows, wait_for
 
-import memwal as mw
-from memwal.append_once import OnceAppender
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from lance_memwal.write.once import OnceAppender
+from tests.harness.profile import scaled
 
 CHILD_SECONDS = 10.0  # "at once", on a machine that does other things too
 
@@ -124,7 +124,7 @@ def test_a_program_that_forks_first_may_use_tables_in_its_children(tmp_path: Pat
 import os, sys, warnings
 warnings.simplefilter("ignore")
 import pyarrow as pa
-import memwal as mw
+import lance_memwal as mw
 children = []
 for n in range(2):
     pid = os.fork()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from writer_kit import SECONDS, WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
 
-from memwal import hooks
-from memwal.writer.pending import Pending
+from lance_memwal import crash_points
+from lance_memwal.write.pending import Pending
 
 
 def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> No
 
 def test_eight_threads_write_fewer_entries_than_puts(tmp_path: Path) -> None:
     slow = threading.Event()  # never set: waiting for it is a slow store
-    hooks.install(lambda point: slow.wait(0.002) if point == "wal.before_put" else None)
+    crash_points.install(lambda point: slow.wait(0.002) if point == "wal.before_put" else None)
     try:
         with open_writer(tmp_path) as writer:
 
@@ -52,18 +52,20 @@ def test_eight_threads_write_fewer_entries_than_puts(tmp_path: Path) -> None:
             assert stats.wal_flush_count < 200, "threads do not share entries"
             assert set(scanned(writer)) == {100 * t + k for t in range(8) for k in range(25)}
     finally:
-        hooks.install(None)
+        crash_points.install(None)
 
 
 def test_a_single_caller_hands_over_to_nobody(tmp_path: Path) -> None:
     seen: set[str] = set()
     with open_writer(tmp_path) as writer:
-        hooks.install(lambda point: seen.add(threading.current_thread().name) if point == "wal.before_put" else None)
+        crash_points.install(
+            lambda point: seen.add(threading.current_thread().name) if point == "wal.before_put" else None
+        )
         try:
             for k in range(20):
                 writer.put(rows([k]))
         finally:
-            hooks.install(None)
+            crash_points.install(None)
     assert seen == {threading.current_thread().name}
 
 

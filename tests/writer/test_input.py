@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from writer_kit import KEYED, contents, flushed, key_field, open_writer, rows, scanned
 
-import memwal as mw
-from memwal import InvalidInputError
+import lance_memwal as mw
+from lance_memwal import InvalidInputError
 
 WIDE = pa.schema(
     [

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from writer_kit import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer, row_entries, rows, watched
 
-from memwal import ShardWriter
-from memwal.testing.profile import scaled
+from lance_memwal import ShardWriter
+from tests.harness.profile import scaled
 
 _MODULES = "writer/core writer/state writer/put_queue writer/engine writer/pending memtable wal log_run store/local"
 TRACED = tuple(f"memwal/{name}.py" for name in _MODULES.split())

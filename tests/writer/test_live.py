@@ -7,8 +7,8 @@ from pathlib import Path
 
 from writer_kit import SHARD, open_writer, rows
 
-from memwal import live
-from memwal.store.location import resolve
+from lance_memwal.memtable import live
+from lance_memwal.store.location import resolve
 
 
 def key(root: Path) -> str:

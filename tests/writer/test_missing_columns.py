@@ -10,8 +10,8 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
 
-import memwal as mw
-from memwal.append_once import OnceAppender
+import lance_memwal as mw
+from lance_memwal.write.once import OnceAppender
 
 INNER = pa.struct([("x", pa.int64()), ("y", pa.int64())])
 COLUMNS = pa.schema(

@@ -26,10 +26,10 @@ from writer_kit import (
     watched,
 )
 
-import memwal as mw
-from memwal import InvalidInputError, WriterConfig
-from memwal.manifest import ShardManifestStore
-from memwal.types import ShardStatus
+import lance_memwal as mw
+from lance_memwal import InvalidInputError, WriterConfig
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.types import ShardStatus
 
 
 def test_a_writer_starts_from_the_defaults_that_the_table_stores(tmp_path: Path) -> None:

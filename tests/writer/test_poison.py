@@ -24,9 +24,9 @@ from writer_kit import (
     watched,
 )
 
-from memwal import MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
-from memwal.errors import ConflictError
-from memwal.store import paths
+from lance_memwal import MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
+from lance_memwal.errors import ConflictError
+from lance_memwal.store import paths
 
 FAST = {"max_wal_persist_retries": 2}
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 HEAD = """
 import atexit, sys, threading, time
 import pyarrow as pa
-import memwal as mw
+import lance_memwal as mw
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("v", pa.string())])
 TABLE = mw.create_table(sys.argv[1], SCHEMA, primary_key=["id"], sharding=SHARDING)
 BATCH = pa.record_batch({"id": pa.array(range(1000), pa.int64()), "v": ["x" * 200] * 1000})
@@ -75,7 +75,7 @@ ENDS: dict[str, tuple[str, str, int]] = {
 
 def script(name: str) -> str:
     sharding, body, _ = ENDS[name]
-    return "import memwal as mw\n" + sharding + HEAD + body
+    return "import lance_memwal as mw\n" + sharding + HEAD + body
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from writer_kit import (
     watched,
 )
 
-import memwal as mw
-from memwal import InvalidInputError
+import lance_memwal as mw
+from lance_memwal import InvalidInputError
 
 
 def test_an_empty_batch_list_is_refused(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from writer_kit import (
     watched,
 )
 
-from memwal import ClosedError, FencedError, InvalidInputError, ShardWriter, WriterPoisonedError
-from memwal.testing.profile import scaled
+from lance_memwal import ClosedError, FencedError, InvalidInputError, ShardWriter, WriterPoisonedError
+from tests.harness.profile import scaled
 
 
 @contextmanager

@@ -33,14 +33,14 @@ from writer_kit import (
     watched,
 )
 
-import memwal as mw
-from memwal import CorruptDataError, FencedError, UnavailableError
-from memwal.format.shard_manifest import encode_manifest
-from memwal.format.wal_entry import TOMBSTONE_FIELD, EntryEncoder
-from memwal.manifest import ShardManifestStore
-from memwal.schema import TableSchema
-from memwal.store import paths
-from memwal.store.location import resolve
+import lance_memwal as mw
+from lance_memwal import CorruptDataError, FencedError, UnavailableError
+from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
 
 
 def wal_file(root: Path, position: int) -> Path:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from writer_kit import KEYED, SECONDS, SHARD, UNKEYED, base_table, everything, rows
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 KEYS = st.integers(0, 9)
 BATCHES = st.lists(st.lists(KEYS, min_size=1, max_size=4), min_size=1, max_size=3)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from writer_kit import SECONDS, UNKEYED, base_table, flushed, open_writer, row_entries, rows
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 ROUNDS = scaled(ci=8, prove=400)
 MODES: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from writer_kit import SECONDS, WAL, in_thread, open_writer, row_entries, rows, watched
 
-from memwal.writer.stats import StatsHandle, WriteStats
+from lance_memwal.write.stats import StatsHandle, WriteStats
 
 
 def test_puts_entries_and_flushes_are_counted(tmp_path: Path) -> None:
@@ -162,11 +162,11 @@ def test_the_periodic_line_is_logged_and_names_the_shard(tmp_path: Path, caplog:
             if "write stats [puts=1," in record.getMessage() and "shard=" in record.getMessage():
                 logged.set()
 
-    logger, watcher = logging.getLogger("memwal.writer"), Watcher()
+    logger, watcher = logging.getLogger("lance_memwal.write"), Watcher()
     logger.addHandler(watcher)
     try:
         with (
-            caplog.at_level(logging.INFO, logger="memwal.writer"),
+            caplog.at_level(logging.INFO, logger="lance_memwal.write"),
             open_writer(tmp_path, stats_log_interval_ms=5) as writer,
         ):
             writer.put(rows([1]))
@@ -177,7 +177,7 @@ def test_the_periodic_line_is_logged_and_names_the_shard(tmp_path: Path, caplog:
 
 def test_the_periodic_line_can_be_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
-        caplog.at_level(logging.INFO, logger="memwal.writer"),
+        caplog.at_level(logging.INFO, logger="lance_memwal.write"),
         open_writer(tmp_path, stats_log_interval_ms=None, durable_write=False, max_wal_flush_interval_ms=2) as writer,
     ):
         for k in range(5):
@@ -189,7 +189,7 @@ def test_summary_and_breakdown_are_one_line_each(caplog: pytest.LogCaptureFixtur
     stats = WriteStats(
         put_count=2, put_time=0.004, wal_flush_count=2, wal_flush_time=0.002, wal_io_count=2, wal_io_time=0.001
     )
-    with caplog.at_level(logging.INFO, logger="memwal.writer"):
+    with caplog.at_level(logging.INFO, logger="lance_memwal.write"):
         stats.log_summary("a ")
         stats.log_wal_breakdown("b ")
     first, second = (record.getMessage() for record in caplog.records)

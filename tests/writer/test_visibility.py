@@ -21,8 +21,8 @@ from writer_kit import (
     watched,
 )
 
-import memwal as mw
-from memwal.testing.profile import scaled
+import lance_memwal as mw
+from tests.harness.profile import scaled
 
 
 def test_in_durable_mode_a_row_is_invisible_until_its_entry_is_on_storage(tmp_path: Path) -> None:

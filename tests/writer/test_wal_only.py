@@ -19,7 +19,7 @@ from writer_kit import (
     scanned,
 )
 
-from memwal import FencedError, InvalidInputError, ShardWriter
+from lance_memwal import FencedError, InvalidInputError, ShardWriter
 
 
 def wal_only(root: Path, **settings: object) -> ShardWriter:

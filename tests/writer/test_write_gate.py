@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from writer_kit import SHARD, WAL, Running, base_table, in_thread, rows, watched
 
-import memwal as mw
-from memwal.writer.evolve import WriteGate
+import lance_memwal as mw
+from lance_memwal.write.columns import WriteGate
 
 
 def enter(gate: WriteGate, inside: threading.Event, leave: threading.Event) -> Running:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from writer_kit import SHARD, UNKEYED, base_table, key_field, open_writer, rows, scanned
 
-import memwal as mw
-from memwal import InvalidInputError
+import lance_memwal as mw
+from lance_memwal import InvalidInputError
 
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     **{f"int{b}": (getattr(pa, f"int{b}")(), [0, -1, 1, 2 ** (b - 1) - 1, -(2 ** (b - 1))]) for b in (8, 16, 32, 64)},

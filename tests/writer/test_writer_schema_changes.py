@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from writer_kit import SHARD, base_table, key_field, open_writer, row_entries
 
-import memwal as mw
-from memwal import CorruptDataError, UnsupportedFormatError
-from memwal.adapt import RowAdapter
-from memwal.schema import TableSchema
+import lance_memwal as mw
+from lance_memwal import CorruptDataError, UnsupportedFormatError
+from lance_memwal.rows.adapt import RowAdapter
+from lance_memwal.rows.schema import TableSchema
 
 WIDE = pa.schema(
     [key_field(), pa.field("name", pa.string()), pa.field("size", pa.int32()), pa.field("note", pa.string())]

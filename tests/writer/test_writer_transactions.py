@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from writer_kit import UNKEYED, WAL, in_thread, open_writer, row_entries, rows, scanned, wait_for, watched
 
-from memwal import InvalidInputError, WriterPoisonedError
-from memwal.types import Transaction
+from lance_memwal import InvalidInputError, WriterPoisonedError
+from lance_memwal.types import Transaction
 
 
 def test_an_equal_version_is_written_once(tmp_path: Path) -> None:

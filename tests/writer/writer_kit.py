@@ -14,13 +14,13 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-import memwal as mw
-from memwal.errors import UnavailableError
-from memwal.store import paths
-from memwal.store.location import Location, resolve
-from memwal.store.port import ObjectStore
-from memwal.store.retry import RetryPolicy
-from memwal.wal import list_positions
+import lance_memwal as mw
+from lance_memwal.errors import UnavailableError
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.retry import RetryPolicy
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 SECONDS = 30.0  # the longest that a test waits for something that should happen at once

@@ -1,0 +1,99 @@
+"""memwal: an LSM write path for Lance tables."""
+
+import logging
+import os
+
+# Lance logs an error for every index without fields whenever it looks at a table's indexes; the MemWAL index has none.
+# It reads this once, at its first import; a value that the user has set stays.
+os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
+# A library is silent until the application says where its log lines go.
+logging.getLogger("lance_memwal").addHandler(logging.NullHandler())
+
+from lance_memwal.compact.policy import CompactionPolicy
+from lance_memwal.config import WriterConfig
+from lance_memwal.errors import (
+    ClosedError,
+    CollectedError,
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    MemWalError,
+    TableReplacedError,
+    UnavailableError,
+    UnsupportedFormatError,
+    WriterPoisonedError,
+)
+from lance_memwal.lance.details import MemWalDetails, ShardingField, ShardingSpec
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import WalTailer
+from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
+from lance_memwal.read.scan import Scan
+from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
+from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.table import ShardInfo, Table, create_table, enable, open_table
+from lance_memwal.table_writer import TableWriter
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable, WalEntry
+from lance_memwal.upkeep.reports import (
+    CompactionReport,
+    FlushReport,
+    GcReport,
+    Problem,
+    RepairReport,
+    TableStats,
+    VerifyReport,
+)
+from lance_memwal.write.appender import WalAppender
+from lance_memwal.write.engine import Ack, WriteResult
+
+__all__ = [
+    "HnswIndex",
+    "FtsIndex",
+    "BTreeIndex",
+    "Ack",
+    "Bucket",
+    "ClosedError",
+    "CollectedError",
+    "CompactionPolicy",
+    "CompactionReport",
+    "ConflictError",
+    "CorruptDataError",
+    "FencedError",
+    "FlushReport",
+    "GcReport",
+    "Identity",
+    "InvalidInputError",
+    "Manual",
+    "MemWalDetails",
+    "MemWalError",
+    "Problem",
+    "RepairReport",
+    "Scan",
+    "ShardInfo",
+    "ShardManifest",
+    "ShardManifestStore",
+    "ShardStatus",
+    "ShardWriter",
+    "ShardingField",
+    "ShardingSpec",
+    "SsTable",
+    "Table",
+    "TableReplacedError",
+    "TableStats",
+    "TableWriter",
+    "UnavailableError",
+    "Unsharded",
+    "UnsupportedFormatError",
+    "VerifyReport",
+    "WalAppender",
+    "WalEntry",
+    "WalTailer",
+    "WriteResult",
+    "WriterConfig",
+    "WriterPoisonedError",
+    "create_table",
+    "enable",
+    "open_table",
+    "route",
+    "shard_id_for",
+]

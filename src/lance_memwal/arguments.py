@@ -1,0 +1,111 @@
+"""What a caller hands over besides data: numbers, flags, names, choices.
+
+Owns their checks, so that a wrong argument is an `InvalidInputError` with the argument's name wherever it is given, and
+never an error of whatever stumbles over it later. Nothing here compares or converts a value before its type is known: foreign
+objects may answer with anything.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = [
+    "check_callable",
+    "check_choice",
+    "check_flag",
+    "check_instance",
+    "check_names",
+    "check_number",
+    "check_seconds",
+    "check_text",
+    "check_timeout",
+    "described",
+]
+
+_MOST = (1 << 63) - 1
+_SHOWN = 60
+
+
+def described(value: object) -> str:
+    """A wrong value for an error text: plain ones as they are, others by their type (their text may be anything)."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        text = ascii(value) if isinstance(value, str) else repr(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return f"a value of type {type(value).__name__}"
+
+
+def check_number(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int:
+    """`value` if it is an integer from `least` to `most`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        raise InvalidInputError(f"{name} must be an integer from {least} to {most}, not {described(value)}")
+    return int(value)
+
+
+def check_seconds(name: str, value: object) -> float:
+    """`value` if it is a time span: a number of seconds, 0 or more, not infinite."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
+        raise InvalidInputError(f"{name} must be a number of seconds, 0 or more, not {described(value)}")
+    return float(value)
+
+
+def check_timeout(timeout: object) -> float | None:
+    """`timeout` if it is None (wait for ever) or a number of seconds that can be waited; what is below 0 is 0."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, Real) or isinstance(timeout, bool) or not float(timeout) <= threading.TIMEOUT_MAX:
+        raise InvalidInputError(f"timeout must be None or a number of seconds, not {described(timeout)}")
+    return max(0.0, float(timeout))
+
+
+def check_flag(name: str, value: object) -> bool:
+    """`value` if it is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{name} must be True or False, not {described(value)}")
+    return value
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Return only if `value` is one of these texts."""
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise InvalidInputError(f"{name} must be one of {listed}, not {described(value)}")
+
+
+def check_text(name: str, value: object) -> str:
+    """`value` if it is a text that can be stored."""
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{name} must be a text, not {described(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{name} holds characters that no storage can hold: {described(value)}") from None
+    return value
+
+
+def check_names(name: str, values: object) -> tuple[str, ...]:
+    """The texts of a list or another collection; one text alone is not a list of them."""
+    if isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Iterable):
+        raise InvalidInputError(f"{name} must be a list of texts, not {described(values)}")
+    try:
+        items = iter(values)
+    except TypeError:  # it says that it can be gone through, and cannot
+        raise InvalidInputError(f"{name} must be a list of texts, not {described(values)}") from None
+    return tuple(check_text(f"an item of {name}", item) for item in items)
+
+
+def check_callable(name: str, value: object) -> None:
+    """Return only if `value` is None or can be called."""
+    if value is not None and not callable(value):
+        raise InvalidInputError(f"{name} must be a function, not {described(value)}")
+
+
+def check_instance(name: str, value: object, kind: Any, what: str) -> None:
+    """Return only if `value` is of `kind`; `what` says so in words."""
+    if not isinstance(value, kind):
+        raise InvalidInputError(f"{name} must be {what}, not {described(value)}")

@@ -1,0 +1,102 @@
+"""The command line: `memwal`, also `python -m lance_memwal`.
+
+Owns the list of commands and the exit status: 0 done, 1 failed, 2 used wrongly. An error is one line on standard error;
+`--debug` shows where it came from.
+
+Called by: the console script, `python -m lance_memwal`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from lance_memwal.cli import inspecting, maintenance, reading, stories, tables
+from lance_memwal.cli.output import error
+from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="memwal",
+    help="Small durable writes and fresh reads for Lance tables.",
+    epilog="Errors are one line; --debug, anywhere, shows where they came from. Exit status: 0 done, 1 failed, 2 used wrongly.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+_TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
+for _panel, _commands in {
+    "Make and fill": (tables.create, tables.enable, tables.put, tables.delete),
+    "Read": (reading.scan, reading.get, reading.search),
+    "Look inside": (inspecting.shards, inspecting.stats, inspecting.manifest),
+    "Maintain": (maintenance.flush, maintenance.compact, maintenance.gc, maintenance.verify, maintenance.repair),
+    "Try": (stories.demo, stories.bench),
+}.items():
+    for _command in _commands:
+        _typed = _TYPED if _command in (reading.get, tables.delete) else None
+        app.command(rich_help_panel=_panel, context_settings=_typed)(_command)
+app.add_typer(inspecting.wal, name="wal", rich_help_panel="Look inside")
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"memwal {importlib.metadata.version('memwal')}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        status = app(given, standalone_mode=False, prog_name="memwal")
+        sys.stdout.flush()
+    except typer.Exit as done:
+        return int(done.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except TyperException as problem:
+        if text := problem.format_message():  # empty where help was printed instead
+            error(f"{text} (see: memwal {_command_of(given)}--help)")
+        return 2
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return 0  # whoever read our output has seen enough
+    except Exception as problem:
+        if debug:
+            raise
+        error(_explain(problem))
+        return 1
+    return int(status) if isinstance(status, int) else 0
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    named = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    known = named[:2] if named[:1] == ["wal"] else named[:1]
+    return "".join(f"{name} " for name in known)
+
+
+def _explain(problem: Exception) -> str:
+    """One line: what went wrong, what to do, and what was reached before."""
+    while isinstance(problem, UnavailableError) and isinstance(problem.__cause__, UnavailableError):
+        notes, problem = getattr(problem, "__notes__", []), problem.__cause__  # what the last attempt met
+        for text in notes:
+            problem.add_note(text)
+    if isinstance(problem, MemWalError):
+        line = (
+            f"{problem}; check the table with memwal verify" if isinstance(problem, CorruptDataError) else str(problem)
+        )
+    else:
+        line = f"unexpected {type(problem).__name__}: {problem} (run with --debug to see where)"
+    return "; ".join([line, *getattr(problem, "__notes__", [])])

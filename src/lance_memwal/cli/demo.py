@@ -1,0 +1,355 @@
+"""`make demo`: a story that shows memwal at work on a temporary table, with real processes and a real Spark stream.
+
+Owns the story and its plain output, no logic of the engine. Invariant: every figure that it prints was measured in this
+run, and a promise that does not hold makes it fail.
+
+Called by: `python -m lance_memwal.cli.demo` and `memwal demo`; it starts itself again for the other processes of the story.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+
+__all__ = ["main"]
+
+_DIMENSION = 16
+_BASE_ROWS = 2_000
+_ACKED_BEFORE_KILL = 300
+_FRESH_READS = 20
+_STREAM_SECONDS = 12.0
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("title", pa.string()),
+        ("revision", pa.int64()),
+        ("vector", pa.list_(pa.float32(), _DIMENSION)),
+    ]
+)
+_TOPICS = ("river", "mountain", "harbour", "desert", "forest", "island", "glacier", "meadow")
+
+
+@dataclass(slots=True)
+class _Story:
+    """What the chapters share: the table and the figures so far."""
+
+    uri: str
+    table: mw.Table
+    figures: list[tuple[str, str]] = field(default_factory=list)
+    chapter: int = 0
+
+    def begin(self, title: str) -> None:
+        self.chapter += 1
+        print(f"\n{self.chapter}. {title}", flush=True)
+
+    def note(self, what: str, value: str) -> None:
+        self.figures.append((what, value))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tell the story; 0 if everything that it promises was seen."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in _ROLES:
+        return _ROLES[arguments[0]](*arguments[1:])
+    if "--json" in arguments:
+        with contextlib.redirect_stdout(sys.stderr):
+            figures = _tell(arguments)
+        print(json.dumps(dict(figures)))
+    else:
+        _tell(arguments)
+    return 0
+
+
+def _tell(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """All chapters; returns the figures of the summary."""
+    print("memwal demo: small durable writes and fresh reads on a Lance table, no server")
+    with tempfile.TemporaryDirectory(prefix="memwal-demo-") as directory:
+        story = _create(f"{directory}/articles")
+        _kill_a_writer(story)
+        _fence(story)
+        if "--no-spark" in arguments:
+            _say("(the Spark chapter was left out)")
+        else:
+            _stream(story, directory)
+        _search(story)
+        _maintain(story)
+        _open_with_pylance(story)
+        _summary(story)
+    return story.figures
+
+
+def _say(text: str) -> None:
+    print(f"   {text}", flush=True)
+
+
+def _check(holds: bool, promise: str) -> None:
+    if not holds:
+        raise SystemExit(f"demo failed: {promise}")
+
+
+# ------------------------------------------------------------------------------------------------------- chapters
+
+
+def _create(uri: str) -> _Story:
+    base = pa.Table.from_pylist([_row(i, 0) for i in range(_BASE_ROWS)], schema=_SCHEMA)
+    story = _Story(uri, mw.create_table(uri, base, primary_key="id", sharding=mw.Bucket("id", 4)))
+    story.begin("A Lance table with a write path in front")
+    story.table.dataset.create_scalar_index("title", "INVERTED")
+    _say(f"{_BASE_ROWS:,} articles with text and {_DIMENSION}-dimensional vectors, spread over 4 shards by id")
+    return story
+
+
+def _kill_a_writer(story: _Story) -> None:
+    story.begin("Another process writes; its rows are fresh here; it is killed; nothing is lost")
+    writer = _start("write", story.uri)
+    acked: list[int] = []
+    freshness: list[float] = []
+    while len(acked) < _ACKED_BEFORE_KILL:
+        row, acked_ms = (int(part) for part in _read_line(writer).split())
+        acked.append(row)
+        if len(acked) % (_ACKED_BEFORE_KILL // _FRESH_READS) == 0:
+            seen = story.table.get(row)
+            freshness.append(SYSTEM_CLOCK.now_ms() - acked_ms)
+            _check(
+                seen is not None and seen["revision"] == 1, "an acknowledged row is visible in another process at once"
+            )
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    started = SYSTEM_CLOCK.monotonic()
+    with story.table.writer() as recovered:
+        recovered.put([_row(row, 2) for row in acked[-4:]])
+        seconds = SYSTEM_CLOCK.monotonic() - started
+        found = recovered.lookup(acked, ["id", "revision"])
+    lost = len(acked) - found.num_rows
+    _check(lost == 0, "no acknowledged row is lost")
+    _say(f"{len(acked)} acknowledged upserts, SIGKILL, {lost} lost; a new writer took the shards over and wrote")
+    typical = float(np.median(freshness))
+    story.note("acknowledged rows lost by SIGKILL", f"{lost} of {len(acked)}")
+    story.note("freshness: acknowledged there, read here", f"{typical:.0f} ms (median, one process to another)")
+    story.note("recovery: open, replay, first durable write", f"{seconds * 1e3:.0f} ms")
+
+
+def _fence(story: _Story) -> None:
+    story.begin("Two writers on one shard: the newer one wins, the older one cannot acknowledge")
+    shard = mw.shard_id_for(mw.Bucket("id", 4), 1)
+    old = story.table.shard_writer(shard)
+    new = story.table.shard_writer(shard)
+    try:
+        old.put([_row(1, 98)])
+    except mw.FencedError as error:
+        _say(f"the older one gets an error: {error}".split(";")[0])
+    else:
+        _check(holds=False, promise="a fenced writer acknowledges nothing")
+    new.put([_row(1, 3)])
+    row = story.table.get(1)
+    _check(row is not None and row["revision"] == 3, "only the owner's write is there")
+    _say("the newer one writes on; its row is the one that readers see")
+    new.close()
+    old.abort()
+
+
+def _stream(story: _Story, directory: str) -> None:
+    story.begin("Spark streams upserts with embeddings; queries answer while it runs")
+    import lance_memwal.spark as ms
+
+    with _quiet_stderr():
+        spark = ms.session("local[2]", **{"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"})
+        numbers = ", ".join(f"cast(sin(value * {i + 1}) as float)" for i in range(_DIMENSION))
+        topics = ", ".join(f"'{topic}'" for topic in _TOPICS)
+        rows = spark.readStream.format("rate").option("rowsPerSecond", 400).load()
+        upserts = rows.selectExpr(
+            "value % 3000 as id",
+            f"concat('streamed ', element_at(array({topics}), cast(value % {len(_TOPICS)} + 1 as int))) as title",
+            "value + 1000 as revision",
+            f"array({numbers}) as vector",
+        )
+        query = (
+            upserts.writeStream.format("memwal")
+            .option("sequenceBy", "revision")
+            .option("checkpointLocation", f"{directory}/checkpoint")
+            .trigger(processingTime="1 second")
+            .start(story.uri)
+        )
+        try:
+            _watch(story, spark, query)
+        finally:
+            query.stop()
+            spark.stop()
+
+
+def _watch(story: _Story, spark: Any, query: Any) -> None:
+    """Ask from this process, from another one and from Spark SQL while the stream runs."""
+    seen: list[int] = []
+    deadline = SYSTEM_CLOCK.monotonic() + 90
+    running = SYSTEM_CLOCK.monotonic() + _STREAM_SECONDS
+    while SYSTEM_CLOCK.monotonic() < deadline and (SYSTEM_CLOCK.monotonic() < running or not seen or seen[-1] == 0):
+        query.awaitTermination(2)
+        _check(query.exception() is None, f"the stream runs: {query.exception()}")
+        seen.append(story.table.count_rows("revision >= 1000"))
+        if seen[-2:-1] != seen[-1:]:
+            _say(
+                f"streamed rows visible in Python: {seen[-1]:,}"
+                if seen[-1]
+                else "waiting for Spark's first micro-batch"
+            )
+    _check(seen[-1] > 0 and seen == sorted(seen), "streamed rows appear and stay")
+    _query(story)
+    spark.read.format("memwal").load(story.uri).createOrReplaceTempView("articles")
+    (counted,) = spark.sql("SELECT count(*) FROM articles WHERE revision >= 1000").first()
+    with _start("count", story.uri) as counting:
+        other = int(_read_line(counting))
+    _say(f"Spark SQL counts {counted}, a third process {other}; the stream goes on meanwhile")
+    _check(counted >= seen[-1] and other >= seen[-1], "every reader sees what was acknowledged")
+    batches = [
+        progress["durationMs"]["triggerExecution"] for progress in query.recentProgress if progress["numInputRows"]
+    ]
+    story.note("rows streamed by Spark, exactly once", f"{other} (median trigger {np.median(batches):.0f} ms)")
+
+
+def _query(story: _Story) -> None:
+    """Every kind of query, from outside the stream, while it runs."""
+    table = story.table
+    row = table.scan(filter="revision >= 1000", limit=1).to_table().to_pylist()[0]
+    queries: dict[str, Callable[[], int]] = {
+        "scan": lambda: table.count_rows("revision >= 1000"),
+        "get": lambda: table.lookup([row["id"]]).num_rows,
+        "vector": lambda: table.search(vector=row["vector"], k=5, columns=["id"]).num_rows,
+        "text": lambda: table.search(text="streamed", k=5, columns=["id"]).num_rows,
+    }
+    times = []
+    for name, ask in queries.items():
+        started = SYSTEM_CLOCK.monotonic()
+        _check(ask() > 0, f"{name} answers while the stream runs")
+        times.append(f"{name} {(SYSTEM_CLOCK.monotonic() - started) * 1e3:.0f}")
+    _say(f"fresh answers meanwhile, in ms: {', '.join(times)}")
+    story.note("fresh queries beside the running stream", f"{', '.join(times)} ms")
+
+
+def _search(story: _Story) -> None:
+    story.begin("Search over base, flushed and fresh rows")
+    table = story.table
+    with table.writer() as writer:
+        wanted = [1.0] + [0.0] * (_DIMENSION - 1)
+        writer.put([{"id": 9_999_999, "title": "a lighthouse at the edge", "revision": 1, "vector": wanted}])
+        near = writer.search(vector=wanted, k=3, columns=["id"])
+        text = writer.search(text="lighthouse", k=3, columns=["id"])
+        both = writer.search(vector=wanted, text="lighthouse", k=3, columns=["id"])
+        _check(
+            near["id"][0].as_py() == text["id"][0].as_py() == both["id"][0].as_py() == 9_999_999, "fresh rows are found"
+        )
+        _say("a row written a moment ago is the best answer by vector, by text and by both")
+        writer.delete([9_999_999])
+        _check(writer.search(text="lighthouse", k=3).num_rows == 0, "deleted rows are not found")
+        _say("deleted: no search finds it any more")
+    story.note("rows in the table", f"{table.count_rows()}")
+
+
+def _maintain(story: _Story) -> None:
+    story.begin("Compaction folds everything into plain Lance; collection removes what nobody needs")
+    table = story.table
+    rows = table.count_rows()
+    table.flush(force=True)
+    report = table.compact()
+    before = _objects(story.uri)
+    gone = table.gc(grace_seconds=0)
+    after = _objects(story.uri)
+    found = table.verify()
+    _check(found.ok, f"verify finds nothing wrong: {[str(problem) for problem in found.problems]}")
+    _check(table.count_rows() == rows, "compaction and collection change no row")
+    _say(f"{report.generations} generations folded, {len(gone.objects)} objects collected, verify found nothing wrong")
+    story.note("objects in the log directories, before and after gc", f"{before} -> {after}")
+
+
+def _open_with_pylance(story: _Story) -> None:
+    story.begin("The same table, opened with plain pylance")
+    rows = lance.dataset(story.uri).count_rows()
+    _check(rows == story.table.count_rows(), "plain Lance sees every row after compaction")
+    _say(f"lance.dataset(uri).count_rows() = {rows}")
+    story.note("rows that plain pylance reads", f"{rows}")
+
+
+def _summary(story: _Story) -> None:
+    width = max(len(what) for what, _ in story.figures)
+    print("\nSummary")
+    for what, value in story.figures:
+        print(f"   {what.ljust(width)}   {value}")
+    print(
+        "\nNext: README.md, docs/quickstart.md, .venv/bin/memwal --help, examples/, make bench (beside pylance's own)"
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the other processes
+
+
+def _write(uri: str) -> int:
+    """Upsert for ever, printing each id once it is acknowledged, and when."""
+    with mw.open_table(uri).writer() as writer:
+        number = 0
+        while True:
+            number += 1
+            writer.put([_row(number, 1)])
+            print(number, SYSTEM_CLOCK.now_ms(), flush=True)
+
+
+def _count(uri: str) -> int:
+    """Print how many streamed rows this process sees."""
+    print(mw.open_table(uri).count_rows("revision >= 1000"), flush=True)
+    return 0
+
+
+_ROLES: dict[str, Callable[..., int]] = {"write": _write, "count": _count}
+
+
+def _start(role: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "lance_memwal.cli.demo", role, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own interpreter and module
+
+
+def _read_line(process: subprocess.Popen[str]) -> str:
+    line = process.stdout.readline() if process.stdout is not None else ""
+    _check(line.endswith("\n"), "the other process runs")
+    return line
+
+
+def _row(number: int, revision: int) -> dict[str, Any]:
+    angles = np.arange(1, _DIMENSION + 1) * (number + 1)
+    topic = _TOPICS[number % len(_TOPICS)]
+    return {"id": number, "title": f"the {topic} {number}", "revision": revision, "vector": np.cos(angles).tolist()}
+
+
+def _objects(uri: str) -> int:
+    return len(resolve(uri).store.list(paths.MEM_WAL_DIR))
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Spark's launcher writes to the process's standard error whatever its log level is: send that nowhere."""
+    saved = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Data files as batches: Parquet, CSV, JSON lines, Arrow.
+
+Owns reading of input files. Invariants:
+
+1. A file is streamed, never loaded whole.
+2. Text (CSV, JSON) is read with the types of the table's columns where it has them, so that the key "007" stays a text.
+
+Called by: `memwal put`, `memwal create`, `memwal delete`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc as ipc
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = ["DataFile"]
+
+_KINDS = ".parquet, .csv, .json, .jsonl, .ndjson, .arrow, .arrows, .feather"
+
+
+class DataFile:
+    """One input file. `size_bytes` and `done_bytes` say how much there is and how much of it was read."""
+
+    def __init__(self, path: Path, columns: pa.Schema | None = None) -> None:
+        """`columns`: those of the table, whose types text is read with."""
+        self._path = path
+        self._columns = columns
+        self._done: Callable[[], int] = lambda: 0
+        try:
+            self.size_bytes = path.stat().st_size
+        except OSError as error:
+            raise _unreadable(path, error) from None
+        if not path.is_file():
+            raise InvalidInputError(f"{path} is no file: give data files by name")
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes that were read so far."""
+        return self._done()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file."""
+        with self._opened(1024) as (schema, _):
+            return schema
+
+    def batches(self, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows in batches of at most `batch_rows`."""
+        with self._opened(batch_rows) as (_, batches):
+            for batch in batches:
+                for start in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(start, batch_rows)
+
+    @contextmanager
+    def _opened(self, batch_rows: int) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+        try:
+            with ExitStack() as open_files:
+                yield self._open(batch_rows, open_files)
+            self._done = lambda: self.size_bytes
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
+        except pa.ArrowException as error:
+            raise InvalidInputError(f"{self._path} cannot be read: {_first_line(error)}") from None
+
+    def _open(self, batch_rows: int, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        suffix = self._path.suffix.lower()
+        if suffix == ".parquet":
+            return self._parquet(batch_rows, open_files)
+        if suffix in (".arrow", ".feather"):
+            return self._arrow_file(open_files)
+        if suffix not in (".csv", ".json", ".jsonl", ".ndjson", ".arrows"):
+            raise InvalidInputError(f"{self._path.name}: unknown kind of file; known: {_KINDS}")
+        source = open_files.enter_context(pa.OSFile(str(self._path)))
+        self._done = lambda: int(source.tell())
+        if suffix == ".csv":
+            types = {field.name: field.type for field in self._known(pa.types.is_nested)}
+            reader = pyarrow.csv.open_csv(source, convert_options=pyarrow.csv.ConvertOptions(column_types=types))
+        elif suffix == ".arrows":
+            reader = ipc.open_stream(source)
+        else:
+            known = pa.schema(self._known(lambda kind: pa.types.is_nested(kind) or pa.types.is_binary(kind)))
+            reader = pyarrow.json.open_json(source, parse_options=pyarrow.json.ParseOptions(explicit_schema=known))
+        open_files.callback(reader.close)  # first, since it may read ahead
+        return reader.schema, iter(reader)
+
+    def _known(self, leave_out: Callable[[pa.DataType], bool]) -> list[pa.Field]:
+        """The table's columns whose types can be asked for; the others are guessed, and fitted later."""
+        return [field for field in self._columns or () if not leave_out(field.type)]
+
+    def _parquet(self, batch_rows: int, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        file = open_files.enter_context(pq.ParquetFile(self._path))
+        total, done = max(file.metadata.num_rows, 1), 0
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            nonlocal done
+            for batch in file.iter_batches(batch_size=batch_rows):
+                done += batch.num_rows
+                yield batch
+
+        self._done = lambda: self.size_bytes * done // total
+        return file.schema_arrow, batches()
+
+    def _arrow_file(self, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        source = open_files.enter_context(pa.memory_map(str(self._path)))
+        try:
+            reader: Any = ipc.open_file(source)
+        except pa.ArrowInvalid:  # a stream under the name of a file
+            source.seek(0)
+            reader = ipc.open_stream(source)
+            return reader.schema, iter(reader)
+        total, done = max(reader.num_record_batches, 1), 0
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            nonlocal done
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+                done = number + 1
+
+        self._done = lambda: self.size_bytes * done // total
+        return reader.schema, batches()
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidInputError:
+    if isinstance(error, FileNotFoundError):
+        return InvalidInputError(f"there is no file {path}")
+    return InvalidInputError(f"{path} cannot be read: {error.strerror or _first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

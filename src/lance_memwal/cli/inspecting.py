@@ -1,0 +1,192 @@
+"""Commands that look inside a table: shards, stats, manifest, and the log of a shard.
+
+Owns no engine logic: each command is one call of the engine. Called by: `lance_memwal.cli`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from lance_memwal.cli.options import Json, Options, Uri, open_for, storage_options
+from lance_memwal.cli.output import note, print_batches, print_json, rows_as_json, rows_as_table, show, to_plain
+from lance_memwal.cli.progress import step_bars
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.read.snapshot import list_shards
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import WalEntry
+
+__all__ = ["manifest", "shards", "stats", "wal"]
+
+_Shard = Annotated[str | None, typer.Option("--shard", help="The shard; may be left out if there is only one.")]
+_SHARDS = {
+    "shard_id": "shard",
+    "epoch": "epoch",
+    "status": "status",
+    "generations": "SSTables",
+    "bytes": "size",
+    "wal_tail": "in log",
+}
+_STATS = {
+    "shard_id": "shard",
+    "uncompacted_generations": "SSTables",
+    "uncompacted_rows": "rows",
+    "uncompacted_bytes": "size",
+    "wal_lag_entries": "in log",
+}
+_ENTRIES = {
+    "position": "position",
+    "epoch": "epoch",
+    "generation": "generation",
+    "rows": "rows",
+    "bytes": "size",
+    "kind": "kind",
+    "transaction": "transaction",
+}
+
+
+def shards(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
+    """List the shards: epoch of the owner, what is flushed, entries that are only in the log."""
+    records = [to_plain(info) for info in open_for(uri, storage_option).shards()]
+    if json:
+        rows_as_json(records)
+        return
+    for record in records:
+        record["generations"] = len(record["generations"])
+    rows_as_table(records, _SHARDS)
+    if not records:
+        note("no shards: nothing was written yet")
+
+
+def stats(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
+    """Sizes of all tiers and the work that is due."""
+    found = to_plain(open_for(uri, storage_option).stats())
+    if json:
+        print_json(found)
+        return
+    listed = found.pop("shards")
+    show(found, as_json=False, title="base table, and work that is due")
+    print()
+    rows_as_table(listed, _STATS, "not in the base table yet")
+
+
+def _one_shard(uri: str, shard: str | None, options: list[str] | None) -> tuple[Location, str]:
+    location = resolve(uri, storage_options(options))
+    if shard is not None:
+        return location, shard
+    found = list_shards(location)
+    if not found:
+        open_for(uri, options)  # says so if there is no table
+        raise InvalidInputError("the table has no shards: nothing was written yet")
+    if len(found) > 1:
+        listed = ", ".join(found[:4]) + (", …" if len(found) > 4 else "")
+        raise InvalidInputError(f"name one of the {len(found)} shards with --shard: {listed}")
+    return location, found[0]
+
+
+def manifest(uri: Uri, shard: _Shard = None, storage_option: Options = None, json: Json = False) -> None:
+    """Print the newest manifest of a shard."""
+    location, shard_id = _one_shard(uri, shard, storage_option)
+    latest = ShardManifestStore(location, shard_id).read_latest()
+    if latest is None:
+        raise InvalidInputError(f"shard {shard_id} has no manifest: nobody wrote to it")
+    plain = to_plain(latest)
+    if json:
+        print_json(plain)
+        return
+    sstables = plain.pop("sstables")
+    show(plain, as_json=False)
+    if sstables:
+        print()
+        headings = {"generation": "generation", "path": "SSTable", "physical_rows": "rows", "in_memory_bytes": "size"}
+        rows_as_table(sstables, headings)
+
+
+wal = typer.Typer(help="Look at the log of a shard: list, show, follow.", no_args_is_help=True)
+
+
+@wal.command("list")
+def wal_list(uri: Uri, shard: _Shard = None, storage_option: Options = None, json: Json = False) -> None:
+    """List the entries of the log; exit status 1 if one is damaged or not understood."""
+    location, shard_id = _one_shard(uri, shard, storage_option)
+    tailer, records = WalTailer(location, shard_id), list[dict[str, Any]]()
+    positions = list_positions(location, shard_id)
+    with step_bars("entries", hidden=json) as told:
+        for number, position in enumerate(positions, 1):
+            try:
+                entry = tailer.read_entry(position)
+            except (CorruptDataError, UnsupportedFormatError) as error:
+                kind = "damaged" if isinstance(error, CorruptDataError) else "not understood"
+                records.append({"position": position, "kind": kind, "error": str(error)})
+            else:
+                if entry is not None:
+                    records.append(_entry(entry))
+            told("reading", number, len(positions))
+    if json:
+        rows_as_json(records)
+    else:
+        rows_as_table(records, _ENTRIES, f"log of shard {shard_id}")
+    damaged = [record["position"] for record in records if record["kind"] == "damaged"]
+    if damaged:
+        raise CorruptDataError(f"{len(damaged)} of {len(records)} entries are damaged", position=damaged[0])
+    unknown = [record["position"] for record in records if record["kind"] == "not understood"]
+    if unknown:
+        text = f"{len(unknown)} of {len(records)} entries are not understood by this version"
+        raise UnsupportedFormatError(text, position=unknown[0])
+
+
+@wal.command("show")
+def wal_show(uri: Uri, position: int, shard: _Shard = None, storage_option: Options = None, json: Json = False) -> None:
+    """Print the rows of one entry."""
+    location, shard_id = _one_shard(uri, shard, storage_option)
+    entry = WalTailer(location, shard_id).read_entry(position)
+    if entry is None:
+        raise InvalidInputError(f"the log of shard {shard_id} ends before position {position}")
+    if not json:
+        show({name: value for name, value in _entry(entry).items() if value is not None}, as_json=False)
+        print()
+    if entry.batches:
+        print_batches(entry.batches, entry.batches[0].schema.names, as_json=json)
+
+
+@wal.command("follow")
+def wal_follow(
+    uri: Uri,
+    shard: _Shard = None,
+    start: Annotated[int | None, typer.Option("--from", help="First position (default: the next one).")] = None,
+    count: Annotated[int | None, typer.Option("--count", help="Stop after so many entries.", min=1)] = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Print entries as they come, one line each; stop with Ctrl-C."""
+    location, shard_id = _one_shard(uri, shard, storage_option)
+    tailer = WalTailer(location, shard_id)
+    first = tailer.next_position() if start is None else start
+    note(f"following shard {shard_id} from position {first}; stop with Ctrl-C")
+    for number, entry in enumerate(tailer.follow(first), 1):
+        record = _entry(entry)
+        if json:
+            print_json(record)
+        else:
+            print(" ".join(f"{name}={value}" for name, value in record.items() if value is not None))
+        sys.stdout.flush()
+        if count is not None and number >= count:
+            return
+
+
+def _entry(entry: WalEntry) -> dict[str, Any]:
+    kind = "sentinel" if entry.is_sentinel else "rows" if entry.batches else "mark"
+    return {
+        "position": entry.position,
+        "kind": kind,
+        "epoch": entry.writer_epoch,
+        "generation": entry.generation,
+        "batches": len(entry.batches),
+        "rows": entry.num_rows,
+        "bytes": entry.size_bytes,
+        "transaction": None if entry.txn is None else f"{entry.txn.app}:{entry.txn.version}",
+    }

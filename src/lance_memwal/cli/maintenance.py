@@ -1,0 +1,127 @@
+"""Commands that maintain a table: flush, compact, gc, verify, repair.
+
+Owns no engine logic: each command is one call of the facade. Called by: `lance_memwal.cli`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from lance_memwal.cli.options import Json, Options, Uri, open_for
+from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show, to_plain
+from lance_memwal.cli.progress import step_bars, working
+
+__all__ = ["compact", "flush", "gc", "repair", "verify"]
+
+_KINDS = {
+    "entry": "log_entries",
+    "sstable": "sstables",
+    "orphan": "orphans",
+    "manifest": "manifests",
+    "staging": "staging_files",
+}
+
+
+def flush(
+    uri: Uri,
+    idle_seconds: Annotated[float, typer.Option(help="Leave shards alone whose newest entry is younger.")] = 60,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also shards that seem to have a writer: it is fenced.")
+    ] = False,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Turn logs that no writer owns into SSTables."""
+    table = open_for(uri, storage_option)
+    with working("flushing", hidden=json):
+        report = table.flush(idle_seconds=idle_seconds, force=force)
+    answer = {"sstables": report.generations, "rows": report.rows}
+    if json:
+        print_json({**answer, "skipped": report.skipped})
+        return
+    show({**answer, "skipped_shards": len(report.skipped)}, as_json=False)
+    for shard_id, reason in report.skipped.items():
+        note(f"{shard_id} was left alone: {reason}")
+
+
+def compact(
+    uri: Uri,
+    max_generations: Annotated[int | None, typer.Option(help="At most so many SSTables per shard.", min=1)] = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Fold SSTables into the base table."""
+    table = open_for(uri, storage_option)
+    with step_bars("SSTables", hidden=json) as progress:
+        report = table.compact(max_generations=max_generations, progress=progress)
+    folded = {name: value for name, value in to_plain(report).items() if name != "shards"}
+    show({"generations": report.generations, **folded}, as_json=json)
+
+
+def gc(
+    uri: Uri,
+    delete: Annotated[bool, typer.Option("--delete", help="Really delete; without it nothing is removed.")] = False,
+    grace_seconds: Annotated[float, typer.Option(help="Keep what became unneeded more recently.", min=0)] = 3600,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Show what nobody needs any more, and delete it if asked; exit status 1 if a damaged shard was left alone."""
+    table = open_for(uri, storage_option)
+    with step_bars("shards", hidden=json) as progress:
+        report = table.gc(dry_run=not delete, grace_seconds=grace_seconds, progress=progress)
+    answer = {"dry_run": report.dry_run, "objects": len(report.objects), "bytes": report.size_bytes}
+    answer |= {name: report.count(kind) for kind, name in _KINDS.items()}
+    show({**answer, "refused_shards": len(report.refused), "objects_left": report.objects_left}, as_json=json)
+    if not delete and report.objects and not json:
+        note("nothing was deleted: run again with --delete")
+    for shard_id in report.refused:
+        note(f"shard {shard_id} was left alone, it is damaged: memwal verify tells what to do")
+    if report.refused:
+        raise typer.Exit(1)
+
+
+def verify(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
+    """Check every invariant; exit status 1 if one is broken."""
+    table = open_for(uri, storage_option, for_repair=True)
+    with working("verifying", hidden=json):
+        report = table.verify()
+    answer = {"ok": report.ok, "shards": report.shards, "entries": report.entries, "sstables": report.sstables}
+    found = [to_plain(problem) for problem in report.problems]
+    if json:
+        print_json({**answer, "problems": found})
+    else:
+        problems(found)
+        show({**answer, "problems": len(found)}, as_json=False)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def repair(
+    uri: Uri,
+    apply: Annotated[bool, typer.Option("--apply", help="Really repair; without it nothing is changed.")] = False,
+    restored: Annotated[
+        Literal["keep_base", "bring_back"] | None,
+        typer.Option("--restored", help="What to do about a base that was restored to before a compaction."),
+    ] = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Show what can be repaired, and repair it if asked; exit status 1 if problems are left."""
+    table = open_for(uri, storage_option, for_repair=True)
+    with working("repairing" if apply else "looking", hidden=json):
+        report = table.repair(dry_run=not apply, restored=restored)
+    actions, left = [to_plain(action) for action in report.actions], [to_plain(problem) for problem in report.problems]
+    if json:
+        print_json({"dry_run": report.dry_run, "actions": actions, "problems": left})
+    else:
+        if actions:
+            rows_as_table(actions, {"what": "repair", "done": "done"})
+        problems(left)
+        if not actions and not left:
+            note("nothing to repair")
+        elif not apply and actions:
+            note("nothing was changed: run again with --apply")
+    if left:
+        raise typer.Exit(1)

@@ -1,0 +1,110 @@
+"""Options that many commands share, and how their text becomes values.
+
+Owns the spelling of shared options. Invariant: a text that does not fit is a usage error (exit status 2) that names the
+option.
+
+Called by: every command.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.sharding import Manual
+from lance_memwal.table import Table, open_table
+
+__all__ = [
+    "Columns",
+    "Json",
+    "Options",
+    "Shard",
+    "Uri",
+    "key_of",
+    "open_for",
+    "shard_for_writing",
+    "split_names",
+    "storage_options",
+]
+
+Uri = Annotated[str, typer.Argument(help="The table: a path, file://, s3://, gs:// or az://.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--storage-option", "-o", metavar="KEY=VALUE", help="An option for the object store; repeatable."),
+]
+Shard = Annotated[
+    str | None, typer.Option("--shard", help="Manual shards only: the shard to write to, or new.", show_default=False)
+]
+Columns = Annotated[str | None, typer.Option("--columns", "-c", help="Column names, separated by commas.")]
+
+
+def storage_options(pairs: list[str] | None) -> dict[str, str] | None:
+    """The object store options of `-o KEY=VALUE`."""
+    found: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"give it as KEY=VALUE, not {name!r}", param_hint="--storage-option")
+        found[name] = value
+    return found or None
+
+
+def open_for(uri: str, pairs: list[str] | None, *, for_repair: bool = False) -> Table:
+    """The table at `uri`."""
+    return open_table(uri, storage_options=storage_options(pairs), for_repair=for_repair)
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Names separated by commas; None where nothing was given."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def key_of(table: Table, text: str) -> Any:
+    """A key as typed: a value for a single key, a JSON array or object for a composite one."""
+    columns = [table.schema.field(name) for name in table.primary_key]
+    if not columns:
+        raise InvalidInputError("the table has no primary key, so its rows cannot be addressed by key")
+    if len(columns) == 1:
+        return _scalar(text, columns[0])
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if isinstance(value, dict) and set(value) == set(table.primary_key):
+        value = [value[name] for name in table.primary_key]
+    if not isinstance(value, list) or len(value) != len(columns):
+        names = ", ".join(table.primary_key)
+        raise InvalidInputError(f"the key has several columns ({names}): give a JSON array or object of their values")
+    return tuple(_scalar(item, column) for item, column in zip(value, columns, strict=True))
+
+
+def _scalar(value: Any, column: pa.Field) -> Any:
+    """A text as a value of the column's type; what JSON has types for is left to the table."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return pa.scalar(value).cast(column.type).as_py()
+    except pa.ArrowException:
+        raise InvalidInputError(
+            f"key column {column.name!r} is {column.type}, and {value!r} is no such value"
+        ) from None
+
+
+def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:
+    """The writer's setting that names its shard: only tables with manual shards need one, and they do."""
+    if not isinstance(table.sharding, Manual):
+        if shard is not None:
+            raise InvalidInputError("rows of this table go to the shards that their values name: leave --shard out")
+        return {}
+    if shard is not None:
+        return {} if shard == "new" else {"shard_id": shard}
+    known = [info.shard_id for info in table.shards()]
+    if not table.primary_key or not known:
+        return {}
+    listed = ", ".join(known[:4]) + (", …" if len(known) > 4 else "")
+    raise InvalidInputError(f"the table has manual shards: give --shard new, or the one that holds the keys: {listed}")

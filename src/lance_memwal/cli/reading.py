@@ -1,0 +1,106 @@
+"""Commands that read rows: scan, get, search.
+
+Owns no engine logic: each command is one call of the facade. Called by: `lance_memwal.cli`.
+"""
+
+from __future__ import annotations
+
+import json as json_text
+from typing import Annotated
+
+import typer
+
+from lance_memwal.cli.options import Columns, Json, Options, Uri, key_of, open_for, split_names
+from lance_memwal.cli.output import note, print_batches, print_json, print_row, show
+from lance_memwal.errors import InvalidInputError
+
+__all__ = ["get", "scan", "search"]
+
+_SHOWN_ROWS = 20
+_Filter = Annotated[str | None, typer.Option("--filter", "-f", help="A condition in Lance's SQL.")]
+
+
+def scan(
+    uri: Uri,
+    columns: Columns = None,
+    filter: _Filter = None,  # noqa: A002
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, help="Rows (default: 20, with --json all).")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="No limit.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count the rows.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say what would be read.")] = False,
+    flushed: Annotated[bool, typer.Option("--flushed", help="Leave out what is only in logs and memory.")] = False,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Print the live rows of all tiers."""
+    table = open_for(uri, storage_option)
+    rows = None if everything or count else limit
+    cut = _SHOWN_ROWS if rows is None and not (everything or count or json) else None
+    found = table.scan(
+        split_names(columns),
+        filter,
+        rows if cut is None else cut + 1,  # one more than is shown tells whether there are more
+        consistency="flushed" if flushed else "fresh",
+    )
+    if explain:
+        print_json({"plan": found.explain()}) if json else print(found.explain())
+    elif count:
+        show({"rows": found.count_rows()}, as_json=json)
+    elif cut is not None:
+        read = found.to_table()
+        shown = print_batches(read.slice(0, cut).to_batches(), found.schema.names, as_json=False)
+        note(f"the first {shown} rows; --all shows all, -n another number" if read.num_rows > cut else _rows(shown))
+    else:
+        shown = print_batches(found.to_batches(), found.schema.names, as_json=json)
+        if not json:
+            note(_rows(shown))
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def get(uri: Uri, key: str, columns: Columns = None, storage_option: Options = None, json: Json = False) -> None:
+    """Print the row of one key; exit status 1 if there is none.
+
+    A key of several columns is a JSON array or object.
+    """
+    table = open_for(uri, storage_option)
+    row = table.get(key_of(table, key), split_names(columns))
+    if row is None:
+        raise InvalidInputError(f"there is no row with key {key}")
+    print_row(row, as_json=json)
+
+
+def search(
+    uri: Uri,
+    text: Annotated[str | None, typer.Option("--text", "-t", help="Words to find.")] = None,
+    vector: Annotated[str | None, typer.Option("--vector", "-v", help="A JSON array of numbers.")] = None,
+    column: Annotated[str | None, typer.Option("--column", help="The column to search.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many rows.")] = 10,
+    filter: _Filter = None,  # noqa: A002
+    columns: Columns = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Find rows by text, by vector, or by both; the best come first."""
+    if text is None and vector is None:
+        raise typer.BadParameter("give --text, --vector or both", param_hint="--text")
+    query = None if vector is None else _vector(vector)
+    table = open_for(uri, storage_option)
+    found = table.search(vector=query, text=text, column=column, k=k, filter=filter, columns=split_names(columns))
+    shown = print_batches(found.to_batches(), found.schema.names, as_json=json)
+    if not json:
+        note(_rows(shown))
+
+
+def _vector(text: str) -> list[float]:
+    try:
+        value = json_text.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
+        raise typer.BadParameter("give a JSON array of numbers", param_hint="--vector")
+    return [float(item) for item in value]

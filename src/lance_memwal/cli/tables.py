@@ -1,0 +1,211 @@
+"""Commands that make and fill tables: create, enable, put, delete.
+
+Owns no engine logic: each command is one call of the facade. Called by: `lance_memwal.cli`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pyarrow as pa
+import typer
+
+from lance_memwal.cli.files import DataFile
+from lance_memwal.cli.options import (
+    Json,
+    Options,
+    Shard,
+    Uri,
+    key_of,
+    open_for,
+    shard_for_writing,
+    split_names,
+    storage_options,
+)
+from lance_memwal.cli.output import show
+from lance_memwal.cli.progress import file_bar
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsharded
+from lance_memwal.table import create_table
+from lance_memwal.table import enable as enable_table
+
+__all__ = ["create", "delete", "enable", "put"]
+
+_TYPES = {
+    "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
+    "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
+    "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(), "bool": pa.bool_(),
+    "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "timestamp": pa.timestamp("us"),
+}  # fmt: skip
+_Key = Annotated[str | None, typer.Option("--primary-key", "-k", help="Key columns, separated by commas.")]
+_Sharding = Annotated[
+    str, typer.Option("--sharding", "-s", help="unsharded, bucket(column,n), identity(column) or manual.")
+]
+_AcrossShards = Annotated[
+    bool,
+    typer.Option("--allow-keys-across-shards", help="Rows of one key may be in several shards: newest per shard only."),
+]
+_Missing = Annotated[
+    Literal["error", "null"] | None,
+    typer.Option(help="Columns that a file leaves out: refused (the default with a primary key), or null."),
+]
+
+
+def _sharding(text: str) -> Sharding:
+    name, _, rest = text.strip().partition("(")
+    arguments = [part.strip() for part in rest.rstrip(") ").split(",") if part.strip()]
+    if name == "manual" and not arguments:
+        return Manual()
+    if name == "unsharded" and not arguments:
+        return Unsharded()
+    if name == "bucket" and len(arguments) == 2 and arguments[1].isdigit():
+        return Bucket(arguments[0], int(arguments[1]))
+    if name == "identity" and len(arguments) == 1:
+        return Identity(arguments[0])
+    raise typer.BadParameter(
+        f"{text!r} is none of unsharded, bucket(column,n), identity(column), manual", param_hint="--sharding"
+    )
+
+
+def _spelled(sharding: Sharding) -> str:
+    """A sharding as `--sharding` takes it."""
+    if isinstance(sharding, Bucket):
+        return f"bucket({sharding.column},{sharding.num_buckets})"
+    if isinstance(sharding, Identity):
+        return f"identity({sharding.column})"
+    return "unsharded" if isinstance(sharding, Unsharded) else "manual"
+
+
+def _schema(columns: str) -> pa.Schema:
+    fields = []
+    for part in columns.split(","):
+        name, _, kind = part.strip().partition(":")
+        vector = kind.startswith("vector[") and kind.endswith("]") and kind[7:-1].isdigit()
+        if not name or not (vector or kind in _TYPES):
+            known = ", ".join(_TYPES)
+            raise typer.BadParameter(
+                f"{part.strip()!r}: give name:type with type {known} or vector[n]", param_hint="--columns"
+            )
+        fields.append(pa.field(name, pa.list_(pa.float32(), int(kind[7:-1])) if vector else _TYPES[kind]))
+    return pa.schema(fields)
+
+
+def create(
+    uri: Uri,
+    columns: Annotated[
+        str | None, typer.Option("--columns", "-c", help="Columns as name:type, separated by commas.")
+    ] = None,
+    like: Annotated[Path | None, typer.Option("--like", help="Take the columns of this data file.")] = None,
+    primary_key: _Key = None,
+    sharding: _Sharding = "unsharded",
+    allow_keys_across_shards: _AcrossShards = False,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do nothing if the table is there.")] = False,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Make a table with a write path in front."""
+    if (columns is None) == (like is None):
+        raise typer.BadParameter("give either --columns or --like", param_hint="--columns")
+    schema = _schema(columns) if columns is not None else DataFile(like or Path()).schema
+    table = create_table(
+        uri,
+        schema,
+        primary_key=split_names(primary_key),
+        sharding=_sharding(sharding),
+        allow_keys_across_shards=allow_keys_across_shards,
+        storage_options=storage_options(storage_option),
+        exist_ok=exist_ok,
+    )
+    answer = {"table": table.uri, "columns": table.schema.names, "primary_key": table.primary_key}
+    show({**answer, "sharding": _spelled(table.sharding), "version": int(table.dataset.version)}, as_json=json)
+
+
+def enable(
+    uri: Uri,
+    primary_key: _Key = None,
+    sharding: _Sharding = "unsharded",
+    allow_keys_across_shards: _AcrossShards = False,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Put a write path in front of an existing Lance table."""
+    table = enable_table(
+        uri,
+        primary_key=split_names(primary_key),
+        sharding=_sharding(sharding),
+        allow_keys_across_shards=allow_keys_across_shards,
+        storage_options=storage_options(storage_option),
+    )
+    show({"table": table.uri, "primary_key": table.primary_key, "sharding": _spelled(table.sharding)}, as_json=json)
+
+
+def put(
+    uri: Uri,
+    files: Annotated[list[Path], typer.Argument(help="Parquet, CSV, JSON lines or Arrow files.", show_default=False)],
+    batch_rows: Annotated[int, typer.Option(help="Rows per put: each is durable when it returns.", min=1)] = 8192,
+    fsync: Annotated[bool, typer.Option(help="Survive power loss (local paths).")] = True,
+    missing: _Missing = None,
+    shard: Shard = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Insert or replace the rows of data files.
+
+    The shards that the rows go to are taken over: a writer that is at work on them is fenced.
+    """
+    table = open_for(uri, storage_option)
+    inputs = [DataFile(path, table.schema) for path in files]
+    started, rows, total = SYSTEM_CLOCK.monotonic(), 0, sum(file.size_bytes for file in inputs)
+    try:
+        with (
+            table.writer(fsync=fsync, **shard_for_writing(table, shard)) as writer,
+            file_bar("put", total, hidden=json) as told,
+        ):
+            for file in inputs:
+                for batch in file.batches(batch_rows):
+                    writer.put(batch, missing=missing)
+                    rows += batch.num_rows
+                    told(sum(item.done_bytes for item in inputs), rows)
+    except MemWalError as error:
+        if rows:
+            error.add_note(f"{rows:,} rows were durable before that")
+        raise
+    seconds = SYSTEM_CLOCK.monotonic() - started
+    figures = {"rows": rows, "seconds": round(seconds, 3), "rows_per_second": round(rows / max(seconds, 1e-9))}
+    show(figures, as_json=json)
+
+
+def delete(
+    uri: Uri,
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys; JSON arrays for composite ones.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A data file that holds the key columns.")] = None,
+    shard: Shard = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Delete rows by key.
+
+    The shards of the keys are taken over: a writer that is at work on them is fenced.
+    """
+    if not keys and file is None:
+        raise typer.BadParameter("give keys, or --file", param_hint="keys")
+    table = open_for(uri, storage_option)
+    named = [key_of(table, key) for key in keys or ()]
+    source = None if file is None else DataFile(file, table.schema)
+    count = 0
+    with table.writer(**shard_for_writing(table, shard)) as writer:
+        if named:
+            writer.delete(named)
+            count += len(named)
+        if source is not None:
+            with file_bar("delete", source.size_bytes, hidden=json) as told:
+                for batch in source.batches(8192):
+                    missing = [name for name in table.primary_key if name not in batch.schema.names]
+                    if missing:
+                        raise InvalidInputError(f"{file} has no key column {missing[0]!r}")
+                    writer.delete(batch)
+                    count += batch.num_rows
+                    told(source.done_bytes, count)
+    show({"deleted_keys": count}, as_json=json)

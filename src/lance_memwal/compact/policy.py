@@ -1,0 +1,164 @@
+"""When a table is compacted by itself, and the task that does it.
+
+Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
+
+1. A failed compaction is logged and tried again later; it never reaches a write.
+2. The task ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
+   that a writer waits for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
+from lance_memwal.errors import InvalidInputError, ObjectNotFoundError, TableReplacedError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.marks import compacted
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.process.background import Task, is_ending
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest, SsTable
+from lance_memwal.upkeep.reports import CompactionReport
+
+__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_shards"]
+
+_LOG = logging.getLogger(__name__)
+_JOIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPolicy:
+    """A shard is compacted when it has this many uncompacted generations, bytes in them, or one of this age."""
+
+    max_generations: int = 16
+    max_bytes: int = 1 << 30
+    max_age_seconds: float = 900.0
+    check_interval_seconds: float = 10.0
+    memory_bytes: int = DEFAULT_MEMORY_BYTES
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise InvalidInputError(f"{item.name} must be above 0, not {getattr(self, item.name)!r}")
+
+
+DEFAULT_COMPACTION = CompactionPolicy()
+
+
+def due_shards(
+    location: Location,
+    base: BaseTable,
+    policy: CompactionPolicy,
+    clock: Clock,
+    *,
+    shards: Collection[str] | None = None,
+) -> list[str]:
+    """The shards that the policy wants compacted now."""
+    chosen = list_shards(location) if shards is None else sorted(shards)
+    found = {shard_id: ShardManifestStore(location, shard_id).read_latest() for shard_id in chosen}
+    marks = compacted(base)
+    return [
+        shard_id
+        for shard_id, manifest in found.items()
+        if manifest is not None and _is_due(location, manifest, marks, policy, clock)
+    ]
+
+
+def _is_due(
+    location: Location, manifest: ShardManifest, marks: Mapping[str, int], policy: CompactionPolicy, clock: Clock
+) -> bool:
+    pending = [s for s in manifest.sstables if s.generation > marks.get(manifest.shard_id, 0)]
+    if not pending:
+        return False
+    if len(pending) >= policy.max_generations or sum(s.in_memory_bytes or 0 for s in pending) >= policy.max_bytes:
+        return True
+    oldest = min(pending, key=lambda sstable: sstable.generation)
+    return _age_seconds(location, manifest.shard_id, oldest, clock) >= policy.max_age_seconds
+
+
+def _age_seconds(location: Location, shard_id: str, sstable: SsTable, clock: Clock) -> float:
+    try:
+        modified_ms = location.store.head(paths.bloom_path(shard_id, sstable.path)).modified_ms
+    except ObjectNotFoundError:
+        return 0.0
+    return (clock.now_ms() - modified_ms) / 1000
+
+
+class Background:
+    """Compacts the shards of one writer beside its writes; keeps no reference to the writer itself."""
+
+    def __init__(
+        self,
+        policy: CompactionPolicy | None,
+        location: Location,
+        newest_base: Callable[[], BaseTable],
+        shards: Callable[[], Collection[str]],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Without a policy nothing ever runs."""
+        self._policy = policy
+        self._location = location
+        self._newest_base = newest_base
+        self._shards = shards
+        self._clock = clock
+        self._task = Task(self._run, "compact")
+        self._started = False
+        self._next_at = 0.0
+
+    def start(self) -> None:
+        """Run from now on; once is enough."""
+        if self._policy is not None and not self._started and not self._task.cancelled:
+            self._started = True
+            self._next_at = self._clock.monotonic() + self._pause(self._policy)
+            self._task.start(self._clock).poke()
+
+    def stop(self) -> None:
+        """Begin nothing new; may be called anywhere."""
+        self._task.cancel()
+
+    def join(self) -> None:
+        """Return when nothing runs any more: after the compaction that runs now, if any, at most a minute."""
+        self._task.stop()
+
+    def orphan(self) -> None:
+        """Be nothing in a forked child."""
+        self._task.orphan()
+
+    def _pause(self, policy: CompactionPolicy) -> float:
+        return policy.check_interval_seconds * (0.75 + self._clock.random() / 2)
+
+    def _run(self) -> float | None:
+        policy = self._policy
+        if policy is None:
+            return None
+        now = self._clock.monotonic()
+        if now < self._next_at:
+            return self._next_at - now
+        try:
+            self.compact_due(policy)
+        except TableReplacedError as error:
+            _LOG.warning("background compaction ends: %s", error)
+            self._task.cancel()
+        except Exception as error:  # whatever it was, the writer goes on and the next round tries again
+            if not self._task.cancelled and not is_ending():
+                _LOG.warning(
+                    "background compaction failed, it is tried again [table=%s]: %s", self._location.describe(), error
+                )
+        pause = self._pause(policy)
+        self._next_at = self._clock.monotonic() + pause
+        return pause
+
+    def compact_due(self, policy: CompactionPolicy) -> CompactionReport | None:
+        """Compact what the policy wants compacted now; None if that is nothing."""
+        shards = list(self._shards())
+        due = due_shards(self._location, self._newest_base(), policy, self._clock, shards=shards) if shards else []
+        if not due or self._task.cancelled or is_ending():
+            return None
+        compactor = Compactor(self._location, self._newest_base, memory_bytes=policy.memory_bytes, clock=self._clock)
+        return compactor.run(shards=due)

@@ -1,0 +1,412 @@
+"""Compaction: published generations become rows of the base table.
+
+Owns `Compactor` and `choose`. Invariants:
+
+1. Generations are folded in ascending order without a gap, from the one after the recorded mark; data and marks reach
+   the base table together (`lance_memwal.lance.commit`).
+2. A compaction commits only on a version that records what it started from. Where others changed the base meanwhile, what
+   was made ready is committed on top of their version; where progress or columns are other ones, it starts over, from
+   fresh manifests and a fresh base. What it wrote for nothing is removed.
+3. It ends where the table turns out to be another one (`TableReplacedError`): it is looked at before every commit, and
+   before a manifest is trimmed. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
+4. A generation leaves the manifest after the base version that holds it is durable (local paths with `fsync`), and only
+   if the log's transaction map covers the map beside it; until then readers skip it by its mark.
+5. A table with dictionaries of few values (8 or 16 bits) folds one generation per commit: the values of several may be
+   more than a file of the base table can hold, and Lance would write that file and never read it.
+6. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
+   fit is left for the next commit, and a generation that is larger by itself is streamed.
+
+Manifests are read before the base: a generation that a manifest no longer lists is then marked in the base that is read
+after it. Called by: the table facade, the background compaction of the table writer, Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_callable, check_names, check_number
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
+from lance_memwal.config import WriterConfig
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, sync_version
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.lance.marks import compacted, has_names, recorded
+from lance_memwal.lance.prepared import Unheld
+from lance_memwal.lance.restored import check_not_restored
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.log.transactions import load_generation_maps
+from lance_memwal.log.wal import list_positions, read_transactions
+from lance_memwal.rows.dictionaries import small_dictionaries
+from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import SeenMap, ShardManifest, SsTable
+from lance_memwal.upkeep.reports import CompactionReport, Progress, ShardCompaction
+
+__all__ = [
+    "DEFAULT_MEMORY_BYTES",
+    "Compactor",
+    "choose",
+    "open_generations",
+    "pending_generations",
+    "size_of",
+]
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_MEMORY_BYTES = 512 << 20
+_MAX_RESTARTS = 32
+_MAX_TRIES = 1000  # of one commit, each of which looks only at what others changed since the last
+_BACKOFF_SECONDS = 0.02
+_MAX_BACKOFF_SECONDS = 1.0
+_UNKNOWN_SIZE_BYTES = 64 << 20
+_READ_AT_ONCE = 8
+
+Manifests = Mapping[str, ShardManifest]
+
+
+def pending_generations(manifest: ShardManifest, mark_generation: int) -> list[SsTable]:
+    """The listed generations above the mark, ascending; `CorruptDataError` if one of them is missing."""
+    listed = sorted((s for s in manifest.sstables if s.generation > mark_generation), key=lambda s: s.generation)
+    wanted = list(range(mark_generation + 1, mark_generation + 1 + len(listed)))
+    if [sstable.generation for sstable in listed] != wanted:
+        raise CorruptDataError(
+            f"generations {[s.generation for s in listed]} are listed, the base table holds those up to "
+            f"{mark_generation}: one is missing; run verify",
+            path=paths.manifest_path(manifest.shard_id, manifest.version),
+        )
+    return listed
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What one call of `Compactor.run` has done so far."""
+
+    rows_written: int = 0
+    rows_deleted: int = 0
+    size_bytes: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    restarts: int = 0
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    trimmed: dict[str, int] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
+
+    def miss(self, path: str) -> None:
+        """Note that a listed SSTable is not there; what a fresh list names again is lost, not collected."""
+        if path in self.missing:
+            raise CorruptDataError("the shard lists an SSTable that is not there", path=path)
+        self.missing.add(path)
+
+    def span(self, shard_id: str) -> tuple[int, int]:
+        """The first and last generation folded; an empty span if the shard was trimmed only."""
+        first, last = self.spans.get(shard_id, (1, 0))
+        return first, last
+
+    def count(self, chosen: Mapping[str, Sequence[SsTable]]) -> None:
+        for shard_id, sstables in chosen.items():
+            first = self.spans.get(shard_id, (sstables[0].generation, 0))[0]
+            self.spans[shard_id] = (first, sstables[-1].generation)
+            self.size_bytes += sum(sstable.in_memory_bytes or 0 for sstable in sstables)
+
+
+class Compactor:
+    """Compacts one table; threads and processes may run several of them at once."""
+
+    def __init__(
+        self,
+        location: Location,
+        newest_base: Callable[[], BaseTable],
+        *,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`newest_base` gives the newest version of the base table."""
+        if memory_bytes < 1:
+            raise InvalidInputError(f"memory_bytes must be at least 1, not {memory_bytes}")
+        self._location = location
+        self._newest_base = newest_base
+        self._memory_bytes = memory_bytes
+        self._clock = clock
+        self._watch: TableWatch | None = None
+
+    # ------------------------------------------------------------------------------------------------------ the run
+
+    def run(
+        self,
+        *,
+        shards: Collection[str] | None = None,
+        max_generations: int | None = None,
+        progress: Progress | None = None,
+    ) -> CompactionReport:
+        """Fold what is published now into the base table, at most `max_generations` of each shard, oldest first.
+
+        What is published meanwhile is left for the next run, so that a run beside a busy writer ends.
+        """
+        if max_generations is not None:
+            check_number("max_generations", max_generations, least=1)
+        check_callable("progress", progress)
+        shards = None if shards is None else check_names("shards", shards)
+        started = self._clock.monotonic()
+        tally = _Tally()
+        targets = self._targets(shards, max_generations)
+        while True:
+            try:
+                left = self._step(targets, tally)
+            except (CollectedError, ConflictError, ObjectNotFoundError) as error:
+                if isinstance(error, ObjectNotFoundError):
+                    tally.miss(error.path)
+                self._back_off(tally, error)
+                continue
+            if progress is not None:
+                done = sum(span[1] - span[0] + 1 for span in tally.spans.values())
+                progress("compacted generations", done, done + left)
+            if not left:
+                return self._report(tally, started)
+
+    def _targets(self, shards: Collection[str] | None, max_generations: int | None) -> dict[str, int]:
+        """Per shard the last generation that this run folds."""
+        manifests = self._manifests(shards)
+        base = self._base()
+        marks = compacted(base)
+        targets = {}
+        for shard_id, manifest in manifests.items():
+            check_not_restored(base, manifest, marks.get(shard_id, 0))
+            pending = pending_generations(manifest, marks.get(shard_id, 0))
+            chosen = pending if max_generations is None else pending[:max_generations]
+            targets[shard_id] = chosen[-1].generation if chosen else 0
+        return targets
+
+    def _manifests(self, shards: Collection[str] | None) -> dict[str, ShardManifest]:
+        present = list_shards(self._location)
+        unknown = sorted(set(shards or ()) - set(present))
+        if unknown:
+            raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
+        chosen = present if shards is None else [shard_id for shard_id in present if shard_id in set(shards)]
+        found = {shard_id: ShardManifestStore(self._location, shard_id).read_latest() for shard_id in chosen}
+        return {shard_id: manifest for shard_id, manifest in found.items() if manifest is not None}
+
+    def _base(self) -> BaseTable:
+        """The newest version of the table that this compactor began with."""
+        if self._watch is not None:
+            return self._watch.look()
+        base = self._newest_base()
+        if base.details is None:
+            raise InvalidInputError("the base table has no MemWAL index: nothing can be compacted into it; see repair")
+        self._watch = TableWatch(base, self._clock)
+        return base
+
+    def _step(self, targets: Mapping[str, int], tally: _Tally) -> int:
+        """Fold one commit's worth; returns the number of generations that are left."""
+        manifests = self._manifests(targets)
+        base = self._finish_mark(self._base(), tally)
+        marks = compacted(base)
+        pending = {
+            shard_id: [
+                sstable
+                for sstable in pending_generations(manifest, marks.get(shard_id, 0))
+                if sstable.generation <= targets[shard_id]
+            ]
+            for shard_id, manifest in manifests.items()
+        }
+        chosen = choose(pending, self._memory_bytes, at_most=1 if small_dictionaries(base.schema) else None)
+        reach("compact.chosen")
+        if not chosen:
+            self._trim(manifests, base, None, tally)
+            return 0
+        newest = self._fold(base, chosen, tally)
+        reach("compact.after_commit")
+        tally.count(chosen)
+        tally.commits += 1
+        self._trim(manifests, newest, base, tally)
+        return sum(len(sstables) for sstables in pending.values()) - sum(len(s) for s in chosen.values())
+
+    def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:
+        """Record the mark that an earlier compactor did not live to record."""
+        if not has_names(base):
+            return base
+        marked = finish_marks(base)
+        tally.commits += 1
+        _LOG.info("finished a compaction that stopped between its commits [version=%d]", marked.version)
+        return marked
+
+    def _back_off(self, tally: _Tally, error: Exception) -> None:
+        tally.conflicts += 1
+        tally.restarts += 1
+        if tally.restarts > _MAX_RESTARTS:
+            raise error
+        back_off(self._clock, tally.restarts, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
+
+    def _report(self, tally: _Tally, started: float) -> CompactionReport:
+        shards = sorted(set(tally.spans) | set(tally.trimmed))
+        return CompactionReport(
+            shards=tuple(ShardCompaction(shard, *tally.span(shard), tally.trimmed.get(shard, 0)) for shard in shards),
+            rows_written=tally.rows_written,
+            rows_deleted=tally.rows_deleted,
+            size_bytes=tally.size_bytes,
+            commits=tally.commits,
+            conflicts=tally.conflicts,
+            base_version=self._newest_base().version,
+            seconds=self._clock.monotonic() - started,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- one commit
+
+    def _fold(self, base: BaseTable, chosen: Mapping[str, Sequence[SsTable]], tally: _Tally) -> BaseTable:
+        schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+        marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
+        members = [(shard_id, sstable) for shard_id, sstables in chosen.items() for sstable in sstables]
+        generations = open_generations(self._location, members, schema, self._memory_bytes)
+        folded = fold_newest(generations, schema) if schema.primary_key else fold_all(generations, schema)
+        newest = self._commit_folded(base, folded, marks, tally)
+        tally.rows_written += folded.rows
+        tally.rows_deleted += folded.deletes.num_rows
+        _LOG.info(
+            "compacted [version=%d, shards=%d, generations=%d, rows=%d, deletes=%d]",
+            newest.version,
+            len(chosen),
+            len(generations),
+            folded.rows,
+            folded.deletes.num_rows,
+        )
+        return newest
+
+    def _commit_folded(self, base: BaseTable, folded: Folded, marks: Mapping[str, int], tally: _Tally) -> BaseTable:
+        """The way that the base table allows, and that is likely to succeed."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            return folded.batches(base.schema)
+
+        by_hand, files = base.takes_hand_commit, Unheld(self._location.store)
+        if not base.primary_key and not by_hand:
+            return self._land(InTwo(batches, marks, files), base, tally)
+        upserts = batches if folded.rows else None
+        if not by_hand:
+            return merge_rows(base, folded.deletes, upserts, marks)
+        keys = KeySet(folded.keys) if base.primary_key else None
+        ready = HandMade(keys, upserts, marks, self._clock, files, fsync=self._syncs(base))
+        return self._land(ready, base, tally)
+
+    def _land(self, ready: Ready, base: BaseTable, tally: _Tally) -> BaseTable:
+        """Commit what is ready on `base`, or on the first later version on which it wins.
+
+        Beside somebody who commits all the time there is no point in waiting: the next attempt is as likely to win as any.
+        """
+        try:
+            for _ in range(_MAX_TRIES):
+                try:
+                    return ready.commit(base)
+                except ConflictError:
+                    base = next_base(base)
+                    tally.conflicts += 1
+            raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts of a compaction; retry")
+        finally:
+            ready.discard()
+
+    # ------------------------------------------------------------------------------------------------------- trimming
+
+    def _syncs(self, base: BaseTable) -> bool:
+        stored = {} if base.details is None else base.details.writer_config_defaults
+        return self._location.is_local and WriterConfig.from_defaults(stored).fsync
+
+    def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
+        """Let every manifest forget what `base` holds, once that is durable."""
+        marks = recorded(base)
+        due = [
+            shard_id
+            for shard_id, manifest in manifests.items()
+            if any(sstable.generation <= marks.get(shard_id, 0) for sstable in manifest.sstables)
+        ]
+        if not due:
+            return
+        if self._syncs(base):
+            sync_version(before, base)
+        for shard_id in due:
+            reach("compact.before_trim")
+            gone = self._trim_shard(manifests[shard_id], marks[shard_id])
+            if gone:
+                tally.trimmed[shard_id] = tally.trimmed.get(shard_id, 0) + gone
+        reach("compact.after_trim")
+
+    def _trim_shard(self, manifest: ShardManifest, mark_generation: int) -> int:
+        """Remove compacted generations of `manifest` from the low end of the list; returns how many.
+
+        What `manifest` did not list stays: it may belong to another table, which was made here meanwhile.
+        """
+        tag = self._base().tag
+        shard_id = manifest.shard_id
+        positions = list_positions(self._location, shard_id)
+        log = read_transactions(self._location, manifest, positions, self._clock, tag=tag)
+        maps = self._generation_maps(manifest, mark_generation)
+        removed = 0
+
+        def update(latest: ShardManifest) -> ShardManifest:
+            nonlocal removed
+            stays_from = mark_generation + 1
+            for sstable in sorted(latest.sstables, key=lambda s: s.generation):
+                covered = sstable.path in maps and log.covers(maps[sstable.path])  # what was not looked at stays listed
+                if sstable.generation < stays_from and not covered:
+                    stays_from = sstable.generation
+            kept = tuple(sstable for sstable in latest.sstables if sstable.generation >= stays_from)
+            removed = len(latest.sstables) - len(kept)
+            return replace(latest, version=latest.version + 1, sstables=kept) if removed else latest
+
+        ShardManifestStore(self._location, shard_id, clock=self._clock).commit_maintenance(update)
+        return removed
+
+    def _generation_maps(self, manifest: ShardManifest, mark_generation: int) -> dict[str, SeenMap]:
+        """The transaction maps beside compacted generations; most have none."""
+        old = [sstable for sstable in manifest.sstables if sstable.generation <= mark_generation]
+
+        def load(sstable: SsTable) -> SeenMap:
+            return load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))
+
+        if self._location.is_local:
+            return {sstable.path: load(sstable) for sstable in old}
+        with thread_pool(_READ_AT_ONCE, "memwal-trim") as pool:
+            return dict(zip([sstable.path for sstable in old], pool.map(load, old), strict=True))
+
+
+def open_generations(
+    location: Location, members: Iterable[tuple[str, SsTable]], schema: TableSchema, memory_bytes: int
+) -> list[Generation]:
+    """The generations of `members` (with their shards); the rows of those that fit the limit together are kept."""
+    left = memory_bytes if schema.primary_key else 0
+    generations = []
+    for shard_id, sstable in members:
+        size = size_of(sstable)
+        keep = size <= left
+        left -= size if keep else 0
+        generations.append(Generation(location, shard_id, sstable, schema, keep=keep))
+    return generations
+
+
+def choose(
+    pending: Mapping[str, Sequence[SsTable]], memory_bytes: int, *, at_most: int | None = None
+) -> dict[str, list[SsTable]]:
+    """What fits one commit: of every shard its oldest generations, at least one and `at_most` generations in all."""
+    chosen: dict[str, list[SsTable]] = {}
+    left = memory_bytes
+    for shard_id, sstables in pending.items():
+        for sstable in sstables:
+            size = size_of(sstable)
+            if (size > left and chosen) or at_most == sum(map(len, chosen.values())):
+                break
+            chosen.setdefault(shard_id, []).append(sstable)
+            left -= size
+        if left <= 0:
+            break
+    return chosen
+
+
+def size_of(sstable: SsTable) -> int:
+    """The bytes of a generation in memory, or a guess where its manifest does not say."""
+    return _UNKNOWN_SIZE_BYTES if sstable.in_memory_bytes is None else sstable.in_memory_bytes

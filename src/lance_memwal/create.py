@@ -1,0 +1,331 @@
+"""Making a table, and putting a MemWAL index on an existing one.
+
+Owns the commit of the index entry. Invariants:
+
+1. The entry is committed by us, with every stored setting. Lance lets such a commit pass over concurrent ones that only
+   drop or rename columns, so the version that came out is checked again: an entry that does not fit its columns is taken
+   back. Of two initialisations one wins; what the loser is told says so.
+2. Of two calls that make the same table one wins. Everything that can be refused is refused before anything is written.
+3. A second initialisation is refused; the rows of a table are never touched.
+5. A table that gets an index has no key twice and none that is null, whoever marked its primary key.
+4. Shards that hold rows are never taken over unasked: after an overwrite they belong to rows that are gone.
+
+Called by: the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.dataset import Index, LanceOperation
+from lance.fragment import write_fragments
+from lance.lance import Bitmap
+
+from lance_memwal.arguments import check_flag, check_instance, check_names, check_text
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.config import WriterConfig
+from lance_memwal.errors import ConflictError, InvalidInputError, UnavailableError
+from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, TABLE_ID_KEY, MemWalDetails, encode_details
+from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
+from lance_memwal.lance.restored import unlisted_mark
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.table_ids import new_table_id
+from lance_memwal.log.wal import list_positions
+from lance_memwal.read.snapshot import list_shards
+from lance_memwal.rows.ingest import to_batches
+from lance_memwal.rows.key_encoding import primary_key_columns
+from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
+from lance_memwal.rows.unique_keys import check_unique_keys
+from lance_memwal.sstable.mirrors import check_maintained
+from lance_memwal.sstable.probe import check_columns, check_table
+from lance_memwal.store.location import Location
+
+__all__ = [
+    "LEFTOVERS",
+    "Choices",
+    "check_existing",
+    "commit_entry",
+    "enable_base",
+    "install",
+    "make_details",
+    "refuse_leftovers",
+    "write_base",
+]
+
+_MAX_TRIES = 8
+LEFTOVERS = (
+    "call memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal directory"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a user chose for the MemWAL index of a table."""
+
+    sharding: Sharding = ONE_SHARD
+    maintained_indexes: str | Sequence[str] | None = "all"
+    writer_defaults: WriterConfig | Mapping[str, Any] | None = None
+    allow_keys_across_shards: bool = False
+
+    def check(self, schema: pa.Schema, primary_key: Sequence[str], indexes: Sequence[str]) -> None:
+        """Return only if a table with these columns, key and indexes can have this index."""
+        check_sharding(
+            self.sharding, schema, primary_key=primary_key, allow_keys_across_shards=self.allow_keys_across_shards
+        )
+        check_flag("allow_keys_across_shards", self.allow_keys_across_shards)
+        if isinstance(self.maintained_indexes, str) and self.maintained_indexes != "all":
+            raise InvalidInputError("maintained_indexes is 'all', a list of index names, or None")
+        for name in self.index_names:
+            if name not in indexes:
+                raise InvalidInputError(
+                    f"the table has no index {name!r}; its indexes: {', '.join(sorted(indexes)) or 'none'}"
+                )
+        _defaults(self.writer_defaults)
+
+    @property
+    def index_names(self) -> tuple[str, ...]:
+        """The indexes that are named one by one."""
+        named = self.maintained_indexes
+        return () if named is None or isinstance(named, str) else check_names("maintained_indexes", named)
+
+
+def write_base(
+    location: Location, data_or_schema: Any, primary_key: str | Sequence[str] | None, choices: Choices
+) -> BaseTable:
+    """Create the base table, with rows if data is given; nothing is written if `choices` do not fit it, or if the place
+    holds the rows of a table whose base is gone."""
+    rows = _first_rows(data_or_schema, primary_key)
+    key = primary_key_columns(rows.schema)
+    if key:
+        check_unique_keys(rows.to_batches, key)
+    choices.check(rows.schema, primary_key_columns(rows.schema), ())
+    check_columns(rows.schema)
+    _refuse_leftovers_here(location)
+    try:
+        with lance_errors("creating the base table"):
+            _commit_first(location, rows)
+    except (ConflictError, InvalidInputError, UnavailableError):
+        if BaseTable.open(location) is None:
+            raise
+        raise ConflictError(f"another call made a table at {location.describe()} meanwhile; open it") from None
+    base = BaseTable.open(location)
+    if base is None:
+        raise ConflictError(f"the table at {location.describe()} vanished while it was made; retry")
+    return base
+
+
+def _refuse_leftovers_here(location: Location) -> None:
+    try:
+        refuse_leftovers(
+            location,
+            "remove its _mem_wal directory if they are not needed; to keep them, write the base table with Lance and call "
+            "memwal.enable(adopt_shards=True)",
+        )
+    except InvalidInputError:
+        if BaseTable.open(location) is None:
+            raise  # else they are rows of the table that another call made meanwhile
+
+
+def _commit_first(location: Location, rows: pa.Table) -> None:
+    """Create the first version; fails if there is one. (Lance's own "create" overwrites what came in between.)"""
+    uri, options = location.dataset_uri, lance_options(location)
+    fragments = write_fragments(rows, uri, mode="create", storage_options=options)
+    lance.LanceDataset.commit(
+        uri,
+        LanceOperation.Overwrite(rows.schema, fragments),
+        max_retries=0,
+        enable_v2_manifest_paths=True,
+        storage_options=options,
+    )
+
+
+def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) -> pa.Table:
+    if isinstance(data_or_schema, pa.Schema):
+        return no_rows(keyed_schema(data_or_schema, primary_key))
+    batches = to_batches(data_or_schema, pa.schema([]))
+    columns = batches[0].schema if batches else getattr(data_or_schema, "schema", None)
+    if not isinstance(columns, pa.Schema):
+        raise InvalidInputError("data without batches has no columns; give a schema")
+    schema = keyed_schema(columns, primary_key)
+    try:
+        return pa.Table.from_batches(batches, schema=columns).cast(schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
+
+
+def check_existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequence[str] | None) -> None:
+    """Return only if an existing table is what a call with `exist_ok=True` asked for: same columns, same key."""
+    if isinstance(data_or_schema, pa.Schema):
+        asked = [(field.name, field.type) for field in data_or_schema]
+        found = [(field.name, field.type) for field in base.schema]
+        if asked != found:
+            raise InvalidInputError(f"the table at {base.location.describe()} has other columns: {base.schema.names}")
+    if primary_key is not None and key_names(primary_key) != base.primary_key:
+        key = ", ".join(base.primary_key) or "none"
+        raise InvalidInputError(f"the table at {base.location.describe()} has another primary key: {key}")
+
+
+def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
+    """The details that a table with these choices records; refused if they do not fit it."""
+    choices.check(base.schema, base.primary_key, [entry.name for entry in base.index_entries])
+    check_maintained(base, choices.index_names)
+    spec = to_spec(choices.sharding, base.schema, base.column_ids)
+    return MemWalDetails(
+        num_shards=num_shards(choices.sharding),
+        sharding_specs=() if spec is None else (spec,),
+        maintained_indexes=choices.index_names,
+        maintain_all_indexes=choices.maintained_indexes == "all",
+        writer_config_defaults=_defaults(choices.writer_defaults),
+        compacted={},
+        index_catchup={},
+    )
+
+
+def _defaults(given: WriterConfig | Mapping[str, Any] | None) -> dict[str, str]:
+    if given is None:
+        return {}
+    if isinstance(given, WriterConfig):
+        return given.to_defaults()
+    check_instance("writer_defaults", given, Mapping, "a WriterConfig or a dict")
+    names, given = set(WriterConfig().to_defaults()), {check_text("a writer default", k): v for k, v in given.items()}
+    for name in ("shard_id", "shard_spec_id"):
+        if name in given:
+            raise InvalidInputError(f"{name} belongs to one writer and is never a table default")
+    known = WriterConfig().replace(**{k: v for k, v in given.items() if k in names}).to_defaults()
+    return {**known, **{k: str(v) for k, v in given.items() if k not in names}}
+
+
+def enable_base(base: BaseTable, primary_key: str | Sequence[str] | None, choices: Choices) -> BaseTable:
+    """The table with a MemWAL index as chosen and, if one is given, this primary key; else it is as it was.
+
+    The rows of the version that has the index have the key: others may have appended while it was set.
+    """
+    _refuse_enabled(base)
+    key = base.primary_key if primary_key is None else key_names(primary_key)
+    if base.primary_key not in ((), key):
+        raise InvalidInputError(
+            f"the primary key of {base.location.describe()} is ({', '.join(base.primary_key)}); Lance never changes it"
+        )
+    choices.check(keyed_schema(base.schema, key or None), key, [entry.name for entry in base.index_entries])
+    if not key:
+        return install(base, choices)
+    check_rows(base, key)
+    try:
+        enabled = install(base if base.primary_key else mark(base, key), choices)
+    except BaseException:
+        newest = base.refresh()
+        if newest.details is None:  # else another call was faster, and its index stands on the key
+            unmark(newest, base)
+        raise
+    if _fragments(enabled) != _fragments(base):
+        try:
+            check_rows(enabled, key)
+        except BaseException:
+            _take_back(enabled)
+            unmark(enabled, base)
+            raise
+    return enabled
+
+
+def _fragments(base: BaseTable) -> list[str]:
+    return [str(fragment.metadata) for fragment in base.dataset.get_fragments()]
+
+
+def _refuse_enabled(base: BaseTable) -> None:
+    if base.details is not None:
+        raise InvalidInputError(f"the table at {base.location.describe()} has a MemWAL index already; open it")
+
+
+def _take_back(base: BaseTable) -> None:
+    with lance_errors("taking the MemWAL index back"):
+        base.handle().drop_index(INDEX_NAME)
+
+
+def install(base: BaseTable, choices: Choices) -> BaseTable:
+    """The table with a MemWAL index as chosen. `ConflictError` if somebody else's came first, or the columns changed."""
+    if base.details is not None:
+        raise InvalidInputError(f"the table at {base.location.describe()} has a MemWAL index already; open it")
+    check_table(base)
+    for _ in range(_MAX_TRIES):
+        details = make_details(base, choices)
+        entry_id = SYSTEM_CLOCK.uuid4()
+        try:
+            settings = {**details.writer_config_defaults, TABLE_ID_KEY: new_table_id(base.location)}
+            marks = _marks_of_shards(base.location)
+            commit_entry(base, replace(details, writer_config_defaults=settings, compacted=marks), entry_id)
+        except (ConflictError, InvalidInputError, UnavailableError):
+            newest = base.refresh()
+            if newest.version == base.version:
+                raise
+        else:
+            newest = base.refresh()
+        if _entry_id(newest) == entry_id:
+            return _fitting(base, newest, choices, details)
+        if newest.details is not None:
+            raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
+        base = newest
+    raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be enabled; retry")
+
+
+def _marks_of_shards(location: Location) -> dict[str, int]:
+    """What the shards that are there no longer list: it belongs to the rows of the base table, as that is now."""
+    manifests = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
+    return {m.shard_id: unlisted_mark(m) for m in manifests if m is not None and unlisted_mark(m) > 0}
+
+
+def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
+    """Put an index entry with these details on the table; Lance refuses it if the version clashes."""
+    index = Index(
+        uuid=entry_id,
+        name=INDEX_NAME,
+        fields=[],
+        dataset_version=base.version,
+        fragment_ids=Bitmap(),
+        index_version=0,
+        index_details=(DETAILS_TYPE_URL, encode_details(details)),
+    )
+    with lance_errors("committing the MemWAL index"):
+        lance.LanceDataset.commit(
+            base.location.dataset_uri,
+            LanceOperation.CreateIndex([index], []),
+            read_version=base.version,
+            max_retries=0,
+            storage_options=lance_options(base.location),
+        )
+
+
+def _entry_id(base: BaseTable) -> str | None:
+    entry = base.manifest.index(INDEX_NAME)
+    return None if entry is None else str(entry.uuid)
+
+
+def _fitting(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> BaseTable:
+    """`newest` if the entry still fits its columns; else the entry is taken back."""
+    if newest.version == base.version + 1 or _still_fits(base, newest, choices, details):
+        return newest
+    _take_back(newest)
+    raise ConflictError(f"the columns of {base.location.describe()} changed while it was enabled; retry")
+
+
+def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> bool:
+    try:
+        return newest.primary_key == base.primary_key and make_details(newest, choices) == details
+    except InvalidInputError:
+        return False
+
+
+def refuse_leftovers(location: Location, way_out: str) -> None:
+    """Raise if shards of an earlier table at this place hold rows; `way_out` says how the caller can go on."""
+    for shard_id in list_shards(location):
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        cursor = 0 if manifest is None else manifest.replay_after_wal_entry_position
+        if (manifest is not None and manifest.sstables) or list_positions(location, shard_id)[-1:] > [cursor]:
+            raise InvalidInputError(
+                f"shard {shard_id} of the table at {location.describe()} holds rows of before; {way_out}"
+            )

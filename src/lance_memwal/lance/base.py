@@ -1,0 +1,432 @@
+"""The base table as the engine sees it: one version of it, with schema, field ids, primary key and MemWAL details.
+
+Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
+
+1. All answers of one `BaseTable` are about one version; `refresh` returns another value, it never changes this one.
+2. Index entries and feature flags come from that version's manifest file, which is read once, when the version is found:
+   they can be had when somebody has cleaned the version up meanwhile.
+3. "There is no base table" is an answer (None) that the store confirmed; a storage failure is an error.
+4. A Lance dataset moves on when something is committed through it. Commits go through a `handle` of their own, so that
+   no scan, lookup or cache sees its version change.
+5. A table that was dropped and created anew at the same place is noticed, also at the same version number: the manifest
+   that this value was opened from is no longer the same object. `origin` tells such tables apart.
+
+Called by: the table facade, the writer, the reader, flush, compaction.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import lance
+import pyarrow as pa
+from lance.commit import CommitConflictError
+
+from lance_memwal.errors import (
+    CollectedError,
+    ConflictError,
+    CorruptDataError,
+    InvalidInputError,
+    MemWalError,
+    ObjectNotFoundError,
+    UnavailableError,
+    UnsupportedFormatError,
+    is_panic,
+)
+from lance_memwal.lance.damage import find_damage, version_names
+from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
+from lance_memwal.lance.hand_made import hand_commit_is_safe
+from lance_memwal.lance.manifest import (
+    VERSIONS_DIR,
+    IndexEntry,
+    LanceManifest,
+    data_path,
+    deletion_path,
+    old_version_path,
+    parse_lance_manifest,
+    version_path,
+)
+from lance_memwal.process.background import refuse_at_exit
+from lance_memwal.process.forking import use_lance
+from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
+from lance_memwal.store.location import Location
+from lance_memwal.store.port import ObjectMeta
+
+__all__ = ["RESERVED", "BaseTable", "lance_errors", "lance_options", "lance_read", "lance_reading"]
+
+T = TypeVar("T")
+TAG_DIGITS = 8
+_LOG = logging.getLogger(__name__)
+RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
+_QUERY = re.compile(r"\?\S+=\S+")
+_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
+_MAX_TEXT = 400
+_MAX_TRIES = 8
+
+
+def lance_options(location: Location) -> dict[str, str] | None:
+    """The storage options of a location as Lance wants them."""
+    return dict(location.storage_options) if location.storage_options else None
+
+
+@contextmanager
+def lance_errors(action: str) -> Iterator[None]:
+    """Turn what Lance raises into our errors.
+
+    Bad input is `InvalidInputError`, a commit that Lance knows to be lost `ConflictError`, everything else
+    `UnavailableError`.
+
+    The original does not stay visible behind ours: its text may hold a signed URL.
+    """
+    use_lance()
+    refuse_at_exit()
+    try:
+        yield
+    except MemWalError:
+        raise
+    except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
+        raise InvalidInputError(f"{action}: {_text(error)}") from None
+    except CommitConflictError as error:
+        raise ConflictError(f"{action}: {_text(error)}") from None
+    except Exception as error:
+        raise UnavailableError(f"{action}: {_text(error)}") from None
+    except BaseException as error:
+        if is_panic(error):
+            raise UnavailableError(f"{action}: Lance gave up: {_text(error)}", retryable=False) from None
+        raise
+
+
+def lance_read(location: Location, path: str, read: Callable[[], T]) -> T:
+    """What `read` returns. If Lance cannot read the file at `path`, say why.
+
+    The store decides: an object that is absent or out of reach is the store's own error; one that the store delivers,
+    but that Lance refuses twice, is corrupt.
+    """
+    use_lance()  # before anything that is said of the file
+    try:
+        with lance_errors("reading a Lance file"):
+            return read()
+    except (InvalidInputError, UnavailableError):
+        location.store.get(path)
+    try:
+        with lance_errors("reading a Lance file"):
+            return read()
+    except (InvalidInputError, UnavailableError) as error:
+        raise _refused(error, path) from None
+
+
+@contextmanager
+def lance_reading(
+    location: Location, action: str, directory: str = "", *, manifest_path: str | None = None, given: bool = False
+) -> Iterator[None]:
+    """Turn what Lance raises while it reads the dataset in `directory` into our errors.
+
+    What is missing or damaged is `CorruptDataError` with its path. `given` says that a filter or query of the caller takes
+    part: if the files look well, that is what Lance refuses, and `InvalidInputError` is right. Without one it is not.
+    """
+    use_lance()  # before anything that is said of the files
+    raw: BaseException | None = None
+    try:
+        with lance_errors(action):
+            try:
+                yield
+            except BaseException as error:
+                raw = error
+                raise
+    except (InvalidInputError, UnavailableError) as error:
+        if raw is None or raw is error:  # ours, and not about the files: a filter that cannot be applied, say
+            raise
+        found = find_damage(location, directory, manifest_path=manifest_path)
+        if found is not None:
+            raise found from None
+        if given or isinstance(error, UnavailableError):  # a panic too: Lance also gives up on how it was called
+            raise
+        raise _refused(error, manifest_path or directory or None) from None
+
+
+def _refused(error: MemWalError, path: str | None) -> CorruptDataError | UnsupportedFormatError:
+    """What to say of a file that Lance refuses although nobody asked for anything special."""
+    if isinstance(error.__context__, NotImplementedError):
+        return UnsupportedFormatError(f"not understood by this version: {error}", path=path)
+    return CorruptDataError(str(error), path=path)
+
+
+def _text(error: BaseException) -> str:
+    """What an exception of Lance says, without query parts of URLs and without the place in Lance's sources."""
+    first_line = str(error).partition("\n")[0]
+    return _SOURCE_PLACE.sub("", _QUERY.sub("?...", first_line))[:_MAX_TEXT]
+
+
+@dataclass(frozen=True, slots=True)
+class _ManifestFile:
+    path: str
+    data: bytes
+    parsed: LanceManifest
+
+
+@dataclass(frozen=True)
+class BaseTable:
+    """One version of the base table: `version`, whose manifest is `stamp`.
+
+    `dataset` is read by everybody who holds this value: nothing is ever committed through it (see `handle`).
+    """
+
+    location: Location
+    dataset: lance.LanceDataset
+    version: int
+    stamp: ObjectMeta
+    origin: object = field(default_factory=object, repr=False)
+    _read: list[_ManifestFile] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
+        """The newest version (or `version`) of the base table, or None if the store holds none."""
+        for attempt in range(_MAX_TRIES):
+            try:
+                with lance_errors("opening the base table"):
+                    dataset = lance.dataset(
+                        location.dataset_uri, version=version, storage_options=lance_options(location)
+                    )
+                return cls._at(location, dataset, object())
+            except (InvalidInputError, UnavailableError, ObjectNotFoundError):
+                if version is None and not location.store.list_names(VERSIONS_DIR):
+                    return None
+                if version is not None or attempt == _MAX_TRIES - 1:  # else it may have been cleaned up meanwhile
+                    _raise_damage(location, version)
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    @classmethod
+    def _at(cls, location: Location, dataset: lance.LanceDataset, origin: object) -> BaseTable:
+        """The version of `dataset`, with its manifest."""
+        version = int(dataset.version)
+        base = cls(location, dataset, version, _stamp(location, version), origin)
+        base._load_manifest()
+        return base
+
+    @classmethod
+    def open_newest_readable(cls, location: Location) -> BaseTable | None:
+        """The newest version that can be read, for repair; None if the store holds none at all."""
+        try:
+            return cls.open(location)
+        except CorruptDataError:
+            for version in sorted(version_names(location), reverse=True):
+                try:
+                    found = cls.open(location, version=version)
+                    if found is not None:
+                        return found
+                except MemWalError as error:
+                    _LOG.info("a version of the base table cannot be read [version=%d]: %s", version, error)
+            raise
+
+    def handle(self) -> lance.LanceDataset:
+        """This version as a dataset that nobody else holds; committing through it moves no other. Costs no request."""
+        return copy.copy(self.dataset)
+
+    def refresh(self) -> BaseTable:
+        """The newest version: this value if nothing was committed since, else a new one."""
+        with lance_reading(self.location, "looking for the newest version of the base table"):
+            newest = int(self.dataset.latest_version)
+        if not self._is_still_there():
+            return self._reopened()
+        if newest == self.version:
+            return self
+        try:
+            with lance_errors("opening the newest version of the base table"):
+                dataset = self.dataset.checkout_version(newest)
+            return self._at(self.location, dataset, self.origin)
+        except (InvalidInputError, UnavailableError, ObjectNotFoundError):
+            if self._exists(self.path_of(newest)):
+                _raise_damage(self.location, None)
+                raise
+        return self._reopened()  # it was cleaned up already
+
+    @contextmanager
+    def reading(self, action: str, *, given: bool = False) -> Iterator[None]:
+        """`lance_reading` for reads of this version; `CollectedError` if they fail because somebody cleaned it up.
+
+        A file that is missing although the version is the newest one is damage.
+        """
+        try:
+            with lance_reading(self.location, action, manifest_path=self.stamp.path, given=given):
+                yield
+        except (InvalidInputError, UnavailableError, CorruptDataError):
+            gone = self._missing()
+            if gone is None:
+                raise
+            if gone != self.stamp.path and int(self.dataset.latest_version) == self.version:
+                raise CorruptDataError(f"{action}: a file of the newest version is not there", path=gone) from None
+            raise CollectedError(f"{action}: version {self.version} was cleaned up meanwhile; read again") from None
+
+    def _missing(self) -> str | None:
+        """Something of this version that is not there any more, or None."""
+        if not self._exists(self.stamp.path):
+            return self.stamp.path
+        if not hand_commit_is_safe(self.manifest) and not self.manifest.has_stable_row_ids:
+            return None  # files may lie elsewhere
+        names = self.location.store.list_names
+        there = {f"{directory}/{name}" for directory in ("data", "_deletions", "_indices") for name in names(directory)}
+        indexes = {f"_indices/{entry.uuid}" for entry in self.index_entries if entry.name != INDEX_NAME}
+        return min((self.files() | indexes) - there, default=None)
+
+    def files(self) -> set[str]:
+        """The data files and deletion vectors of this version."""
+        found = set()
+        for fragment in self.manifest.fragments():
+            found |= {data_path(file.path) for file in fragment.files if file.path}
+            if fragment.deletion is not None:
+                found.add(deletion_path(fragment.id, fragment.deletion))
+        return found
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.location.store.head(path)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def _is_still_there(self) -> bool:
+        """Whether the manifest that this value was opened from is the one that lies there now."""
+        try:
+            return self.location.store.head(self.stamp.path) == self.stamp
+        except ObjectNotFoundError:  # cleaned up, or gone with its table: open anew, which is right for both
+            return False
+
+    def _reopened(self) -> BaseTable:
+        newest = BaseTable.open(self.location)
+        if newest is None:
+            raise InvalidInputError(f"the table at {self.location.describe()} was dropped")
+        return newest
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema, metadata included, except for what only memwal knows."""
+        schema = self.dataset.schema
+        kept = {name: value for name, value in (schema.metadata or {}).items() if not name.startswith(RESERVED)}
+        fields = zip(schema, self.dataset.lance_schema.fields(), strict=True)
+        return pa.schema([_as_named(field, item) for field, item in fields], metadata=kept or None)
+
+    @cached_property
+    def field_ids(self) -> tuple[int, ...]:
+        """The Lance ids of all fields, nested ones included, in pre-order."""
+        return tuple(number for item in self.dataset.lance_schema.fields() for number in _ids(item))
+
+    @cached_property
+    def column_ids(self) -> dict[str, int]:
+        """The Lance id of every top-level column."""
+        return {item.name(): int(item.id()) for item in self.dataset.lance_schema.fields()}
+
+    @cached_property
+    def primary_key(self) -> tuple[str, ...]:
+        """The key columns in key order, checked; empty for an append-only table."""
+        columns = primary_key_columns(self.schema)
+        check_primary_key(self.schema, columns)
+        return tuple(columns)
+
+    @cached_property
+    def data_storage_version(self) -> str:
+        """The Lance file version of data files."""
+        return str(self.dataset.data_storage_version)
+
+    @property
+    def manifest(self) -> LanceManifest:
+        """The parsed manifest of this version."""
+        return self._load_manifest().parsed
+
+    @property
+    def manifest_bytes(self) -> bytes:
+        """The manifest file of this version."""
+        return self._load_manifest().data
+
+    @property
+    def takes_hand_commit(self) -> bool:
+        """Whether a version made by `lance_memwal.lance.hand_made` may follow this one."""
+        return hand_commit_is_safe(self.manifest)
+
+    def path_of(self, version: int) -> str:
+        """The path of a version's manifest, named as this one's is: Lance names all of a table in one way."""
+        return version_path(version) if self.stamp.path == version_path(self.version) else old_version_path(version)
+
+    def _load_manifest(self) -> _ManifestFile:
+        if not self._read:  # two threads may read the same immutable file; a lock would be held over the request
+            path = self.stamp.path
+            data = self.location.store.get(path)
+            self._read.append(_ManifestFile(path, data, parse_lance_manifest(data, path=path)))
+        return self._read[0]
+
+    @cached_property
+    def fragment_messages(self) -> dict[int, bytes]:
+        """All fragments by id, as they stand in the manifest: equal bytes are the same files with the same deletions."""
+        return self.manifest.fragment_messages()
+
+    @property
+    def index_entries(self) -> tuple[IndexEntry, ...]:
+        """The indexes of this version."""
+        return self.manifest.index_entries
+
+    @property
+    def details(self) -> MemWalDetails | None:
+        """The MemWAL details, or None if the table has none (not initialised)."""
+        entry = self.manifest.index(INDEX_NAME)
+        return None if entry is None else decode_details(entry.details, path=self._load_manifest().path)
+
+    @cached_property
+    def table_id(self) -> str | None:
+        """The id of the table, see `lance_memwal.lance.identity`; None if it has none (yet)."""
+        details = self.details
+        stored = None if details is None else details.writer_config_defaults.get(TABLE_ID_KEY)
+        return stored or self.manifest.config(TABLE_ID_KEY)
+
+    @property
+    def tag(self) -> str | None:
+        """What the entries of this table carry: the first digits of its id."""
+        return None if self.table_id is None else self.table_id[:TAG_DIGITS]
+
+
+def _as_named(field: pa.Field, item: Any) -> pa.Field:
+    """`field` with the names that maps inside it have in Lance: Arrow calls theirs key and value whenever it reads a
+    schema, and Lance refuses rows whose names differ from the table's."""
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType) or not item.children():
+        return field
+    if pa.types.is_map(kind):
+        key, value = item.children()[0].children()
+        parts = [
+            _as_named(part, named).with_name(named.name())
+            for part, named in ((kind.key_field, key), (kind.item_field, value))
+        ]
+        return field.with_type(pa.map_(*parts, keys_sorted=kind.keys_sorted))
+    inner = [_as_named(kind.field(i), child) for i, child in enumerate(item.children())]
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct(inner))
+    if pa.types.is_large_list(kind):
+        return field.with_type(pa.large_list(inner[0]))
+    return field.with_type(pa.list_(inner[0])) if pa.types.is_list(kind) else field
+
+
+def _raise_damage(location: Location, version: int | None) -> None:
+    """Raise what is wrong with the newest version, if anything is; an older one may be gone for good reasons."""
+    damage = find_damage(location) if version is None else None
+    if damage is not None:
+        raise damage
+
+
+def _stamp(location: Location, version: int) -> ObjectMeta:
+    """The manifest of a version as the store shows it."""
+    try:
+        return location.store.head(version_path(version))
+    except ObjectNotFoundError:
+        return location.store.head(old_version_path(version))
+
+
+def _ids(item: Any) -> Iterator[int]:
+    yield int(item.id())
+    for child in item.children():
+        yield from _ids(child)

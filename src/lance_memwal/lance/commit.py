@@ -1,0 +1,428 @@
+"""Rows and progress into the base table: the ways in which a compaction commits.
+
+Owns the commits; whoever calls decides what goes into them. Invariants:
+
+1. Data and marks are one commit (`HandMade`, `merge_rows`), or two of which the first names the marks (`InTwo`), so
+   that no crash lets rows count twice or not at all.
+2. A commit succeeds only on a version that records what the compaction started from. `HandMade`: the manifest of exactly
+   the next version is created if absent; `merge_rows`: the commit number (see `lance_memwal.lance.marks`), which `HandMade`
+   proposes too; `InTwo`: a `Merge` of Lance, which collides with everything that changes rows, columns or marks.
+3. `ConflictError` says that the commit is lost. What was made ready serves the next attempt, on `next_base`: rows are
+   rows of the same generations, and of the base only what others changed since is looked at. Nothing that was decided
+   on old facts is applied to new ones.
+4. Nothing is committed into another table than the one that `base` is a version of (`TableReplacedError`).
+5. An error whose commit landed all the same is success: the newest version is asked.
+6. Files of a commit that is known to be lost, and that is not tried again, are removed (`discard`).
+
+Between the delete pass and the upsert pass of `merge_rows` a crash is harmless: the SSTables, still unmarked, go on
+hiding and replacing what the base table has.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance import Transaction
+from lance.dataset import LanceOperation
+from lance.fragment import write_fragments
+from lance.mem_wal import CompactedSsTable
+
+from lance_memwal.clock import Clock, thread_pool
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError
+from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.deletions import encode_deletions
+from lance_memwal.lance.hand_made import append_commit, fragment_of
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.lance.manifest import BITMAP, DeletionFile, data_path, deletion_path
+from lance_memwal.lance.marks import (
+    COUNTER_SHARD,
+    METADATA_KEY,
+    commit_number,
+    compacted,
+    encode_marks,
+    has_names,
+    unmarked,
+)
+from lance_memwal.lance.prepared import Unheld, Vectors
+from lance_memwal.lance.superseded import replaced_rows
+from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.normal_form import no_rows
+
+__all__ = [
+    "Batches",
+    "HandMade",
+    "InTwo",
+    "Ready",
+    "commit_by_hand",
+    "finish_marks",
+    "mark",
+    "merge_rows",
+    "next_base",
+    "paths_of",
+    "sync_version",
+    "write_rows",
+]
+
+_LOG = logging.getLogger(__name__)
+Batches = Callable[[], Iterator[pa.RecordBatch]]
+_ROWS_PER_FILE = 1 << 20
+_MARK_TRIES = 64
+
+
+class Ready(Protocol):
+    """Rows and marks that can be committed on one version after the other, until one attempt wins."""
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version right after `base`, with rows and marks; `ConflictError` if somebody else was faster."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what no version holds."""
+        ...
+
+
+def next_base(base: BaseTable) -> BaseTable:
+    """The newest version, if what was made ready for `base` can be committed on it, else `ConflictError`.
+
+    It must record the same progress and have the same columns.
+    """
+    newest = TableWatch(base).look()
+    if (compacted(newest), commit_number(newest)) != (compacted(base), commit_number(base)):
+        raise ConflictError("another compaction committed; start over")
+    if _columns(newest) != _columns(base) or newest.takes_hand_commit != base.takes_hand_commit:
+        raise ConflictError("the columns or features of the base table changed; start over")
+    return newest
+
+
+def _columns(base: BaseTable) -> tuple[Any, ...]:
+    return base.schema, base.field_ids, base.primary_key, base.data_storage_version
+
+
+# --------------------------------------------------------------------------------------------------------- by hand
+
+
+class HandMade:
+    """New rows, and the deletion vectors of the rows that they replace, for a version that is made by hand.
+
+    Without `keys` nothing is replaced (an append-only table). The keys of the base table are read while the new rows are
+    written.
+    """
+
+    def __init__(
+        self,
+        keys: KeySet | None,
+        batches: Batches | None,
+        marks: Mapping[str, int],
+        clock: Clock,
+        files: Unheld,
+        *,
+        fsync: bool,
+    ) -> None:
+        self._keys = keys
+        self._batches = batches
+        self._marks = marks
+        self._clock = clock
+        self._files = files
+        self._fsync = fsync
+        self._fragments: list[Any] | None = None
+        self._vectors = Vectors(files)
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version right after `base`, all of it in one commit."""
+        with thread_pool(1, "memwal-replace") as pool:
+            finding = pool.submit(self._look, base)
+            if self._fragments is None:
+                self._fragments = [] if self._batches is None else write_rows(base, self._batches(), fsync=self._fsync)
+                self._files.add(*paths_of(self._fragments))
+            finding.result()
+        reach("compact.after_fragments")
+        marks = dict(self._marks)
+        if self._keys is not None:
+            marks[COUNTER_SHARD] = commit_number(base) + 1
+        deletions = {} if self._keys is None else self._vectors.of(base)
+        return commit_by_hand(base, self._fragments, deletions, marks, self._clock, self._files, fsync=self._fsync)
+
+    def _look(self, base: BaseTable) -> None:
+        """Find the rows that go in fragments that nobody has looked at."""
+        if self._keys is None:
+            return
+        unseen = self._vectors.unseen(base)
+        found = {
+            number: None if offsets is None else self._write_vector(base, number, offsets)
+            for number, offsets in replaced_rows(base, self._keys, unseen).items()
+        }
+        self._vectors.learn(base, unseen, found)
+
+    def _write_vector(self, base: BaseTable, fragment_id: int, offsets: npt.NDArray[np.uint32]) -> DeletionFile:
+        deletion = DeletionFile(BITMAP, base.version, self._clock.randbits(64), len(offsets))
+        path = deletion_path(fragment_id, deletion)
+        self._files.add(path)
+        base.location.store.put_new(path, encode_deletions(offsets), sync=self._fsync)
+        return deletion
+
+    def discard(self) -> None:
+        """Remove what no version holds."""
+        self._files.remove()
+
+
+def commit_by_hand(
+    base: BaseTable,
+    fragments: Sequence[Any],
+    deletions: Mapping[int, DeletionFile | None],
+    marks: Mapping[str, int],
+    clock: Clock,
+    files: Unheld,
+    *,
+    fsync: bool,
+) -> BaseTable:
+    """The version right after `base`, with `fragments` (already durable), other deletion vectors, and `marks`.
+
+    None for a deletion vector leaves the fragment out. `ConflictError` if somebody else committed that version. `files`
+    are those that the version would hold.
+    """
+    commit = append_commit(
+        base.manifest_bytes,
+        [fragment_of(fragment) for fragment in fragments],
+        marks,
+        deletions=deletions,
+        transaction_uuid=clock.uuid4(),
+        index_uuid=clock.uuid4(),
+        now_ms=clock.now_ms(),
+    )
+    if TableWatch(base).look().version != base.version:
+        raise ConflictError(f"somebody else committed base version {base.version + 1}")
+    store = base.location.store
+    files.add(commit.transaction_path)
+    store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
+    reach("compact.before_manifest")
+    try:
+        with files.offered():
+            _create_manifest(base, commit.version, commit.manifest, fsync=fsync)
+    except ConflictError:
+        files.drop(commit.transaction_path)
+        raise
+    return base.refresh()
+
+
+def _create_manifest(base: BaseTable, version: int, manifest: bytes, *, fsync: bool) -> None:
+    """The commit."""
+    try:
+        base.location.store.put_new(base.path_of(version), manifest, sync=fsync)
+    except ObjectExistsError:
+        raise ConflictError(f"somebody else committed base version {version}") from None
+
+
+# -------------------------------------------------------------------------------------------------------- by Lance
+
+
+def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, marks: Mapping[str, int]) -> BaseTable:
+    """The version after `base` that holds the deletes, the upserts and `marks`."""
+    key = list(base.primary_key)
+    number = commit_number(base) + 1
+    counted = {**marks, COUNTER_SHARD: number}
+    if deletes.num_rows:
+        reach("compact.before_delete")
+        marked = counted if upserts is None else None
+        _merge(base, lambda: base.handle().merge_insert(key).when_matched_delete(), deletes, marked)
+        reach("compact.after_delete")
+        if upserts is None:
+            return base.refresh()
+        base = next_base(base)
+    if upserts is None:
+        return mark(base, counted)
+    reach("compact.before_upsert")
+    reader = pa.RecordBatchReader.from_batches(base.schema, upserts())
+    _merge(
+        base,
+        lambda: base.handle().merge_insert(key).when_matched_update_all().when_not_matched_insert_all(),
+        reader,
+        counted,
+    )
+    return base.refresh()
+
+
+def mark(base: BaseTable, marks: Mapping[str, int]) -> BaseTable:
+    """The version after `base` that records `marks` and changes no row."""
+    column = list(base.primary_key) or [_joinable(base)]
+    empty = no_rows(base.schema)
+    _merge(base, lambda: base.handle().merge_insert(column).when_not_matched_insert_all(), empty, marks)
+    return base.refresh()
+
+
+def finish_marks(base: BaseTable) -> BaseTable:
+    """The version that records every mark that is only named so far, without the names; `base` itself if it has none."""
+    for _ in range(_MARK_TRIES):
+        missing = unmarked(base)
+        if not missing:
+            return _without_names(base)
+        try:
+            base = mark(base, missing)
+        except ConflictError:
+            base = base.refresh()
+    raise ConflictError("others commit faster than a mark can be recorded; retry")
+
+
+def _without_names(base: BaseTable) -> BaseTable:
+    """`base`, whose marks are recorded, without their names: pylance replays no entry of a schema with other metadata.
+
+    Lance refuses it after another `Merge`, whose names are needed. What stays, the next compaction removes.
+    """
+    if not has_names(base):
+        return base
+    operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap({METADATA_KEY: None}))
+    try:
+        with lance_errors("removing the names of recorded marks"):
+            lance.LanceDataset.commit(
+                base.location.dataset_uri,
+                Transaction(read_version=base.version, operation=operation),
+                max_retries=0,
+                storage_options=lance_options(base.location),
+            )
+    except MemWalError as error:
+        _LOG.debug("names of recorded marks were left [version=%d]: %s", base.version, error)
+    return base.refresh()
+
+
+def _joinable(base: BaseTable) -> str:
+    for field in base.schema:
+        kind = field.type
+        if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind):
+            return str(field.name)
+    return str(base.schema.names[0])
+
+
+def _merge(base: BaseTable, build: Callable[[], Any], rows: Any, marks: Mapping[str, int] | None) -> None:
+    """Run one merge on exactly `base`, with `marks`; `ConflictError` if the base moved.
+
+    A merge that asks an index does not notice rows of the same keys that others add meanwhile: it would double them.
+    """
+    TableWatch(base).look()
+    try:
+        with lance_errors("compacting into the base table"):
+            builder = build().conflict_retries(0).use_index(False)
+            if marks is not None:
+                listed = [CompactedSsTable(shard, number) for shard, number in sorted(marks.items())]
+                builder = builder.mark_sstables_as_compacted(listed)
+            builder.execute(rows)
+    except MemWalError as error:
+        _judge(base, marks, error)
+
+
+def _judge(base: BaseTable, marks: Mapping[str, int] | None, error: MemWalError) -> None:
+    """Return if the commit landed all the same; `ConflictError` if the base moved, else `error`."""
+    newest = base.refresh()
+    if newest.version == base.version:
+        raise error
+    details = newest.details
+    if marks and details is not None and all(details.compacted.get(s, 0) == n for s, n in marks.items()):
+        _LOG.info("compaction landed although its commit failed [version=%d]: %s", newest.version, error)
+        return
+    raise ConflictError(f"the base table moved to version {newest.version} meanwhile; start over") from error
+
+
+class InTwo:
+    """New rows in a commit that names the marks, the marks in the next one; for bases that take no hand-made version."""
+
+    def __init__(self, batches: Batches, marks: Mapping[str, int], files: Unheld) -> None:
+        self._batches = batches
+        self._marks = marks
+        self._files = files
+        self._fragments: list[Any] | None = None
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version that holds rows and marks."""
+        if self._fragments is None:
+            self._fragments = write_rows(base, self._batches(), fsync=False)  # `sync_version` follows
+            self._files.add(*paths_of(self._fragments))
+        reach("compact.after_fragments")
+        TableWatch(base).look()
+        with self._files.offered():
+            self._append(base, self._fragments)
+        reach("compact.between_commits")
+        return finish_marks(base.refresh())
+
+    def _append(self, base: BaseTable, fragments: Sequence[Any]) -> None:
+        """A `Merge` is the one operation of Lance that takes rows and metadata of the schema together."""
+        present = [fragment.metadata for fragment in base.dataset.get_fragments()]
+        schema = _schema_with(base, METADATA_KEY, encode_marks(compacted(base) | dict(self._marks)))
+        transaction = Transaction(
+            read_version=base.version, operation=LanceOperation.Merge([*present, *fragments], schema)
+        )
+        try:
+            with base.reading("appending to the base table"):
+                lance.LanceDataset.commit(
+                    base.location.dataset_uri, transaction, max_retries=0, storage_options=lance_options(base.location)
+                )
+        except ConflictError:
+            raise
+        except MemWalError as error:
+            named = compacted(base.refresh())
+            if any(named.get(shard, 0) != number for shard, number in self._marks.items()):
+                raise
+            _LOG.info("rows landed although their commit failed [version=%d]: %s", base.version, error)
+
+    def discard(self) -> None:
+        """Remove what no version holds."""
+        self._files.remove()
+
+
+def _schema_with(base: BaseTable, key: str, value: bytes) -> Any:
+    """The schema of `base`, field ids included, with one more entry in its metadata.
+
+    Lance's schema can be taken apart as pickle does it, and in no other way: its metadata as JSON, then its fields.
+    """
+    parts: Any = base.dataset.lance_schema.__reduce__()
+    rebuild, (metadata, *fields) = parts
+    return rebuild(json.dumps({**json.loads(metadata), key: list(value)}), *fields)
+
+
+def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: bool) -> list[Any]:
+    """The fragments of data files with all rows, that no version holds yet; with `fsync` they survive power loss."""
+    reader = pa.RecordBatchReader.from_batches(base.schema, batches)
+    with lance_errors("writing rows for the base table"):
+        transaction = write_fragments(
+            reader,
+            base.dataset,
+            mode="append",
+            data_storage_version=base.data_storage_version,
+            max_rows_per_file=_ROWS_PER_FILE,
+            storage_options=lance_options(base.location),
+            return_transaction=True,
+        )
+    operation: Any = transaction.operation
+    if fsync:
+        for path in paths_of(operation.fragments):
+            base.location.store.sync_tree(path)
+    return list(operation.fragments)
+
+
+def paths_of(fragments: Sequence[Any]) -> list[str]:
+    """The data files of fragments as Lance describes them."""
+    return [data_path(str(file.path)) for fragment in fragments for file in fragment.files]
+
+
+# -------------------------------------------------------------------------------------------------------- durability
+
+
+def sync_version(before: BaseTable | None, after: BaseTable) -> None:
+    """Make everything that `after` has and `before` has not survive power loss; all of it without `before`."""
+    store = after.location.store
+    if before is None:
+        names = store.list_names("")
+        for directory in ("data", "_deletions", "_transactions", "_versions"):
+            if directory in names:
+                store.sync_tree(directory)
+        return
+    for path in sorted(after.files() - before.files()):
+        store.sync_tree(path)
+    store.sync_tree("_transactions")
+    for version in range(before.version + 1, after.version + 1):
+        store.sync_tree(after.path_of(version))

@@ -1,0 +1,131 @@
+"""The primary key of a table: how it is named, marked in Lance's schema, and taken back.
+
+Owns the marks. Lance records a key as NOT NULL columns with metadata, in two commits, and never takes the metadata back by
+itself. Invariants:
+
+1. A key is marked only where the rows have it; a table that has one keeps it.
+2. `unmark` leaves the columns as they were, with everything that others committed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.dataset import LanceOperation
+
+from lance_memwal.arguments import check_names, described
+from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.rows.key_encoding import check_primary_key
+from lance_memwal.rows.schema import TableSchema, as_lance
+from lance_memwal.rows.unique_keys import check_unique_keys
+
+__all__ = ["check_rows", "key_names", "keyed_schema", "mark", "unmark"]
+
+_KEY = "lance-schema:unenforced-primary-key"
+_POSITION = "lance-schema:unenforced-primary-key:position"
+_MAX_TRIES = 8
+
+
+def key_names(primary_key: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of a key as a user names it."""
+    if not isinstance(primary_key, str | list | tuple):
+        raise InvalidInputError(f"primary_key is the name of a column or a list of names, not {described(primary_key)}")
+    names = check_names("primary_key", [primary_key] if isinstance(primary_key, str) else primary_key)
+    if not names or len(set(names)) != len(names):
+        raise InvalidInputError(f"primary_key must name at least one column, each once: {list(names)}")
+    return names
+
+
+def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> pa.Schema:
+    """`schema` with its primary key marked as Lance wants it; None keeps the marks that are there."""
+    keyed = schema
+    if primary_key is not None:
+        names = key_names(primary_key)
+        keyed = pa.schema([_marked(field, names) for field in schema], metadata=schema.metadata)
+        check_primary_key(keyed, names)
+    TableSchema.from_arrow(keyed)
+    as_lance(keyed)
+    return keyed
+
+
+def _marked(field: pa.Field, names: Sequence[str]) -> pa.Field:
+    metadata = {k: v for k, v in (field.metadata or {}).items() if not k.startswith(_KEY.encode())}
+    if field.name in names:
+        field = field.with_nullable(False)
+        metadata.update({k.encode(): v.encode() for k, v in _marks(field.name, names).items()})
+    return field.with_metadata(metadata or None)
+
+
+def _marks(name: str, names: Sequence[str]) -> dict[str, str]:
+    return {_KEY: "true"} if len(names) == 1 else {_KEY: "true", _POSITION: str(names.index(name) + 1)}
+
+
+def check_rows(base: BaseTable, names: Sequence[str]) -> None:
+    """Return only if the rows of this version have these columns as their primary key."""
+
+    def read() -> Iterable[pa.RecordBatch]:
+        return base.handle().scanner(columns=list(names)).to_batches()
+
+    with lance_errors("reading the keys of the base table"):
+        check_unique_keys(read, names)
+
+
+def mark(base: BaseTable, names: Sequence[str]) -> BaseTable:
+    """The version that has this key, which the rows of `base` have; others may have committed rows before it."""
+    nullable: list[Any] = [{"path": name, "nullable": False} for name in names if base.schema.field(name).nullable]
+    if nullable:
+        base = _committed(base, lambda dataset: dataset.alter_columns(*nullable))
+    marks: dict[str, Any] = {name: _marks(name, names) for name in names}
+    return _committed(base, lambda dataset: dataset.update_field_metadata(marks))
+
+
+def _committed(base: BaseTable, change: Callable[[lance.LanceDataset], object]) -> BaseTable:
+    for _ in range(_MAX_TRIES):
+        try:
+            with lance_errors("setting the primary key"):
+                change(base.handle())
+        except (ConflictError, UnavailableError):
+            newest = base.refresh()
+            if newest.version == base.version:
+                raise
+            base = newest
+        else:
+            return base.refresh()
+    raise ConflictError(f"the table at {base.location.describe()} changes faster than its key can be set; retry")
+
+
+def _field_ids(base: BaseTable) -> list[int]:
+    return [
+        number
+        for field in TableSchema.from_lance(base.schema, base.dataset.lance_schema).field_ids or ()
+        for number in field.in_order()
+    ]
+
+
+def unmark(base: BaseTable, before: BaseTable) -> None:
+    """Make the columns of the newest version those of `before` again."""
+    for _ in range(_MAX_TRIES):
+        base = base.refresh()
+        if base.schema.equals(before.schema, check_metadata=True):
+            return
+        if _field_ids(base) != _field_ids(before):
+            raise ConflictError(
+                f"the columns of {base.location.describe()} changed while its key was set; the key columns are NOT NULL now"
+            )
+        try:
+            with lance_errors("taking the primary key back"):
+                lance.LanceDataset.commit(
+                    base.location.dataset_uri,
+                    LanceOperation.Project(before.dataset.lance_schema),
+                    read_version=base.version,
+                    max_retries=0,
+                    storage_options=lance_options(base.location),
+                )
+        except MemWalError:
+            if base.refresh().version == base.version:
+                raise
+    raise ConflictError(f"the table at {base.location.describe()} changes faster than its key can be taken back; retry")

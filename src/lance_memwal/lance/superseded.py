@@ -1,0 +1,128 @@
+"""Which rows of the base table newer rows replace, found by one pass over its keys, or by an index on them.
+
+Owns `replaced_rows`. Invariants:
+
+1. What it finds is about the one version that it is given; whoever commits it does so on that version only.
+2. Every live row whose key is asked for is found, however often the key is there.
+3. Memory: one batch of keys and one flag per row of one fragment; by an index, also the addresses of what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lance_memwal.errors import CorruptDataError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.manifest import parse_fragment
+from lance_memwal.rows.key_encoding import encode_composite
+from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.literals import in_list
+
+__all__ = ["is_key_indexed", "replaced_rows"]
+
+_ROW_ADDRESS = "_rowaddr"
+_OFFSET_BITS = np.uint64(32)
+_OFFSET = np.uint64((1 << 32) - 1)
+_BATCH_ROWS = 1 << 18
+_ROWS_PER_KEY = 64  # to ask an index for one key costs about as much as to read so many
+_KEYS_AT_ONCE = 4096
+_READ_AHEAD_BYTES = 64 << 20
+_FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")
+
+_Offsets = npt.NDArray[np.uint32]
+_Part = tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.bool_]]  # a fragment, some of its live rows, which of them go
+
+
+def replaced_rows(
+    base: BaseTable, keys: KeySet, fragments: Collection[int] | None = None
+) -> dict[int, _Offsets | None]:
+    """Per fragment that loses a row, the offsets of all rows that are deleted then, earlier ones too.
+
+    None for a fragment of which no row is left. `fragments` restricts which ones are looked at.
+    """
+    found: dict[int, _Offsets | None] = {}
+    wanted = base.fragment_messages if fragments is None else {n: base.fragment_messages[n] for n in fragments}
+    if not keys.size or not wanted:
+        return found
+    physical_rows = {number: parse_fragment(message).physical_rows for number, message in wanted.items()}
+    chosen = None if len(wanted) == len(base.fragment_messages) else sorted(wanted)
+    if is_key_indexed(base) and keys.size * _ROWS_PER_KEY <= sum(physical_rows.values()):
+        parts = _parts_by_index(base, keys, chosen)
+    else:
+        parts = _parts(base, keys, chosen)
+    for number, live in groupby(parts, key=lambda part: part[0]):
+        if number in found:
+            raise AssertionError("a scan in order came back to a fragment")
+        stays = np.zeros(physical_rows.get(number, 0), dtype=np.bool_)
+        loses = False
+        for _, offsets, goes in live:
+            if offsets[-1] >= len(stays):
+                raise CorruptDataError(f"fragment {number} of the base table has more rows than its manifest says")
+            first, last = int(offsets[0]), int(offsets[-1])
+            stays[slice(first, last + 1) if last - first + 1 == len(goes) else offsets] = ~goes
+            loses = loses or bool(goes.any())
+        if loses:
+            found[number] = np.flatnonzero(~stays).astype(np.uint32) if stays.any() else None
+    return found
+
+
+def is_key_indexed(base: BaseTable) -> bool:
+    """Whether Lance finds keys of the base table without reading all of them."""
+    key = [base.column_ids[name] for name in base.primary_key]
+    return any(list(entry.field_ids) == key and entry.details_type.endswith(_FINDING) for entry in base.index_entries)
+
+
+def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:
+    """The live rows of the fragments in which the index finds a key."""
+    (name,) = base.primary_key
+    found = []
+    with base.reading("finding replaced rows in the base table"):
+        chosen = _fragments(base, fragments)
+        for start in range(0, len(keys.keys), _KEYS_AT_ONCE):
+            asked = in_list(name, keys.keys.slice(start, _KEYS_AT_ONCE))
+            scanner = base.dataset.scanner(columns=[], filter=asked, with_row_address=True, fragments=chosen)
+            found.append(scanner.to_table().column(_ROW_ADDRESS).to_numpy())
+        addresses = np.unique(np.concatenate(found))
+        for number in np.unique(addresses >> _OFFSET_BITS).tolist():
+            fragment: Any = base.dataset.get_fragment(number)
+            live = fragment.scanner(columns=[], with_row_address=True).to_table().column(_ROW_ADDRESS).to_numpy()
+            yield number, live & _OFFSET, np.isin(live, addresses)
+
+
+def _fragments(base: BaseTable, numbers: Sequence[int] | None) -> Any:
+    return None if numbers is None else [base.dataset.get_fragment(number) for number in numbers]
+
+
+def _parts(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:
+    names = list(base.primary_key)
+    with base.reading("finding replaced rows in the base table"):
+        scanner = base.dataset.scanner(
+            columns=names,
+            fragments=_fragments(base, fragments),
+            with_row_address=True,
+            batch_size=_BATCH_ROWS,
+            scan_in_order=True,
+            io_buffer_size=_READ_AHEAD_BYTES,
+        )
+        for batch in scanner.to_batches():
+            if batch.num_rows:
+                yield from _by_fragment(batch, names, keys)
+
+
+def _by_fragment(batch: pa.RecordBatch, names: list[str], keys: KeySet) -> Iterator[_Part]:
+    columns = [batch.column(name) for name in names]
+    goes = keys.contains(columns[0] if len(columns) == 1 else encode_composite(columns))
+    addresses: npt.NDArray[Any] = batch.column(_ROW_ADDRESS).to_numpy()
+    numbers = addresses >> _OFFSET_BITS
+    if numbers[0] == numbers[-1]:  # rows come in order
+        yield int(numbers[0]), addresses & _OFFSET, goes
+        return
+    bounds = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist(), len(numbers)]
+    for start, end in pairwise(bounds):
+        yield int(numbers[start]), addresses[start:end] & _OFFSET, goes[start:end]

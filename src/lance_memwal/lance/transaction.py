@@ -1,0 +1,66 @@
+"""A transaction of a Lance dataset: what a version did to the one before.
+
+Owns the name of its file and the few operations that decide which rows a version holds. The bytes stand in the manifest,
+in a file of their own, or in both. Invariant: an operation that is not modelled here reads as one that keeps rows and marks.
+
+Called by: whoever asks whether the base table went back; hand-made commits.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lance_memwal.errors import CorruptDataError
+from lance_memwal.lance import wire
+
+__all__ = ["TRANSACTIONS_DIR", "UPDATE", "LanceTransaction", "parse_transaction", "read_version_of", "transaction_path"]
+
+TRANSACTIONS_DIR = "_transactions"
+UPDATE = 108  # the operation that adds and changes fragments and marks generations
+_OVERWRITE, _CREATE_INDEX, _RESTORE = 102, 103, 106
+_UPDATE_MARKS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LanceTransaction:
+    """What one transaction does; `restores` is the version that it goes back to, `marks` the generations that it marks."""
+
+    overwrites: bool = False
+    changes_indexes: bool = False
+    restores: int | None = None
+    marks: Mapping[str, int] = field(default_factory=dict)
+
+
+def transaction_path(name: str) -> str:
+    """Path of a transaction's file inside its dataset; `CorruptDataError` if it would lie elsewhere."""
+    if "/" in name or name.startswith("."):
+        raise CorruptDataError(f"transaction file name is malformed: {name[:80]!r}")
+    return f"{TRANSACTIONS_DIR}/{name}"
+
+
+def read_version_of(name: str) -> int | None:
+    """The version that a transaction file of this name started from, or None if it is named otherwise."""
+    digits, dash, _ = name.partition("-")
+    return int(digits) if dash and name.endswith(".txn") and digits.isascii() and digits.isdigit() else None
+
+
+def parse_transaction(data: bytes) -> LanceTransaction:
+    """What the transaction does; `CorruptDataError` if it is malformed."""
+    message = wire.Message(data)
+    update = wire.Message(message.data(UPDATE))
+    return LanceTransaction(
+        overwrites=message.has(_OVERWRITE),
+        changes_indexes=message.has(_CREATE_INDEX),
+        restores=wire.Message(message.data(_RESTORE)).number(1) if message.has(_RESTORE) else None,
+        marks=dict(_mark(item) for item in update.all(_UPDATE_MARKS)),
+    )
+
+
+def _mark(data: bytes) -> tuple[str, int]:
+    message = wire.Message(data)
+    shard = wire.Message(message.data(1)).data(1)
+    if len(shard) != 16:
+        raise CorruptDataError("a transaction marks a shard without an id of 16 bytes")
+    return str(uuid.UUID(bytes=shard)), message.number(2)

@@ -1,0 +1,566 @@
+"""The bytes of one WAL entry: an Arrow IPC stream, then our footer.
+
+Owns encoding and decoding of entries, sentinels and mark-only entries. Layout (all integers little-endian):
+
+    [Arrow IPC stream][extension: JSON, may be empty]
+    [u64 stream length][u32 extension length][u32 crc32 of the stream][u32 crc32 of extension + these 16 bytes]["MWALEND1"]
+
+The stream's schema metadata holds `writer_epoch`, `generation` and, on a sentinel, `fence_sentinel`; nothing else may be
+there, since the peer refuses unknown keys. The peer ignores what follows the end-of-stream marker. The keys of the
+extension are those of RFC 0003; a key never changes its shape, and one that we do not know is named on the decoded
+footer. Invariants:
+
+1. Every entry that we encode carries the footer; a flipped bit or a cut is detected on decoding.
+2. An entry without a footer was written by another implementation: its structure is validated fully and its
+   end-of-stream marker is required. Bytes after that marker that are no valid footer are corruption.
+3. No batch leaves the decoder unvalidated, and no other exception than `CorruptDataError` or `UnsupportedFormatError` does.
+   The first is for structural damage alone: an empty file, frames that do not lead to the end of the stream, a wrong
+   checksum. What is whole but refused (a type, an IPC feature, metadata or content that we do not take) is the second.
+4. Equal input gives equal bytes, so that a retry sends exactly what the first attempt sent.
+
+Called by: `lance_memwal.log.wal`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.log.ipc_frames import end_of_stream
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
+
+__all__ = [
+    "FOOTER_BYTES",
+    "MAX_ENTRY_BYTES",
+    "TOMBSTONE",
+    "TOMBSTONE_FIELD",
+    "EntryDecoder",
+    "EntryEncoder",
+    "RowEncoder",
+    "decode_entry",
+    "decode_footer",
+    "encode_mark",
+    "encode_sentinel",
+    "parse_seen",
+    "seen_to_json",
+    "unknown_metadata",
+]
+
+TOMBSTONE: Final = "_tombstone"
+TOMBSTONE_FIELD: Final = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
+MAX_ENTRY_BYTES: Final = 1 << 31
+FOOTER_BYTES: Final = 28
+_MAGIC: Final = b"MWALEND1"
+_ARROW_FILE: Final = b"ARROW1"
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_FOOTER: Final = struct.Struct("<QII")
+_CRC: Final = struct.Struct("<I")
+_MAX_EXTENSION_BYTES: Final = 64 << 20
+_DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
+_MAX_U64: Final = (1 << 64) - 1
+_EPOCH_KEY: Final = b"writer_epoch"
+_GENERATION_KEY: Final = b"generation"
+_SENTINEL_KEY: Final = b"fence_sentinel"
+_METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY})
+_RESERVED_KEYS: Final = (
+    b"mem_wal_target_"  # rows that belong to files which are reserved for them (Blob v2 of the peer)
+)
+_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
+_TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
+_PLAIN: Final = EntryFooter()
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+_ARROW_ERRORS: Final = (
+    pa.ArrowException,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    OSError,
+    OverflowError,
+    EOFError,  # a marker in the middle of the stream
+)
+
+
+# ---------------------------------------------------------------------------------------------------- encoding
+
+
+class RowEncoder:
+    """Encodes rows of one schema as messages of an Arrow stream, which entries of any epoch and generation take over.
+
+    What cannot be encoded fails here, before anybody relies on it.
+    """
+
+    __slots__ = ("_has_dictionaries", "_prefix_bytes", "_schema")
+
+    def __init__(self, fields: pa.Schema) -> None:
+        """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
+        self._schema = fields
+        self._has_dictionaries = any(_holds_dictionary(field.type) for field in fields)
+        self._prefix_bytes = len(_prefix(fields))
+
+    def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
+        """The messages of `batches`, with their dictionaries in front."""
+        if not self._has_dictionaries:
+            return [batch.serialize() for batch in batches]
+        stream = pa.py_buffer(_encode_stream(self._schema, batches))
+        return [stream.slice(self._prefix_bytes, stream.size - self._prefix_bytes - len(_END_OF_STREAM))]
+
+    def measure(self, batches: Sequence[pa.RecordBatch]) -> int:
+        """The bytes of `messages`, without making them."""
+        if not self._has_dictionaries:
+            return sum(ipc.get_record_batch_size(batch) for batch in batches)
+        sink = pa.MockOutputStream()
+        _write_stream(sink, self._schema, batches)
+        return int(sink.size()) - self._prefix_bytes - len(_END_OF_STREAM)
+
+
+class EntryEncoder:
+    """Encodes entries of one (epoch, generation): the schema message and its checksum are made once."""
+
+    __slots__ = ("_prefix", "_prefix_crc", "_rows", "epoch", "generation")
+
+    def __init__(self, fields: pa.Schema, epoch: int, generation: int) -> None:
+        """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
+        self.epoch = epoch
+        self.generation = generation
+        self._rows = RowEncoder(fields)
+        self._prefix = _prefix(fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)}))
+        self._prefix_crc = zlib.crc32(self._prefix)
+
+    def encode(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter = _PLAIN) -> bytes:
+        """The bytes of one entry that holds `batches`, whose columns are those of the WAL schema."""
+        return self.assemble(self._rows.messages(batches), footer)
+
+    def assemble(self, messages: Sequence[pa.Buffer], footer: EntryFooter = _PLAIN) -> bytes:
+        """The bytes of one entry that holds `messages` of a `RowEncoder` of the same columns."""
+        extension = _encode_extension(footer)
+        crc = self._prefix_crc
+        length = len(self._prefix) + len(_END_OF_STREAM)
+        for message in messages:
+            crc = zlib.crc32(message, crc)
+            length += message.size
+        crc = zlib.crc32(_END_OF_STREAM, crc)
+        tail = (_END_OF_STREAM, extension, _footer(length, crc, extension))
+        return _bounded(b"".join((self._prefix, *messages, *tail)))
+
+
+def _prefix(schema: pa.Schema) -> bytes:
+    return _encode_stream(schema, ())[: -len(_END_OF_STREAM)]
+
+
+def encode_sentinel(epoch: int, footer: EntryFooter = _PLAIN) -> bytes:
+    """A fence sentinel: an empty schema, no batches, the claimed epoch."""
+    return _encode_empty({_EPOCH_KEY: str(epoch), _SENTINEL_KEY: "true"}, footer)
+
+
+def encode_mark(epoch: int, footer: EntryFooter = _PLAIN) -> bytes:
+    """A mark-only entry: like a sentinel without the fence; other implementations replay it as a no-op."""
+    return _encode_empty({_EPOCH_KEY: str(epoch)}, footer)
+
+
+def _encode_empty(metadata: dict[bytes, str], footer: EntryFooter) -> bytes:
+    return _with_footer(_encode_stream(pa.schema([], metadata=metadata), ()), _encode_extension(footer))
+
+
+def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    _write_stream(sink, schema, batches)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+    with ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+
+
+def _with_footer(stream: bytes, extension: bytes) -> bytes:
+    return _bounded(b"".join((stream, extension, _footer(len(stream), zlib.crc32(stream), extension))))
+
+
+def _bounded(data: bytes) -> bytes:
+    """`data`, unless it is more than a decoder takes: what is in the log must be readable for ever."""
+    if len(data) > MAX_ENTRY_BYTES:
+        raise InvalidInputError(f"{len(data)} bytes are too many for one WAL entry, at most {MAX_ENTRY_BYTES}")
+    return data
+
+
+def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
+    fixed = _FOOTER.pack(stream_length, len(extension), stream_crc)
+    return fixed + _CRC.pack(zlib.crc32(fixed, zlib.crc32(extension))) + _MAGIC
+
+
+def _encode_extension(footer: EntryFooter) -> bytes:
+    table, written_ms = footer.table, footer.written_ms
+    if footer[2:] == _PLAIN[2:] and table is not None and written_ms is not None:  # most puts: the same, faster
+        return b'{"t":"%s","ms":%d}' % (table.encode(), written_ms)
+    value: dict[str, Any] = {}
+    if footer.table is not None:
+        value["t"] = footer.table
+    if footer.written_ms is not None:
+        value["ms"] = footer.written_ms
+    if footer.txns:
+        value["txns"] = [[t.txn.app, t.txn.version, t.txn.query, t.first_row, t.num_rows] for t in footer.txns]
+    if footer.seen is not None:
+        value["seen"] = seen_to_json(footer.seen)
+    if footer.delta is not None:
+        value["delta"] = seen_to_json(footer.delta)
+    if footer.seal is not None:
+        value["seal"] = footer.seal
+    if footer.bulk is not None:
+        bulk = footer.bulk
+        sizes = [bulk.in_memory_bytes, bulk.physical_rows, bulk.primary_key_bytes]
+        value["bulk"] = {"generation": bulk.generation, "path": bulk.path, "sizes": sizes}
+    if not value:
+        return b""
+    data = _to_json(value).encode()  # ASCII: any text that JSON can hold comes back unchanged
+    if len(data) > _MAX_EXTENSION_BYTES:
+        raise InvalidInputError(f"the transaction map is too large: {len(data)} bytes, at most {_MAX_EXTENSION_BYTES}")
+    return data
+
+
+def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
+    """The JSON value of a transaction map, keys in order."""
+    return {app: [s.version, s.written_ms, s.query] for app, s in sorted(seen.items())}
+
+
+def _holds_dictionary(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        return True
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _holds_dictionary(data_type.storage_type)
+    return any(_holds_dictionary(data_type.field(i).type) for i in range(data_type.num_fields))
+
+
+# ---------------------------------------------------------------------------------------------------- decoding
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An entry taken apart by its footer; both are None where there is none."""
+
+    stream_length: int | None = None
+    footer: EntryFooter | None = None
+
+
+class EntryDecoder:
+    """Decodes entries, remembering the last schema message: a run of entries by one writer parses it once.
+
+    Not thread-safe; every reader has its own.
+    """
+
+    __slots__ = ("_prefix", "_schema")
+
+    def __init__(self) -> None:
+        self._prefix: bytes | None = None
+        self._schema: pa.Schema | None = None
+
+    def decode(self, data: bytes, position: int, *, path: str | None = None) -> WalEntry:
+        """The entry in `data`, fully validated; else `CorruptDataError` or `UnsupportedFormatError` with its place."""
+        try:
+            return self._decode(data, position)
+        except _MalformedError as error:
+            raise _refusal(error, _damage(data), path, position) from error.__cause__
+
+    def _decode(self, data: bytes, position: int) -> WalEntry:
+        if len(data) > MAX_ENTRY_BYTES:
+            raise _MalformedError(f"{len(data)} bytes exceed the limit of {MAX_ENTRY_BYTES}")
+        parts = _split(data)
+        try:
+            schema, batches = self._read(data, parts.stream_length)
+        except _MalformedError:
+            raise
+        except MemoryError as error:
+            raise _MalformedError("decoding asks for too much memory") from error
+        except _ARROW_ERRORS as error:
+            raise _MalformedError(_first_line(error)) from error
+        return _entry(data, position, schema, batches, parts)
+
+    def _read(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+        prefix = self._prefix
+        if prefix is not None and stream_length is not None and data.startswith(prefix):
+            batches = _read_messages(data, len(prefix), stream_length, self._schema)
+            if batches is not None:
+                return self._schema, batches
+        return self._read_stream(data, stream_length)
+
+    def _read_stream(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+        buffer = pa.py_buffer(data)
+        source = pa.BufferReader(buffer if stream_length is None else buffer.slice(0, stream_length))
+        reader = ipc.open_stream(source)
+        schema_end = source.tell()
+        _check_columns(reader.schema)
+        batches = tuple(_checked(batch) for batch in reader)
+        end = source.tell()
+        if data[end - len(_END_OF_STREAM) : end] != _END_OF_STREAM:
+            raise _MalformedError("the end-of-stream marker is missing")
+        if end != (len(data) if stream_length is None else stream_length):
+            raise _MalformedError("bytes after the end of the stream are no footer")
+        if stream_length is not None and not any(_holds_dictionary(field.type) for field in reader.schema):
+            self._prefix, self._schema = data[:schema_end], reader.schema
+        return reader.schema, batches
+
+
+def decode_entry(data: bytes, position: int = 0, *, path: str | None = None) -> WalEntry:
+    """The entry in `data`, fully validated; else `CorruptDataError` or `UnsupportedFormatError`."""
+    return EntryDecoder().decode(data, position, path=path)
+
+
+def decode_footer(tail: bytes, *, path: str | None = None) -> EntryFooter | None:
+    """The footer in the last bytes of an entry; None if `tail` holds no footer or not all of its extension."""
+    if len(tail) < FOOTER_BYTES or not tail.endswith(_MAGIC):
+        return None
+    _, extension_length, _ = _FOOTER.unpack_from(tail, len(tail) - FOOTER_BYTES)
+    if extension_length + FOOTER_BYTES > len(tail):
+        return None
+    try:
+        return _extension(tail, extension_length)
+    except _MalformedError as error:
+        raise _refusal(error, _footer_damage(tail, extension_length), path, None) from error.__cause__
+
+
+class _MalformedError(Exception):
+    """Why bytes are no entry that we take; never leaves this module."""
+
+
+def _refusal(
+    error: _MalformedError, damage: str | None, path: str | None, position: int | None
+) -> CorruptDataError | UnsupportedFormatError:
+    """The error to raise: whether bytes are damaged is told by their structure, never by who refused them."""
+    if damage is not None:
+        return CorruptDataError(f"WAL entry is damaged: {damage}", path=path, position=position)
+    return UnsupportedFormatError(
+        f"WAL entry is whole, but not understood by this version: {error}", path=path, position=position
+    )
+
+
+def _damage(data: bytes) -> str | None:
+    """What is structurally wrong with the bytes of an entry; None if they are whole, understood or not."""
+    if not data:
+        return "it is empty"
+    has_footer = len(data) >= FOOTER_BYTES
+    if has_footer and data.endswith(_MAGIC):
+        return _checksum_damage(data)
+    if has_footer and data[:-1].endswith(_MAGIC[:-1]):  # a footer of another version, or ours with a flipped last byte
+        return None if _checksum_damage(data) is not None else "the last byte of the footer is wrong"
+    if data.startswith(_ARROW_FILE):
+        return None
+    end = end_of_stream(data)
+    if end is None:
+        return "the stream is cut, or its frames do not fit"
+    rest = data[end:]
+    is_cut_footer = rest.startswith(b"{") or struct.pack("<Q", end).startswith(rest[:8])
+    return "the footer is cut, or not ours" if rest and is_cut_footer else None
+
+
+def _checksum_damage(data: bytes) -> str | None:
+    """What is wrong with the footer that ends `data`, or with what it covers."""
+    stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
+    if stream_length + extension_length + FOOTER_BYTES != len(data):
+        return "the footer's lengths do not add up"
+    if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
+        return "the checksum of the stream does not match"
+    return _footer_damage(data, extension_length)
+
+
+def _footer_damage(data: bytes, extension_length: int) -> str | None:
+    """What is wrong with the checksum of the extension and footer that end `data`."""
+    crc_at = len(data) - FOOTER_BYTES + _FOOTER.size
+    covered = memoryview(data)[crc_at - _FOOTER.size - extension_length : crc_at]
+    wrong = zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]
+    return "the checksum of the footer does not match" if wrong else None
+
+
+def _split(data: bytes) -> _Parts:
+    if len(data) < FOOTER_BYTES or not data.endswith(_MAGIC):
+        return _Parts()
+    stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
+    if stream_length + extension_length + FOOTER_BYTES != len(data):
+        raise _MalformedError("the footer's lengths do not add up")
+    footer = _extension(data, extension_length)
+    if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
+        raise _MalformedError("the checksum of the stream does not match")
+    return _Parts(stream_length, footer)
+
+
+def _extension(data: bytes, extension_length: int) -> EntryFooter:
+    """The checked extension in front of the footer that ends `data`."""
+    if extension_length > _MAX_EXTENSION_BYTES:
+        raise _MalformedError(f"an extension of {extension_length} bytes exceeds the limit")
+    crc_at = len(data) - FOOTER_BYTES + _FOOTER.size
+    covered = memoryview(data)[crc_at - _FOOTER.size - extension_length : crc_at]
+    if zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]:
+        raise _MalformedError("the checksum of the footer does not match")
+    if not extension_length:
+        return _PLAIN
+    try:
+        value = json.loads(bytes(covered[:extension_length]))
+    except (ValueError, RecursionError) as error:
+        raise _MalformedError("the extension is not JSON") from error
+    if not isinstance(value, dict):
+        raise _MalformedError("the extension is not an object")
+    return _parse_footer(value)
+
+
+def _parse_footer(value: dict[str, Any]) -> EntryFooter:
+    table, written_ms, seal = value.get("t"), value.get("ms"), value.get("seal")
+    if not (table is None or (isinstance(table, str) and _TABLE_TAG.fullmatch(table) is not None)):
+        raise _MalformedError("the extension's table is malformed")
+    if not all(number is None or _is_u64(number) for number in (written_ms, seal)):
+        raise _MalformedError("a number of the extension is malformed")
+    return EntryFooter(
+        table=table,
+        written_ms=written_ms,
+        txns=_parse_txns(value),
+        seen=_parse_seen(value["seen"]) if value.get("seen") is not None else None,
+        delta=_parse_seen(value["delta"]) if value.get("delta") is not None else None,
+        seal=seal,
+        bulk=_parse_bulk(value["bulk"]) if value.get("bulk") is not None else None,
+        unknown=tuple(sorted(value.keys() - _KNOWN_KEYS)),
+    )
+
+
+def _parse_txns(value: dict[str, Any]) -> tuple[EntryTransaction, ...]:
+    """The transactions of an entry: a list, or the single one of the first layout, which is all of its rows."""
+    if value.get("txn") is not None:
+        single = value["txn"]
+        if not isinstance(single, dict):
+            raise _MalformedError("the extension's transaction is malformed")
+        return (_parse_txn([single.get("app"), single.get("version"), single.get("query"), 0, None]),)
+    items = value.get("txns")
+    if items is None:
+        return ()
+    if not isinstance(items, list):
+        raise _MalformedError("the extension's transactions are malformed")
+    return tuple(map(_parse_txn, items))
+
+
+def _parse_txn(value: Any) -> EntryTransaction:
+    if isinstance(value, list) and len(value) == 5:
+        app, version, query, first_row, num_rows = value
+        named = isinstance(app, str) and _is_u64(version) and (query is None or isinstance(query, str))
+        if named and _is_u64(first_row) and (num_rows is None or _is_u64(num_rows)):
+            return EntryTransaction(Transaction(app, version, query), first_row, num_rows)
+    raise _MalformedError("the extension's transaction is malformed")
+
+
+def _parse_bulk(value: Any) -> SsTable:
+    if isinstance(value, dict) and isinstance(value.get("path"), str) and _is_u64(value.get("generation")):
+        sizes = value.get("sizes")
+        if isinstance(sizes, list) and len(sizes) == 3 and all(size is None or _is_u64(size) for size in sizes):
+            return SsTable(value["generation"], value["path"], *sizes)
+    raise _MalformedError("the extension's bulk mark is malformed")
+
+
+def _parse_seen(value: Any) -> SeenMap:
+    if not isinstance(value, dict):
+        raise _MalformedError("the extension's map is malformed")
+    seen: dict[str, SeenTransaction] = {}
+    for app, item in value.items():
+        if not isinstance(item, list) or len(item) != 3:
+            raise _MalformedError("the extension's map is malformed")
+        version, written_ms, query = item
+        if not (_is_u64(version) and _is_u64(written_ms) and (query is None or isinstance(query, str))):
+            raise _MalformedError("the extension's map is malformed")
+        seen[app] = SeenTransaction(version, written_ms, query)
+    return seen
+
+
+def parse_seen(value: Any, *, path: str | None = None) -> SeenMap:
+    """The transaction map in a decoded JSON value, or `CorruptDataError`."""
+    try:
+        return _parse_seen(value)
+    except _MalformedError as error:
+        raise CorruptDataError(f"transaction map is corrupt: {error}", path=path) from None
+
+
+def _is_u64(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_U64
+
+
+def _read_messages(data: bytes, start: int, end: int, schema: pa.Schema) -> tuple[pa.RecordBatch, ...] | None:
+    """The batches between a known schema message and the end of the stream; None where the slow way must decide."""
+    source = pa.BufferReader(pa.py_buffer(data).slice(start, end - start))
+    last = end - start - len(_END_OF_STREAM)
+    batches = []
+    while source.tell() < last:
+        message = ipc.read_message(source)
+        if message.type != "record batch":
+            return None
+        batches.append(_checked(ipc.read_record_batch(message, schema)))
+    return tuple(batches) if source.tell() == last and data[end - 8 : end] == _END_OF_STREAM else None
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Refuse columns that could not be told apart, and texts that would fail later, wherever they are first looked at."""
+    if len(set(schema.names)) != len(schema.names):
+        raise _MalformedError("a column is there twice")
+    for column in schema:
+        _check_text(column.type)
+
+
+def _check_text(data_type: pa.DataType) -> None:
+    if isinstance(data_type, pa.BaseExtensionType):
+        _check_text(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        _check_text(data_type.value_type)
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        data_type.tz.encode()
+    for i in range(data_type.num_fields):
+        data_type.field(i).name.encode()
+        _check_text(data_type.field(i).type)
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    batch.validate(full=True)
+    if not 0 < batch.num_rows <= MAX_ENTRY_BYTES:  # columns of nulls cost no bytes, so the size alone bounds nothing
+        raise _MalformedError(f"a batch holds {batch.num_rows} rows")
+    return batch
+
+
+def _entry(
+    data: bytes, position: int, schema: pa.Schema, batches: tuple[pa.RecordBatch, ...], parts: _Parts
+) -> WalEntry:
+    metadata = schema.metadata or {}
+    epoch = _number(metadata, _EPOCH_KEY)
+    if epoch is None:
+        raise _MalformedError("the writer epoch is missing")
+    if any(key.startswith(_RESERVED_KEYS) for key in metadata):
+        raise _MalformedError("its rows belong to files that are reserved for them (Blob v2)")
+    return WalEntry(
+        position=position,
+        writer_epoch=epoch,
+        generation=_number(metadata, _GENERATION_KEY),
+        batches=batches,
+        is_sentinel=metadata.get(_SENTINEL_KEY) == b"true",
+        footer=parts.footer,
+        schema=schema,
+        size_bytes=len(data),
+    )
+
+
+def unknown_metadata(schema: pa.Schema) -> tuple[str, ...]:
+    """The keys of an entry's schema metadata that we do not know."""
+    return tuple(sorted(key.decode(errors="replace") for key in (schema.metadata or {}).keys() - _METADATA_KEYS))
+
+
+def _number(metadata: dict[bytes, bytes], key: bytes) -> int | None:
+    text = metadata.get(key)
+    if text is None:
+        return None
+    if _DECIMAL.fullmatch(text) is None or int(text) > _MAX_U64:
+        raise _MalformedError(f"the metadata key {key.decode()} is no number")
+    return int(text)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,277 @@
+"""The shard manifest on storage: reading the newest, claiming an epoch, committing the next version.
+
+Owns `ShardManifestStore`. Invariants:
+
+1. The newest manifest is the largest name of one listing. The hint is written for other implementations; it never
+   decides anything here, so a missing, stale, too high or garbage hint changes nothing.
+2. A version is created once (put-if-absent) and only after a rule of `lance_memwal.log.invariants` accepted it.
+3. A claim whose outcome is unknown is never taken as won: it is claimed again, with a higher epoch. So is a claim above
+   which a newer version is found (a slot that collection emptied can be created again by a claimer that slept).
+4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put.
+5. The hint is written after the verdict, best effort.
+6. Fields of a newer version are kept by every commit. A shard that has any takes no claim and no flush: only what they
+   mean could say whether those are right. Maintenance (a trim) is allowed.
+7. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
+   the way to us would be written back for good.
+
+Called by: the log (claims), the writer (flush commits), compaction (trims), readers (`read_latest`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from lance_memwal.arguments import check_callable, check_number
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off
+from lance_memwal.errors import (
+    ConflictError,
+    CorruptDataError,
+    DirectoryNotFoundError,
+    FencedError,
+    InvalidInputError,
+    MemWalError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+from lance_memwal.log.invariants import check_manifest_transition
+from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest, unknown_fields
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.port import PutResult
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
+
+__all__ = ["ManifestUpdate", "ShardManifestStore", "with_generation"]
+
+_LOG = logging.getLogger(__name__)
+_MAX_TRIES = 64
+_BACKOFF_SECONDS = 0.005
+_MAX_BACKOFF_SECONDS = 0.25
+
+ManifestUpdate = Callable[[ShardManifest], ShardManifest]
+ManifestCheck = Callable[[ShardManifest | None, ShardManifest], None]
+
+
+def with_generation(latest: ShardManifest, sstable: SsTable, covered_position: int) -> ShardManifest:
+    """The next version of `latest`, which lists `sstable` as its next generation and moves the cursor with it."""
+    cursor = max(latest.replay_after_wal_entry_position, covered_position)
+    return replace(
+        latest,
+        version=latest.version + 1,
+        sstables=(*latest.sstables, sstable),
+        current_generation=sstable.generation + 1,
+        replay_after_wal_entry_position=cursor,
+        wal_entry_position_last_seen=max(latest.wal_entry_position_last_seen, cursor),
+    )
+
+
+class ShardManifestStore:
+    """All versions of one shard's manifest. Threads may share it."""
+
+    def __init__(
+        self,
+        uri: str | Location,
+        shard_id: str,
+        *,
+        scan_batch_size: int = 2,
+        storage_options: Mapping[str, str] | None = None,
+        fsync: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`scan_batch_size` is kept for the table's stored defaults; one listing makes probes needless."""
+        check_number("scan_batch_size", scan_batch_size, least=1)
+        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        self.shard_id = check_shard_id(shard_id)
+        self.scan_batch_size = scan_batch_size
+        self._fsync = fsync
+        self._clock = clock
+        self._last_read: ShardManifest | None = None
+
+    def __repr__(self) -> str:
+        return f"ShardManifestStore({self.location.describe()!r}, shard_id={self.shard_id!r})"
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def list_versions(self) -> list[int]:
+        """Every version on storage, ascending; collection may have left gaps."""
+        names = self.location.store.list_names(paths.manifest_dir(self.shard_id))
+        return sorted(v for v in map(paths.parse_manifest_name, names) if v is not None)
+
+    def read_version(self, version: int) -> ShardManifest:
+        """One version, validated; `ObjectNotFoundError` if it is not there."""
+        path = paths.manifest_path(self.shard_id, version)
+        data = self.location.store.get(path)
+        return decode_manifest(data, path=path, expected_version=version, expected_shard_id=self.shard_id)
+
+    def read_latest(self) -> ShardManifest | None:
+        """The newest version, or None for a shard that nobody claimed yet."""
+        return self._read_newest(self._read_once)
+
+    def _read_once(self, version: int) -> ShardManifest:
+        """One version; the newest is never collected and never changes, so the last one read need not be read again."""
+        last = self._last_read
+        if last is None or last.version != version:
+            last = self._last_read = self.read_version(version)
+        return last
+
+    def _read_twice(self, version: int) -> ShardManifest:
+        manifest = self.read_version(version)
+        if self.read_version(version) != manifest:
+            raise CorruptDataError("two reads of one manifest differ", path=paths.manifest_path(self.shard_id, version))
+        return manifest
+
+    def _read_newest(self, read: Callable[[int], ShardManifest]) -> ShardManifest | None:
+        for attempt in range(_MAX_TRIES):
+            versions = self.list_versions()
+            if not versions:
+                return None
+            try:
+                return read(versions[-1])
+            except ObjectNotFoundError:  # collected between the listing and the read: something newer exists
+                self._back_off(attempt)
+        raise ConflictError(f"the manifest of shard {self.shard_id} changes faster than it can be read; retry")
+
+    def check_fenced(self, epoch: int) -> ShardManifest:
+        """The newest manifest, or `FencedError` if it carries a higher epoch than `epoch`."""
+        check_number("epoch", epoch)
+        latest = self._read_newest(self._read_twice)
+        if latest is None:
+            raise CorruptDataError("the shard has no manifest", path=paths.manifest_dir(self.shard_id))
+        if latest.writer_epoch > epoch:
+            raise FencedError(epoch, latest.writer_epoch, f"shard {self.shard_id}")
+        if latest.writer_epoch < epoch:
+            raise UnavailableError(
+                f"the manifests of shard {self.shard_id} end before epoch {epoch}, which was claimed"
+            )
+        return latest
+
+    # ------------------------------------------------------------------------------------------------ writing
+
+    def claim_epoch(self, spec_id: int = 0) -> tuple[int, ShardManifest]:
+        """Own the shard: a new epoch, above every epoch claimed before, and the manifest that carries it."""
+        check_number("spec_id", spec_id, most=(1 << 32) - 1)
+        for attempt in range(_MAX_TRIES):
+            latest = self._read_newest(self._read_twice)
+            claimed = self._next_claim(latest, spec_id)
+            check_manifest_transition(latest, claimed)
+            if self._create(claimed, make_directory=True) is PutResult.CREATED and self._is_newest(claimed.version):
+                self._write_hint(claimed.version)
+                _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
+                return claimed.writer_epoch, claimed
+            self._back_off(attempt)
+        raise ConflictError(f"shard {self.shard_id} is claimed by others faster than by us; retry")
+
+    def _next_claim(self, latest: ShardManifest | None, spec_id: int) -> ShardManifest:
+        if latest is None:
+            return ShardManifest(version=1, shard_id=self.shard_id, shard_spec_id=spec_id, writer_epoch=1)
+        self._refuse_unknown(latest)
+        if latest.status is ShardStatus.SEALED:
+            raise InvalidInputError(f"shard {self.shard_id} is sealed and takes no writer; write to another shard")
+        return replace(latest, version=latest.version + 1, writer_epoch=latest.writer_epoch + 1)
+
+    def commit_update(
+        self, epoch: int, fn: ManifestUpdate, *, landed: Callable[[ShardManifest], bool] | None = None
+    ) -> ShardManifest:
+        """The manifest with `fn` applied, committed under `epoch`; `FencedError` if a higher epoch owns the shard.
+
+        `fn` gets the newest manifest, possibly several times. `landed` recognises our change in a newer manifest that
+        somebody else wrote on top of it.
+        """
+        check_number("epoch", epoch)
+        check_callable("fn", fn)
+        return self._commit(fn, epoch, landed)
+
+    def commit_maintenance(
+        self,
+        fn: ManifestUpdate,
+        *,
+        landed: Callable[[ShardManifest], bool] | None = None,
+        check: ManifestCheck = check_manifest_transition,
+    ) -> ShardManifest:
+        """Like `commit_update` under whatever epoch owns the shard: for compaction and repair, which fence nobody.
+
+        `check` is the rule for what `fn` may change.
+        """
+        return self._commit(fn, None, landed, check)
+
+    def _commit(
+        self,
+        fn: ManifestUpdate,
+        epoch: int | None,
+        landed: Callable[[ShardManifest], bool] | None,
+        check: ManifestCheck = check_manifest_transition,
+    ) -> ShardManifest:
+        for attempt in range(_MAX_TRIES):
+            latest = self._latest_of_epoch(epoch)
+            updated = fn(latest)
+            if updated is latest:
+                return latest
+            check(latest, updated)
+            if updated.writer_epoch != latest.writer_epoch:
+                raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
+            if self._create(updated) is PutResult.CREATED and self._is_newest(updated.version):
+                self._write_hint(updated.version)
+                return updated
+            newest = self.read_latest()  # an "exists" may be the answer to an attempt of ours that was lost
+            if newest is not None and self._holds(newest, updated, landed):
+                self._write_hint(newest.version)
+                return newest
+            self._back_off(attempt)
+        raise ConflictError(f"the manifest of shard {self.shard_id} is contended; retry")
+
+    def _holds(
+        self, newest: ShardManifest, updated: ShardManifest, landed: Callable[[ShardManifest], bool] | None
+    ) -> bool:
+        """Whether `newest` is our version, has our change by the caller's own test, or was built upon our version."""
+        if newest == updated or (landed is not None and landed(newest)):
+            return True
+        try:
+            ours, following = self.read_version(updated.version), self.read_version(updated.version + 1)
+            check_manifest_transition(updated, following)
+        except (ObjectNotFoundError, InvalidInputError):
+            return False  # a slot that collection had emptied: what follows it was built on another version
+        return ours == updated
+
+    def _latest_of_epoch(self, epoch: int | None) -> ShardManifest:
+        latest = self._read_newest(self._read_twice)
+        if latest is None:
+            raise InvalidInputError(f"shard {self.shard_id} has no manifest to update; claim it first")
+        if epoch is not None and latest.writer_epoch > epoch:
+            raise FencedError(epoch, latest.writer_epoch, f"shard {self.shard_id}")
+        if epoch is not None and latest.writer_epoch < epoch:
+            raise InvalidInputError(f"epoch {epoch} was never claimed on shard {self.shard_id}; claim it first")
+        if epoch is not None:
+            self._refuse_unknown(latest)
+        return latest
+
+    def _refuse_unknown(self, manifest: ShardManifest) -> None:
+        unknown = unknown_fields(manifest)
+        if unknown:
+            raise UnsupportedFormatError(
+                f"shard {self.shard_id} can be read, but not written: its manifest is not understood by this version "
+                f"({', '.join(unknown)}); write it with the version that made it, or a newer one",
+                path=paths.manifest_path(self.shard_id, manifest.version),
+            )
+
+    def _create(self, manifest: ShardManifest, *, make_directory: bool = False) -> PutResult | None:
+        """Create this version; None if somebody else's bytes are there, or the directory is gone with its table."""
+        path, data = paths.manifest_path(self.shard_id, manifest.version), encode_manifest(manifest)
+        try:
+            return self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)
+        except (ObjectExistsError, DirectoryNotFoundError):
+            return None
+
+    def _is_newest(self, version: int) -> bool:
+        return self.list_versions()[-1:] == [version]
+
+    def _write_hint(self, version: int) -> None:
+        try:
+            self.location.store_once.put(paths.manifest_hint_path(self.shard_id), b'{"version":%d}' % version)
+        except MemWalError as error:
+            _LOG.debug("version hint not written [shard=%s]: %s", self.shard_id, error)
+
+    def _back_off(self, attempt: int) -> None:
+        back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)

@@ -1,0 +1,60 @@
+"""Giving a table its id.
+
+Owns `for_writing` and `new_table_id`. Invariant: a table that gets an id while its shards hold entries of one table takes
+over their tag, since entries with another tag do not count: adopted shards keep their rows.
+"""
+
+from __future__ import annotations
+
+import lance
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError
+from lance_memwal.lance.base import TAG_DIGITS, BaseTable, lance_errors, lance_options
+from lance_memwal.lance.details import TABLE_ID_KEY
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.log.wal import list_positions, tags_of
+from lance_memwal.store.location import Location
+
+__all__ = ["for_writing", "new_table_id"]
+
+_MAX_TRIES = 8
+
+
+def new_table_id(location: Location, clock: Clock = SYSTEM_CLOCK) -> str:
+    """An id that no other table has; entries that are in its shards already count as its own."""
+    tags = set()
+    for shard_id in list_shards(location):
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        cursor = 0 if manifest is None else manifest.replay_after_wal_entry_position
+        tail = [position for position in list_positions(location, shard_id) if position > cursor]
+        tags |= tags_of(location, shard_id, tail)
+    if len(tags) > 1:
+        raise InvalidInputError(
+            f"the logs of the table at {location.describe()} hold entries of {len(tags)} tables, whose rows cannot be "
+            "adopted together: restore the MemWAL index that belongs to them (see Table.repair)"
+        )
+    fresh = clock.uuid4()
+    return next(iter(tags), fresh[:TAG_DIGITS]) + fresh[TAG_DIGITS:]
+
+
+def for_writing(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
+    """`base`, or the version after it in which a table that another implementation initialised has an id."""
+    for _ in range(_MAX_TRIES):
+        if base.details is None or base.table_id is not None:
+            return base
+        try:
+            with lance_errors("giving the table an id"):
+                dataset = lance.dataset(
+                    base.location.dataset_uri, version=base.version, storage_options=lance_options(base.location)
+                )
+                dataset.update_config({TABLE_ID_KEY: new_table_id(base.location, clock)})
+        except MemWalError:
+            newest = base.refresh()
+            if newest.version == base.version:
+                raise
+            base = newest  # somebody else committed: an id, most likely
+        else:
+            base = base.refresh()
+    raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be opened; retry")

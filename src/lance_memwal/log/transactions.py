@@ -1,0 +1,278 @@
+"""Idempotent writes: which (application, version) a shard has, and whether a new one may be written.
+
+Owns the rules around the transaction map. Invariants:
+
+1. The map of a shard is the newest whole map in its log, the transactions of that entry and of every entry above it, and
+   the maps beside the listed generations; per application the highest version. A transaction of a bulk mark counts
+   once the cursor has reached the mark.
+2. An equal version is skipped, a lower one is an error, and so is an old version under another query's application id.
+3. An application that was silent for longer than its expiry leaves the map with the next whole one. Silence is measured
+   by the time of the shard, which no single reading of a clock moves (`ShardTime`).
+4. Every map can be written: ids are bounded in length and in number, and one that is too long is left out, since no
+   write may carry it any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from lance_memwal.clock import Clock
+from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.log.entry import parse_seen, seen_to_json
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, ShardManifest, Transaction
+
+__all__ = [
+    "EXPIRY_MS",
+    "MAX_APPLICATIONS",
+    "MAX_ID_BYTES",
+    "OWN_EXPIRY_MS",
+    "OWN_PREFIX",
+    "ShardTime",
+    "TransactionMap",
+    "as_transaction",
+    "encode_map",
+    "is_repeat",
+    "is_whole",
+    "load_generation_maps",
+    "merge_footer",
+    "merge_seen",
+    "newest_of",
+]
+
+EXPIRY_MS = 30 * 24 * 3600 * 1000
+OWN_PREFIX = "memwal:"  # ids of our own: forwarding clients, appends without a user's transaction
+OWN_EXPIRY_MS = 3600 * 1000
+MAX_ID_BYTES = 512  # of an application or a query, as JSON
+MAX_APPLICATIONS = 10_000
+_ENTRIES_PER_MAP = 256
+_MAX_OWN = 40_000  # with the limits above a map stays below what an extension holds
+
+
+def as_transaction(txn: Transaction | tuple[str, int] | None) -> Transaction | None:
+    """`txn` as given by a user, checked: what is refused here would make the log unreadable."""
+    if txn is None:
+        return None
+    if isinstance(txn, tuple) and len(txn) in (2, 3):
+        txn = Transaction(*txn)
+    if not isinstance(txn, Transaction) or not _is_valid(txn):
+        raise InvalidInputError(f"txn must be (application, version >= 0), not {repr(txn)[:200]}")
+    for name, text in (("application", txn.app), ("query", txn.query)):
+        if not _is_short(text):
+            raise InvalidInputError(f"the {name} of a transaction is too long: at most {MAX_ID_BYTES} bytes as JSON")
+    return txn
+
+
+def _is_short(text: str | None) -> bool:
+    return text is None or len(text) * 12 <= MAX_ID_BYTES or len(json.dumps(text)) - 2 <= MAX_ID_BYTES
+
+
+def _is_valid(txn: Transaction) -> bool:
+    return (
+        isinstance(txn.app, str)
+        and txn.app != ""
+        and isinstance(txn.version, int)
+        and not isinstance(txn.version, bool)
+        and 0 <= txn.version < 1 << 63
+        and (txn.query is None or isinstance(txn.query, str))
+    )
+
+
+def is_repeat(txn: Transaction, seen: SeenMap) -> bool:
+    """Whether `txn` was written already; an error if its version is lower than what the shard has."""
+    known = seen.get(txn.app)
+    if known is None or txn.version > known.version:
+        return False
+    if txn.query != known.query and txn.query is not None and known.query is not None:
+        raise InvalidInputError(
+            f"application {txn.app!r} is used by another query and stands at version {known.version}; use another id"
+        )
+    if txn.version < known.version and txn.query is None:
+        raise InvalidInputError(
+            f"transaction {txn.app!r} version {txn.version} is older than the shard's version {known.version}"
+        )
+    return True
+
+
+class ShardTime:
+    """The time of one shard, as one of its writers keeps it.
+
+    The time of an entry is the wall clock, or just after the entry before. What expires is another matter: a clock that
+    jumps must not make the shard forget. So the readings of one process count as one. Expiry starts from what the log
+    and the clock agreed on when the shard was opened, and moves on with the monotonic clock.
+    """
+
+    __slots__ = ("_agreed_ms", "_clock", "_since", "newest_ms")
+
+    def __init__(self, clock: Clock, newest_ms: int = 0) -> None:
+        """`newest_ms` is the newest time in the log, 0 if it holds none."""
+        self._clock = clock
+        self.newest_ms = newest_ms
+        self._agreed_ms: int | None = None
+        self._since = 0.0
+        if newest_ms:
+            self._agree(newest_ms)
+
+    def next_ms(self) -> int:
+        """The time of an entry that is written now."""
+        return max(self._clock.now_ms(), self.newest_ms + 1)
+
+    def note(self, written_ms: int) -> None:
+        """Know of an entry in the log."""
+        self.newest_ms = max(self.newest_ms, written_ms)
+        if self._agreed_ms is None:
+            self._agree(written_ms)
+
+    def _agree(self, written_ms: int) -> None:
+        self._agreed_ms, self._since = min(written_ms, self._clock.now_ms()), self._clock.monotonic()
+
+    @property
+    def expiry_ms(self) -> int:
+        """The time by which silence is measured."""
+        if self._agreed_ms is None:
+            return 0
+        return self._agreed_ms + int((self._clock.monotonic() - self._since) * 1000)
+
+
+class TransactionMap:
+    """The transactions of one shard as one of its writers knows them, and when an entry must carry them all.
+
+    Not thread-safe.
+    """
+
+    __slots__ = ("_entries_since_map", "_generation", "_seen", "time")
+
+    def __init__(self, seen: SeenMap, time: ShardTime) -> None:
+        self._seen = dict(seen)
+        self.time = time
+        self._generation: int | None = None
+        self._entries_since_map = 0
+
+    def is_repeat(self, txn: Transaction) -> bool:
+        """Whether `txn` was written already; an error if its version is lower than what the shard has."""
+        return is_repeat(txn, self._seen)
+
+    def admit(self, txn: Transaction) -> None:
+        """Refuse an application that would be one too many."""
+        if txn.app in self._seen or len(self._seen) < MAX_APPLICATIONS:
+            return
+        self._expire()
+        own = sum(map(_is_own, self._seen))
+        count, most = (own, _MAX_OWN) if _is_own(txn.app) else (len(self._seen) - own, MAX_APPLICATIONS)
+        if count >= most:
+            raise InvalidInputError(
+                f"the shard knows {count} applications, at most {most}: an id is for a long-lived application that counts "
+                "its versions, not for a single write; an id that is silent for 30 days is forgotten"
+            )
+
+    def merge(self, seen: SeenMap) -> None:
+        """Know of everything in `seen`."""
+        self._seen = merge_seen([self._seen, seen])
+        if seen:
+            self.time.note(newest_of(seen))
+
+    def follow(self, before: TransactionMap) -> None:
+        """Go on where `before` stood: what it knew, and the time that it kept."""
+        before.time.note(self.time.newest_ms)
+        self.time = before.time
+        self.merge(before._seen)
+
+    def take(self, footer: EntryFooter, generation: int | None = None, *, decided: bool = True) -> None:
+        """Know of what an entry of `generation` says (None: it has no rows); `decided`: the cursor has reached it."""
+        merge_footer(self._seen, footer, decided=decided)
+        if footer.written_ms is not None:
+            self.time.note(footer.written_ms)
+        self._generation = self._generation if generation is None else generation
+        self._entries_since_map = 0 if is_whole(footer) else self._entries_since_map + 1
+
+    def footer(self, generation: int, txns: tuple[EntryTransaction, ...] = (), table: str | None = None) -> EntryFooter:
+        """The footer of the next entry with rows: the whole map in the first of a generation, and now and then."""
+        whole = generation != self._generation or self._entries_since_map + 1 >= _ENTRIES_PER_MAP
+        seen = self.whole() if whole else None
+        return EntryFooter(table=table, written_ms=self.time.next_ms(), txns=txns, seen=seen)
+
+    def mark(self, *, seal: int | None = None, table: str | None = None) -> EntryFooter:
+        """The footer of an entry without rows: always with the whole map."""
+        return EntryFooter(table=table, written_ms=self.time.next_ms(), seen=self.whole(), seal=seal)
+
+    def covers(self, beside: SeenMap) -> bool:
+        """Whether everything in `beside` that still counts is known here too."""
+        now_ms, seen = self.time.expiry_ms, self._seen
+        return all(
+            (app in seen and seen[app].version >= item.version) or not _is_live(app, item, now_ms)
+            for app, item in beside.items()
+        )
+
+    def whole(self) -> dict[str, SeenTransaction]:
+        """The map without the applications that expired, as a value of its own."""
+        self._expire()
+        return dict(self._seen)
+
+    def _expire(self) -> None:
+        now_ms = self.time.expiry_ms
+        self._seen = {app: item for app, item in self._seen.items() if _is_live(app, item, now_ms)}
+
+
+def newest_of(seen: SeenMap) -> int:
+    """The newest time in a map."""
+    return max((item.written_ms for item in seen.values()), default=0)
+
+
+def _is_live(app: str, item: SeenTransaction, now_ms: int) -> bool:
+    expiry_ms = OWN_EXPIRY_MS if _is_own(app) else EXPIRY_MS
+    return now_ms - item.written_ms < expiry_ms and _is_short(app) and _is_short(item.query)
+
+
+def _is_own(app: str) -> bool:
+    return app.startswith(OWN_PREFIX)
+
+
+def is_whole(footer: EntryFooter) -> bool:
+    """Whether the entry carries a whole map. Entries of the first layout (without a time) do: none stands for an empty one."""
+    return footer.seen is not None or footer.written_ms is None
+
+
+def merge_footer(known: dict[str, SeenTransaction], footer: EntryFooter, *, decided: bool = True) -> None:
+    """Add to `known` what an entry says: its map, and its transactions where they count."""
+    for seen in (footer.seen, footer.delta):
+        if seen:
+            _raise_to(known, seen)
+    if footer.bulk is None or decided:
+        for txn in (item.txn for item in footer.txns):
+            _raise_to(known, {txn.app: SeenTransaction(txn.version, footer.written_ms or 0, txn.query)})
+
+
+def _raise_to(known: dict[str, SeenTransaction], seen: SeenMap) -> None:
+    """Let `known` have, per application, the higher version of both; of equal ones its own."""
+    for app, item in seen.items():
+        if app not in known or item.version > known[app].version:
+            known[app] = item
+
+
+def merge_seen(maps: Iterable[SeenMap | None]) -> dict[str, SeenTransaction]:
+    """Per application the highest version over `maps`."""
+    merged: dict[str, SeenTransaction] = {}
+    for seen in maps:
+        _raise_to(merged, seen or {})
+    return merged
+
+
+def load_generation_maps(location: Location, manifest: ShardManifest) -> dict[str, SeenTransaction]:
+    """The maps beside the listed generations; most generations have none."""
+    found: list[Mapping[str, SeenTransaction]] = []
+    for sstable in manifest.sstables:
+        path = paths.txn_map_path(manifest.shard_id, sstable.path)
+        try:
+            found.append(parse_seen(json.loads(location.store.get(path)), path=path))
+        except ObjectNotFoundError:
+            continue
+        except (ValueError, RecursionError) as error:
+            raise CorruptDataError("transaction map is not JSON", path=path) from error
+    return merge_seen(found)
+
+
+def encode_map(seen: SeenMap) -> bytes:
+    """The bytes of the map beside a generation."""
+    return json.dumps(seen_to_json(seen), separators=(",", ":")).encode()

@@ -1,0 +1,108 @@
+"""What of a shard this version does not understand, and what follows: it is read with a warning, and not written.
+
+Owns `KnownColumns`, `warn_unknown` and `refuse_unknown`. A newer version may add columns, footer keys or metadata whose
+meaning we cannot guess: rows can be shown, but whoever claims and flushes the shard would drop them. Invariants:
+
+1. A column is known if the table has it, or had it: by field id, or by name in an entry without ids. The history is that
+   of the retained versions of the base table: Lance gives ids in order, so an id up to the largest one was a column.
+2. The history is read only if a column asks for it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+from lance_memwal.errors import MemWalError, UnsupportedFormatError
+from lance_memwal.lance.damage import version_names
+from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
+from lance_memwal.log.entry import TOMBSTONE, unknown_metadata
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import WalEntry
+
+__all__ = ["KnownColumns", "refuse_unknown", "warn_unknown"]
+
+_FIELD_ID = b"lance:field_id"
+
+
+class KnownColumns:
+    """Which columns of entries a table has or had. Not thread-safe; remembers the last schema that it looked at."""
+
+    def __init__(self, location: Location, schema: TableSchema | None) -> None:
+        """`schema` is None where no table says which columns there are: then none is unknown."""
+        self._location = location
+        self._schema = schema
+        self._last: object = None
+        self._found: tuple[str, ...] = ()
+
+    def unknown_in(self, entry: WalEntry) -> tuple[str, ...]:
+        """What we do not understand of an entry that could be decoded, in words."""
+        if entry.schema is not self._last or entry.schema is None:
+            self._found = self._of_schema(entry)
+            self._last = entry.schema
+        footer = () if entry.footer is None else entry.footer.unknown
+        return (*self._found, *(f"footer key {name!r}" for name in footer))
+
+    def _of_schema(self, entry: WalEntry) -> tuple[str, ...]:
+        if entry.schema is None:
+            return ()
+        found = [f"metadata {name!r}" for name in unknown_metadata(entry.schema)]
+        if self._schema is None:
+            return tuple(found)
+        ids = {field.name: _id(field.metadata) for field in entry.schema if field.name != TOMBSTONE}
+        names = set(self._schema.columns.names)
+        if not any(number is not None for number in ids.values()) or self._schema.field_ids is None:
+            unknown = [name for name in ids if name not in names and name not in self._history.names]
+        else:
+            present = {field.id for field in self._schema.field_ids}
+            unknown = [n for n, i in ids.items() if i is None or (i not in present and i not in self._history.ids)]
+        return (*found, *(f"column {name!r}" for name in unknown))
+
+    @cached_property
+    def _history(self) -> _History:
+        return _read_history(self._location)
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    ids: range
+    names: frozenset[str]
+
+
+def _read_history(location: Location) -> _History:
+    """The ids and names of the columns of all retained versions; an id is given once, so all below the largest count."""
+    fields: list[LanceField] = []
+    for path in version_names(location).values():
+        try:
+            manifest = parse_lance_manifest(location.store.get(path), path=path)
+        except MemWalError:
+            continue  # cleaned up meanwhile, or of no use here
+        fields += manifest.fields
+    top = {field.name for field in fields if field.parent_id == -1}
+    return _History(range(max((field.id for field in fields), default=-1) + 1), frozenset(top))
+
+
+def _id(metadata: dict[bytes, bytes] | None) -> int | None:
+    text = (metadata or {}).get(_FIELD_ID, b"")
+    return int(text) if text.isdigit() else None
+
+
+def refuse_unknown(shard_id: str, entry: WalEntry, unknown: tuple[str, ...]) -> None:
+    """Raise `UnsupportedFormatError` if there is anything unknown in an entry that a writer would have to flush."""
+    if unknown:
+        raise UnsupportedFormatError(
+            f"shard {shard_id} can be read, but not written: an entry of its log is not understood by this version "
+            f"({', '.join(unknown)}); write it with the version that made it, or a newer one",
+            path=paths.wal_entry_path(shard_id, entry.position),
+            position=entry.position,
+        )
+
+
+def warn_unknown(shard_id: str, unknown: tuple[str, ...]) -> None:
+    """Warn of what a read leaves out; Python shows a text once, so this is once per shard and process."""
+    if unknown:
+        text = f"shard {shard_id} holds what this version does not understand and does not show: {', '.join(unknown)}"
+        warnings.warn(text, UserWarning, stacklevel=2)

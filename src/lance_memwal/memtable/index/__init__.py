@@ -1,0 +1,59 @@
+"""In-memory indexes of a memtable: BTree, full text, vectors.
+
+Owns what a memtable answers without scanning. Each index is a pure structure over one column: no I/O, no writer, no
+table. `spec` says what an index should be, `port` what every index guarantees.
+
+Called by: memtable, scan, flush.
+"""
+
+from lance_memwal.memtable.index.analyzer import Analyzer, AnalyzerOptions, analyzer_for
+from lance_memwal.memtable.index.bm25 import BoundQuery, CorpusStats, terms_of
+from lance_memwal.memtable.index.btree import BTreeMemIndex
+from lance_memwal.memtable.index.fts import FtsMemIndex, Vocabulary, bind_over, score_texts, search_texts
+from lance_memwal.memtable.index.hnsw import HnswMemIndex
+from lance_memwal.memtable.index.lance_query import as_query, from_lance
+from lance_memwal.memtable.index.port import MemIndex
+from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
+from lance_memwal.memtable.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
+from lance_memwal.memtable.index.text_view import FtsView
+from lance_memwal.memtable.index.vectors import METRICS, Metric, exact_search
+from lance_memwal.rows.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
+
+__all__ = [
+    "METRICS",
+    "Analyzer",
+    "AnalyzerOptions",
+    "BTreeIndex",
+    "BTreeMemIndex",
+    "Boolean",
+    "Boost",
+    "BoundQuery",
+    "CorpusStats",
+    "Equals",
+    "FtsIndex",
+    "FtsMemIndex",
+    "FtsView",
+    "HnswIndex",
+    "HnswMemIndex",
+    "In",
+    "IndexSpec",
+    "IsNotNull",
+    "IsNull",
+    "Match",
+    "MemIndex",
+    "Metric",
+    "MultiMatch",
+    "Phrase",
+    "Predicate",
+    "Range",
+    "TextQuery",
+    "Vocabulary",
+    "analyzer_for",
+    "bind_over",
+    "exact_search",
+    "as_query",
+    "from_lance",
+    "score_texts",
+    "search_texts",
+    "terms_of",
+]

@@ -1,0 +1,259 @@
+"""Text to terms, token for token as Lance's inverted index has them.
+
+Owns the analyzer options and the vectorised tokenisation of documents. Invariants:
+
+1. Every term comes out of `lance.tokenize`: stemming, stop words, folding and length limits are Lance's own,
+   for every language, so a memtable and the base table's index never disagree about a term.
+2. Which characters join into a token is asked of Lance once per character and remembered; the split itself
+   is a scan over the column's bytes, without a Python call per row.
+3. A token's position is its ordinal among all tokens of its document, removed ones included, so that a phrase
+   sees the gap that a stop word leaves.
+4. A null document has no tokens.
+
+Called by: `fts` (documents), `bm25` (queries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.index.characters import CharacterClasses, character_classes
+
+__all__ = ["Analyzer", "AnalyzerFields", "AnalyzerOptions", "DocumentTokens", "analyzer_for", "is_text"]
+
+_FAST_TOKENIZERS = ("simple", "whitespace")
+_JOINED_TOKENIZERS = ("icu", "icu/split")
+_MARK = "0906172839405162"  # stands between documents that are tokenised in one call
+_SENTINELS = tuple("0123456789xyz")
+_TERM_CACHE_LIMIT = 1_000_000
+_FUZZY: dict[str, Any] = {
+    "base_tokenizer": "simple",
+    "max_token_length": None,
+    "lower_case": False,
+    "stem": False,
+    "remove_stop_words": False,
+    "ascii_folding": False,
+}
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzerFields:
+    """The tokenizer options of Lance's inverted index; None means Lance's default for the base tokenizer."""
+
+    base_tokenizer: str = "simple"
+    language: str = "English"
+    max_token_length: int | None = 40
+    lower_case: bool = True
+    stem: bool | None = None
+    remove_stop_words: bool | None = None
+    custom_stop_words: tuple[str, ...] | None = None
+    ascii_folding: bool = True
+    min_ngram_length: int = 3
+    max_ngram_length: int = 3
+    prefix_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Freeze the stop words, which may come as a list."""
+        if self.custom_stop_words is not None:
+            object.__setattr__(self, "custom_stop_words", tuple(self.custom_stop_words))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzerOptions(AnalyzerFields):
+    """What decides the terms of a text, as one value: equal options share an analyzer."""
+
+    def lance_options(self) -> dict[str, Any]:
+        """Return the options as keyword arguments of `lance.tokenize` and of Lance's index builder."""
+        options = {name: value for name, value in asdict(self).items() if value is not None}
+        options["max_token_length"] = self.max_token_length
+        if self.custom_stop_words is not None:
+            options["custom_stop_words"] = list(self.custom_stop_words)
+        return options
+
+    def validate(self) -> None:
+        """Raise InvalidInputError unless Lance can build this analyzer and memwal can mirror it."""
+        if self.base_tokenizer == "code":
+            raise InvalidInputError("an index with the code analyzer cannot be mirrored in memory")
+        try:
+            lance.tokenize("word", **self.lance_options())
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidInputError(f"Lance refuses the analyzer options: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentTokens:
+    """The tokens of a run of documents: parallel arrays, in document order.
+
+    `codes` index into `terms`, which has no duplicates.
+    """
+
+    documents: Int32s
+    positions: Int32s
+    codes: Int32s
+    terms: list[str]
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether a column of this type can have a full-text index."""
+    t = pa.types
+    if t.is_list(data_type) or t.is_large_list(data_type):
+        return is_text(data_type.value_type)
+    return bool(t.is_string(data_type) or t.is_large_string(data_type) or t.is_string_view(data_type))
+
+
+@lru_cache(maxsize=64)
+def analyzer_for(options: AnalyzerOptions) -> Analyzer:
+    """Return the one analyzer with these options, so that memtables share what it learnt."""
+    return Analyzer(options)
+
+
+class Analyzer:
+    """Turns texts into terms with one set of options; safe to share between threads."""
+
+    def __init__(self, options: AnalyzerOptions) -> None:
+        options.validate()
+        self.options = options
+        self._lance = options.lance_options()
+        self._terms: dict[str, str | None] = {}
+        self._classes: CharacterClasses | None = None
+        if options.base_tokenizer in _FAST_TOKENIZERS:
+            self._classes = character_classes(options.base_tokenizer)
+        self._per_word = {**self._lance, "base_tokenizer": "whitespace"}
+        self._sentinel = next((s for s in _SENTINELS if self._words(s) == [(s, 0)]), None)
+
+    def __repr__(self) -> str:
+        return f"Analyzer({self.options!r})"
+
+    def query_terms(self, text: str) -> list[tuple[str, int]]:
+        """Return the terms of a query with their positions, as Lance sees them."""
+        return [(token.text, token.position) for token in lance.tokenize(text, **self._lance)]
+
+    @staticmethod
+    def fuzzy_terms(text: str) -> list[tuple[str, int]]:
+        """Return the words of a fuzzy query with their positions: split, but with no filter, as Lance does it."""
+        return [(token.text, token.position) for token in lance.tokenize(text, **_FUZZY)]
+
+    def documents(self, texts: pa.Array) -> DocumentTokens:
+        """Return the tokens of `texts`; document numbers count from 0."""
+        strings = _as_strings(texts)
+        if self._classes is not None:
+            return self._split_by_bytes(strings, self._classes)
+        if self.options.base_tokenizer in _JOINED_TOKENIZERS and len(strings) > 1:
+            tokens = self._split_joined(strings)
+            if tokens is not None:
+                return tokens
+        return self._split_each(strings)
+
+    def _split_by_bytes(self, strings: pa.Array, classes: CharacterClasses) -> DocumentTokens:
+        documents, positions, surfaces = classes.split(strings)
+        encoded = surfaces.dictionary_encode()
+        terms = self._terms_of(encoded.dictionary.to_pylist())
+        codes, unique = _number(terms)
+        token_codes = codes[encoded.indices.to_numpy()]
+        kept = token_codes >= 0
+        if not kept.all():
+            documents, positions, token_codes = documents[kept], positions[kept], token_codes[kept]
+        return DocumentTokens(documents, positions, token_codes, unique)
+
+    def _terms_of(self, surfaces: list[str]) -> list[str | None]:
+        """The term of every surface form, or None where a filter removes it."""
+        known = self._terms
+        unknown = [surface for surface in surfaces if surface not in known]
+        if unknown:
+            if len(known) + len(unknown) > _TERM_CACHE_LIMIT:
+                known = self._terms = {}
+                unknown = surfaces
+            known.update(zip(unknown, self._filter(unknown), strict=True))
+        return [known[surface] for surface in surfaces]
+
+    def _filter(self, surfaces: list[str]) -> list[str | None]:
+        """Run the token filters over many surface forms in one call.
+
+        Lance counts positions from the first token that is kept, hence the sentinel in front.
+        """
+        terms: list[str | None] = [None] * len(surfaces)
+        if self._sentinel is None:
+            for i, surface in enumerate(surfaces):
+                terms[i] = next((term for term, _ in self._words(surface)), None)
+            return terms
+        for term, position in self._words(" ".join([self._sentinel, *surfaces]))[1:]:
+            terms[position - 1] = term
+        return terms
+
+    def _words(self, text: str) -> list[tuple[str, int]]:
+        return [(token.text, token.position) for token in lance.tokenize(text, **self._per_word)]
+
+    def _split_joined(self, strings: pa.Array) -> DocumentTokens | None:
+        """Tokenise all documents in one call; None if the mark between them is not told apart for certain.
+
+        Building an ICU segmenter costs a millisecond per call.
+        """
+        texts = strings.fill_null("").to_pylist()
+        mark = self.query_terms(_MARK)
+        tokens = self.query_terms(f"\n{_MARK}\n".join([_MARK, *texts]))
+        if len(mark) != 1 or sum(term == mark[0][0] for term, _ in tokens) != len(texts):
+            return None
+        each: list[list[tuple[str, int]]] = []
+        for term, position in tokens:
+            if term == mark[0][0]:
+                each.append([])
+                first = position + 1
+            else:
+                each[-1].append((term, position - first))
+        return _collect(each)
+
+    def _split_each(self, strings: pa.Array) -> DocumentTokens:
+        encoded = strings.dictionary_encode()
+        each = [self.query_terms(text) for text in encoded.dictionary.to_pylist()]
+        codes = encoded.indices.to_pylist()
+        return _collect([] if code is None else each[code] for code in codes)
+
+
+def _number(terms: Sequence[str | None]) -> tuple[Int32s, list[str]]:
+    """A code per entry (-1 for None), and the distinct terms that the codes index."""
+    codes: dict[str | None, int] = {None: -1}
+    numbered = np.fromiter((codes.setdefault(term, len(codes) - 1) for term in terms), np.int32, len(terms))
+    return numbered, [term for term in codes if term is not None]
+
+
+def _collect(each: Iterable[list[tuple[str, int]]]) -> DocumentTokens:
+    documents: list[int] = []
+    positions: list[int] = []
+    terms: list[str] = []
+    for document, tokens in enumerate(each):
+        for term, position in tokens:
+            documents.append(document)
+            positions.append(position)
+            terms.append(term)
+    codes, unique = _number(terms)
+    return DocumentTokens(np.array(documents, np.int32), np.array(positions, np.int32), codes, unique)
+
+
+def _as_strings(texts: pa.Array) -> pa.Array:
+    """One UTF-8 string per document; the elements of a list are one document, joined by spaces, as in Lance."""
+    data_type = texts.type
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        joined = [_join(elements) for elements in texts.to_pylist()]
+        return pa.array(joined, pa.string())
+    return texts if pa.types.is_string(data_type) else pc.cast(texts, pa.string())
+
+
+def _join(elements: list[str | None] | None) -> str | None:
+    if elements is None:
+        return None
+    document = ""
+    for element in elements:
+        if element is not None:
+            document = f"{document} {element}" if document else element
+    return document

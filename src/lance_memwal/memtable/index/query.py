@@ -1,0 +1,185 @@
+"""Full-text queries as values.
+
+Owns the query tree and its reading from strings. Invariants:
+
+1. A query is immutable and says everything that decides its result, apart from the analyzer.
+2. `column=None` means the column that is searched; `on_column` fills it in.
+3. Meaning and defaults are those of Lance's queries of the same name (`lance_query` reads those).
+
+Called by: table search, scan, `bm25`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lance_memwal.arguments import check_text
+from lance_memwal.errors import InvalidInputError
+
+__all__ = [
+    "Boolean",
+    "Boost",
+    "Match",
+    "MultiMatch",
+    "Operator",
+    "Phrase",
+    "TextQuery",
+    "columns_of",
+    "on_column",
+    "parse",
+]
+
+Operator = Literal["or", "and"]
+
+
+def _check_factor(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise InvalidInputError(f"{name} must be finite and not negative, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Rows with any (or) or every (and) term of `text`, scored by BM25 times `boost`.
+
+    `fuzziness` is the edit distance up to which other terms count as the term; None chooses by the term's
+    length in bytes (0 up to two, 1 up to five, 2 beyond). The first `prefix_length` characters must agree.
+    At most `max_expansions` terms are taken for the whole query, in order of its terms and then of the alphabet.
+    """
+
+    text: str
+    column: str | None = None
+    operator: Operator = "or"
+    boost: float = 1.0
+    fuzziness: int | None = 0
+    prefix_length: int = 0
+    max_expansions: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse what no search could honour."""
+        if self.operator not in ("or", "and"):
+            raise InvalidInputError(f"operator must be 'or' or 'and', not {self.operator!r}")
+        if (self.fuzziness is not None and self.fuzziness < 0) or self.prefix_length < 0 or self.max_expansions < 0:
+            raise InvalidInputError("fuzziness, prefix_length and max_expansions cannot be negative")
+        _check_factor("boost", self.boost)
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """Rows with the terms of `text` in order, each at most `slop` positions later than it would follow exactly."""
+
+    text: str
+    column: str | None = None
+    slop: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what no search could honour."""
+        if self.slop < 0:
+            raise InvalidInputError("slop cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    """Rows that satisfy every `must` and no `must_not`; with no `must`, at least one `should`.
+
+    The score is the sum over the `must` and the satisfied `should`.
+    """
+
+    must: tuple[TextQuery, ...] = ()
+    should: tuple[TextQuery, ...] = ()
+    must_not: tuple[TextQuery, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a query that selects nothing by itself."""
+        if not self.must and not self.should:
+            raise InvalidInputError("a boolean query needs at least one must or should query")
+
+
+@dataclass(frozen=True, slots=True)
+class Boost:
+    """Rows of `positive`; those that satisfy `negative` too lose its score times `negative_boost`."""
+
+    positive: TextQuery
+    negative: TextQuery
+    negative_boost: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse what no search could honour."""
+        _check_factor("negative_boost", self.negative_boost)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiMatch:
+    """Rows that match `text` in any of `columns`; the best column's score counts."""
+
+    text: str
+    columns: tuple[str, ...]
+    boosts: tuple[float, ...] | None = None
+    operator: Operator = "or"
+
+    def __post_init__(self) -> None:
+        """Refuse columns and boosts that do not pair."""
+        if not self.columns:
+            raise InvalidInputError("a multi-match query needs at least one column")
+        if self.boosts is not None and len(self.boosts) != len(self.columns):
+            raise InvalidInputError("a multi-match query needs one boost per column")
+
+    def matches(self) -> tuple[Match, ...]:
+        """Return the match query of every column."""
+        boosts = self.boosts or (1.0,) * len(self.columns)
+        return tuple(
+            Match(self.text, column, self.operator, boost) for column, boost in zip(self.columns, boosts, strict=True)
+        )
+
+
+TextQuery = Match | Phrase | Boolean | Boost | MultiMatch
+
+
+def parse(query: str | TextQuery) -> TextQuery:
+    """Return `query` as a tree: a string in double quotes is a phrase, any other string a match."""
+    if isinstance(query, str):
+        check_text("a text query", query)
+        if len(query) > 2 and query.startswith('"') and query.endswith('"'):
+            return Phrase(query[1:-1])
+        return Match(query)
+    if isinstance(query, TextQuery):
+        return query
+    raise InvalidInputError(f"not a text query: {type(query).__name__}")
+
+
+def columns_of(query: TextQuery) -> set[str | None]:
+    """Return every column that `query` names, and None where it leaves the column open."""
+    match query:
+        case Match() | Phrase():
+            return {query.column}
+        case MultiMatch():
+            return set(query.columns)
+        case Boost():
+            return columns_of(query.positive) | columns_of(query.negative)
+        case Boolean():
+            return set().union(*(columns_of(part) for part in (*query.must, *query.should, *query.must_not)))
+
+
+def on_column(query: TextQuery, column: str) -> TextQuery:
+    """Return `query` with `column` wherever it names none."""
+    match query:
+        case Match() | Phrase():
+            return query if query.column is not None else replace(query, column=column)
+        case MultiMatch():
+            return query
+        case Boost():
+            return replace(
+                query, positive=on_column(query.positive, column), negative=on_column(query.negative, column)
+            )
+        case Boolean():
+            return Boolean(
+                must=_each_on(query.must, column),
+                should=_each_on(query.should, column),
+                must_not=_each_on(query.must_not, column),
+            )
+
+
+def _each_on(queries: Sequence[TextQuery], column: str) -> tuple[TextQuery, ...]:
+    return tuple(on_column(query, column) for query in queries)

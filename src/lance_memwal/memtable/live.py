@@ -1,0 +1,95 @@
+"""The writers that live in this process, so that reads of a table find their memtables by themselves.
+
+Owns a registry of weak references. Invariants:
+
+1. The registry keeps no writer alive.
+2. A forked child knows none of them.
+3. When the program ends, no thread but the last one is inside a write.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Protocol
+
+from lance_memwal.memtable.memtable import InMemoryMemTables
+from lance_memwal.process import background
+
+__all__ = ["LiveShard", "all_of", "find", "forget", "register"]
+
+
+class LiveShard(Protocol):
+    """What a reader needs of a writer in its own process."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which it writes."""
+        ...
+
+    @property
+    def shard_id(self) -> str:
+        """The shard that it writes."""
+        ...
+
+    def capture(self) -> InMemoryMemTables | None:
+        """Active and frozen memtables together; None if it has none to show (closed, WAL-only)."""
+        ...
+
+    def leave(self, deadline: float) -> None:
+        """Let no other thread begin anything, until `deadline` (`monotonic`) at the latest: the program ends."""
+        ...
+
+
+_lock = threading.RLock()  # reentrant: a signal handler may look or close in the middle of another call
+_shards: dict[tuple[str, str], list[weakref.ref[LiveShard]]] = {}
+
+
+def register(table_key: str, shard: LiveShard) -> None:
+    """Let readers of the table find `shard`."""
+    with _lock:
+        known = _shards.setdefault((table_key, shard.shard_id), [])
+        known[:] = [ref for ref in known if ref() is not None]
+        known.append(weakref.ref(shard))
+
+
+def forget(table_key: str, shard: LiveShard) -> None:
+    """Remove `shard`; unknown is fine."""
+    with _lock:
+        known = _shards.get((table_key, shard.shard_id), [])
+        known[:] = [ref for ref in known if ref() is not None and ref() is not shard]
+        if not known:
+            _shards.pop((table_key, shard.shard_id), None)
+
+
+def find(table_key: str, shard_id: str) -> LiveShard | None:
+    """The registered writer of the highest epoch, the newest of equal ones (a table made anew at its place), if any."""
+    with _lock:
+        shards = [shard for ref in _shards.get((table_key, shard_id), []) if (shard := ref()) is not None]
+    return max(reversed(shards), key=lambda shard: shard.epoch, default=None)
+
+
+def all_of(table_key: str) -> list[LiveShard]:
+    """Every registered writer of the table."""
+    with _lock:
+        refs = [ref for (key, _), refs in _shards.items() if key == table_key for ref in refs]
+    return [shard for ref in refs if (shard := ref()) is not None]
+
+
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _shards.clear()
+
+
+def _leave_all(deadline: float) -> None:
+    for refs in list(_shards.values()):
+        for ref in list(refs):
+            shard = ref()
+            if shard is not None:
+                shard.leave(deadline)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+background.at_exit(_leave_all)

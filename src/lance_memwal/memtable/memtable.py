@@ -1,0 +1,477 @@
+"""The memtable: rows of one generation in memory, newest row per key, captured without copying.
+
+Owns `MemTable` (the append log), `InMemoryMemTableRef` (what a reader captured of it) and `ByteMeter` (the bytes of the
+indexes of one writer). Invariants:
+
+1. Batches are appended whole, in order, and never change; a capture is a number of batches, so it costs nothing and
+   stays right whatever is appended later. One append is one step: an interrupted one happened or did not.
+2. Recency is decided inside a capture: a row is the newest of its key if no later row *of the capture* has that key.
+3. The key index and the combined rows are made when a reader first needs them and grow with the rows; a put pays
+   nothing for them. Combined rows replace the batches that they were made of.
+4. Rows get into the indexes by `index_rows`, in order and never ahead of what the writer knows to exist, so that a
+   write that was interrupted and forgotten leaves nothing there. Batches are combined only after that.
+5. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
+   slice out of a large parent that it would keep alive; a large slice counts its parent.
+
+Called by: the writer (append, freeze), the read path (captures), flush.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lance_memwal.log.entry import TOMBSTONE
+from lance_memwal.memtable.index.hnsw import HnswMemIndex
+from lance_memwal.memtable.index.port import MemIndex
+from lance_memwal.memtable.key_index import KeyIndex, key_values
+from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.rows.dictionaries import SmallDictionaries
+from lance_memwal.rows.schema import TableSchema
+
+__all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
+
+_LOG = logging.getLogger(__name__)
+_PINNING_BYTES = 64 * 1024
+_ALIGNMENT = 16
+_BATCH_OVERHEAD_BYTES = 256
+_COLUMN_OVERHEAD_BYTES = 384
+_CHUNK_BYTES = 1 << 30  # Arrow's 32-bit offsets end at 2 GiB
+
+
+def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    """`batch`, copied if it is a small part of large buffers that it would keep alive, and the bytes of its buffers."""
+    size: int = batch.get_total_buffer_size()
+    if size <= _PINNING_BYTES or batch.nbytes * 4 >= size:
+        return batch, size
+    try:
+        batch = batch.take(pa.array(np.arange(batch.num_rows)))
+    except pa.ArrowNotImplementedError:  # a type that Arrow cannot gather: its parent is counted instead
+        return batch, size
+    return batch, batch.get_total_buffer_size()
+
+
+def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch`, with columns copied that native readers refuse.
+
+    Arrow IPC aligns to 8 bytes, so the rows of a WAL entry may be at odds with the 16 bytes that decimals need; and
+    slices of structs in structs are not imported.
+    """
+    before = batch.columns
+    columns = [_aligned(column) for column in before]
+    if all(new is old for new, old in zip(columns, before, strict=True)):
+        return batch
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _aligned(array: pa.Array) -> pa.Array:
+    is_whole = not array.offset or not pa.types.is_nested(array.type)
+    if is_whole and all(buffer is None or buffer.address % _ALIGNMENT == 0 for buffer in array.buffers()):
+        return array
+    return pa.concat_arrays([array, array.slice(0, 0)])  # of two arrays, the result is always a new one
+
+
+class ByteMeter:
+    """A number of bytes that several threads add to."""
+
+    __slots__ = ("_lock", "total")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.total = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Count `size_bytes` more (or less, if negative)."""
+        with self._lock:
+            self.total += size_bytes
+
+
+class MemTable:
+    """An append log of record batches. Appends are serialised by the writer; readers go through captures."""
+
+    __slots__ = (
+        "_chunks",
+        "_index",
+        "_index_lock",
+        "_indexed_batches",
+        "_lock",
+        "_log",
+        "_meter",
+        "_metered",
+        "_on_search",
+        "_overhead",
+        "_uncounted_rows",
+        "_values",
+        "covered_position",
+        "first_batch",
+        "generation",
+        "indexes",
+        "schema",
+    )
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        generation: int,
+        first_batch: int,
+        covered_position: int,
+        meter: ByteMeter | None = None,
+        indexes: Sequence[MemIndex] = (),
+        on_search: Callable[[], None] | None = None,
+    ) -> None:
+        """`first_batch` is the writer-wide number of its first batch; `covered_position` the WAL position behind it.
+
+        `meter` is told how the indexes grow, until `detach`; `on_search` is called when a search would gain by a graph.
+        """
+        self.schema = schema
+        self.generation = generation
+        self.first_batch = first_batch
+        self.covered_position = covered_position
+        self.indexes = tuple(indexes)
+        self._log: list[tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]] = []
+        self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
+        self._lock = threading.RLock()
+        self._chunks: list[tuple[int, pa.RecordBatch]] = []
+        self._index: KeyIndex | None = None
+        self._meter = meter if meter is not None else ByteMeter()
+        self._index_lock = threading.RLock()  # taken last: inside it, nothing waits
+        self._indexed_batches = 0
+        self._uncounted_rows = 0
+        self._metered = 0
+        self._on_search = on_search
+        self._values = SmallDictionaries(schema.small_dictionaries) if schema.small_dictionaries else None
+
+    @property
+    def num_batches(self) -> int:
+        """Batches appended so far."""
+        return len(self._log)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows appended so far."""
+        return self._log[-1][2] if self._log else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes of the rows."""
+        return self._log[-1][3] if self._log else 0
+
+    @property
+    def index_bytes(self) -> int:
+        """Resident bytes of the key index and of the other indexes, as they were last measured."""
+        return self._metered + (0 if self._index is None else self._index.size_bytes)
+
+    @property
+    def end_batch(self) -> int:
+        """The writer-wide number behind its last batch."""
+        return self.first_batch + len(self._log)
+
+    def append(self, batch: pa.RecordBatch, tombstone: pa.BooleanArray | None, size_bytes: int | None = None) -> None:
+        """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known."""
+        rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
+        size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
+        if self._values is not None:
+            self._values.add(batch)
+        self._log.append((batch, tombstone, rows + batch.num_rows, size))
+
+    def can_hold(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Whether the dictionaries of `batches` go together with those that are here."""
+        return self._values is None or self._values.too_small_for(batches) is None
+
+    def truncate(self, num_batches: int) -> None:
+        """Forget what was appended behind the first `num_batches` batches; no capture may hold it."""
+        del self._log[num_batches:]
+
+    def detach(self) -> None:
+        """Stop counting in the writer's meter: the memtable is not the writer's any more."""
+        with self._lock, self._index_lock:
+            self._meter.add(-self.index_bytes)
+            self._meter, self._metered, self._on_search = ByteMeter(), 0, None
+
+    def capture(self, num_batches: int | None = None) -> InMemoryMemTableRef:
+        """The first `num_batches` batches (all by default) as an immutable value."""
+        count = len(self._log) if num_batches is None else num_batches
+        return InMemoryMemTableRef(self, count, self._rows_of(count))
+
+    def _rows_of(self, num_batches: int) -> int:
+        return self._log[num_batches - 1][2] if num_batches else 0
+
+    # ------------------------------------------------------------------------------------------------------ indexes
+
+    @property
+    def unindexed_rows(self) -> int:
+        """Rows that the indexes have not taken in yet."""
+        return self.num_rows - self._rows_of(self._indexed_batches)
+
+    def index_rows(self, num_batches: int | None = None) -> None:
+        """Take the first `num_batches` batches (all by default) into the indexes; what they hold already stays."""
+        if self.indexes:
+            refuse_on_top(self._index_lock, "indexing")
+            with self._index_lock:
+                self._index_upto(len(self._log) if num_batches is None else num_batches)
+                self._measure()
+
+    def filled_indexes(self, num_batches: int) -> tuple[MemIndex, ...]:
+        """The indexes, holding at least the first `num_batches` batches."""
+        refuse_on_top(self._index_lock, "a search")
+        with self._index_lock:
+            self._index_upto(num_batches)
+            return self.indexes
+
+    def _index_upto(self, num_batches: int) -> None:
+        while (number := self._indexed_batches) < num_batches:
+            batch, start = self._log[number][0], self._log[number - 1][2] if number else 0
+            if batch is not None:
+                self._insert_into_indexes(batch, start)
+            self._indexed_batches = number + 1
+
+    def _insert_into_indexes(self, batch: pa.RecordBatch, start: int) -> None:
+        """Give one batch to every index; without them reads are exact, so that a failing one costs no write."""
+        try:
+            for index in self.indexes:
+                index.insert(batch, start)
+            self._uncounted_rows += batch.num_rows if self.indexes else 0
+        except Exception as error:
+            _LOG.warning("indexes of a memtable are dropped [generation=%d]: %s", self.generation, error)
+            self.indexes = ()
+
+    def adopt(self, indexes: Sequence[MemIndex]) -> None:
+        """Have these indexes from now on; new ones are given every row that the others hold."""
+        with self._lock, self._index_lock:
+            known = self.indexes
+            for index in indexes:
+                if not any(index is other for other in known):
+                    self._feed(index)
+            self.indexes = tuple(indexes)
+            self._measure()
+
+    def _feed(self, index: MemIndex) -> None:
+        start = 0
+        for _, chunk in self._chunks:
+            index.insert(chunk, start)
+            start += chunk.num_rows
+        for batch, _, rows, _ in self._log[self._chunks[-1][0] if self._chunks else 0 : self._indexed_batches]:
+            if batch is not None:
+                index.insert(batch, start)
+            start = rows
+
+    def _measure(self) -> None:
+        size = sum(index.size_bytes for index in self.indexes)
+        if size != self._metered:
+            self._meter.add(size - self._metered)
+            self._metered = size
+
+    def measure(self) -> None:
+        """Tell the meter how large the indexes are now."""
+        with self._index_lock:
+            self._measure()
+
+    def take_indexed(self) -> int:
+        """Rows that were indexed since this was last asked."""
+        with self._index_lock:
+            rows, self._uncounted_rows = self._uncounted_rows, 0
+        return rows
+
+    def searched(self) -> None:
+        """Measure what a search built, and say so where the next one would gain by a graph."""
+        if not self.indexes:
+            return
+        with self._index_lock:
+            self._measure()
+            on_search = self._on_search
+        if on_search is not None and any(isinstance(i, HnswMemIndex) and i.wants_graph for i in self.indexes):
+            on_search()
+
+    # ----------------------------------------------------------------------------------------- what readers share
+
+    def combined(self, num_batches: int) -> pa.Table:
+        """The rows of the first `num_batches` batches with `_tombstone`, in few chunks."""
+        refuse_on_top(self._lock, "a read")
+        with self._lock:
+            self._combine(num_batches)
+            chunks = [chunk for _, chunk in self._chunks]
+        table = pa.Table.from_batches(chunks, schema=self.schema.memory)
+        rows = self._rows_of(num_batches)
+        return table if table.num_rows == rows else table.slice(0, rows)
+
+    def locate(self, num_batches: int, row: int) -> tuple[pa.RecordBatch, int]:
+        """The combined batch that holds a row of the first `num_batches` batches, and its place there."""
+        refuse_on_top(self._lock, "a read")
+        with self._lock:
+            self._combine(num_batches)
+            for _, chunk in self._chunks:
+                if row < chunk.num_rows:
+                    return chunk, row
+                row -= chunk.num_rows
+        raise IndexError(row)
+
+    def _combine(self, num_batches: int) -> None:
+        done = self._chunks[-1][0] if self._chunks else 0
+        refuse_on_top(self._index_lock, "a read")
+        with self._index_lock:
+            self._index_upto(num_batches)
+        while done < num_batches:
+            end = self._chunk_end(done, num_batches)
+            self._chunks.append((end, self._combine_new(done, end)))
+            # A capture reads the chunk from now on: the batches would only hold the same rows a second time.
+            self._log[done:end] = [(None, None, rows, size) for _, _, rows, size in self._log[done:end]]
+            self._merge_chunks()
+            done = end
+
+    def _chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk that begins with batch `start` ends: at `end`, or before it grows too large."""
+        limit = (self._log[start - 1][3] if start else 0) + _CHUNK_BYTES
+        if self._log[end - 1][3] <= limit:
+            return end
+        return next((i for i in range(start + 1, end) if self._log[i][3] > limit), end)
+
+    def _merge_chunks(self) -> None:
+        """Keep the chunks few: the last one joins its neighbour once it is half as long."""
+        while len(self._chunks) > 1:
+            (_, older), (end, newer) = self._chunks[-2:]
+            if newer.num_rows * 2 <= older.num_rows or older.nbytes + newer.nbytes > _CHUNK_BYTES:
+                return
+            self._chunks[-2:] = [(end, _concat([older, newer], self.schema.memory))]
+
+    def _combine_new(self, start: int, end: int) -> pa.RecordBatch:
+        columns, memory = self.schema.nullable, self.schema.memory
+        appended = [(batch, flags) for batch, flags, _, _ in self._log[start:end] if batch is not None]
+        rows = _concat(
+            [
+                b if b.schema.equals(columns) else pa.RecordBatch.from_arrays(b.columns, schema=columns)
+                for b, _ in appended
+            ],
+            columns,
+        )
+        if all(flags is None for _, flags in appended):
+            tombstone = pa.array(np.zeros(rows.num_rows, dtype=bool))
+        else:
+            tombstone = pa.concat_arrays(
+                [pa.array(np.zeros(b.num_rows, dtype=bool)) if flags is None else flags for b, flags in appended]
+            )
+        return pa.RecordBatch.from_arrays([*rows.columns, tombstone], schema=memory)
+
+    def index(self, num_batches: int) -> KeyIndex:
+        """The key index, brought up to at least the first `num_batches` batches."""
+        rows = self._rows_of(num_batches)
+        index = self._index
+        if index is not None and index.num_rows >= rows:
+            return index
+        table = self.combined(num_batches)
+        refuse_on_top(self._lock, "a read")
+        with self._lock:
+            index = self._index if self._index is not None else KeyIndex()
+            if index.num_rows < rows:
+                fresh = table.slice(index.num_rows)
+                keys = [_one_array(fresh.column(name)) for name in self.schema.primary_key]
+                before = index.size_bytes
+                index.extend(keys)
+                self._meter.add(index.size_bytes - before)
+            self._index = index
+        return index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InMemoryMemTableRef:
+    """What a reader captured of a memtable: its first batches, for ever the same."""
+
+    memtable: MemTable
+    num_batches: int
+    num_rows: int
+
+    @property
+    def generation(self) -> int:
+        """The generation that these rows belong to."""
+        return self.memtable.generation
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns as users see them."""
+        return self.memtable.schema.columns
+
+    @property
+    def indexes(self) -> tuple[MemIndex, ...]:
+        """The memtable's indexes; every captured row is in them."""
+        return self.memtable.filled_indexes(self.num_batches)
+
+    @property
+    def batches(self) -> list[pa.RecordBatch]:
+        """The captured rows with `_tombstone` last, in few batches."""
+        return self.table().to_batches() if self.num_batches else []
+
+    def table(self) -> pa.Table:
+        """All captured rows, older versions and tombstones included, `_tombstone` last."""
+        return self.memtable.combined(self.num_batches)
+
+    def newest_mask(self) -> npt.NDArray[np.bool_]:
+        """Per captured row: whether no later captured row has its key. Every row of an append-only table counts."""
+        if not self.memtable.schema.primary_key or not self.num_batches:
+            return np.ones(self.num_rows, dtype=bool)
+        return self.memtable.index(self.num_batches).newest_mask(self.num_rows)
+
+    def newest(self) -> pa.Table:
+        """The newest row of every key, tombstones included."""
+        table, mask = self.table(), self.newest_mask()
+        return table if mask.all() else table.filter(pa.array(mask))
+
+    def live(self) -> pa.Table:
+        """The rows that a reader of this memtable alone would see: newest per key, no tombstones, table columns."""
+        table, mask = self.table(), self.newest_mask()
+        tombstones = _one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False)
+        mask &= ~tombstones
+        columns = table.drop_columns([TOMBSTONE])
+        return columns if mask.all() else columns.filter(pa.array(mask))
+
+    def locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+        """The batch that holds a captured row, `_tombstone` last, and its place there."""
+        return self.memtable.locate(self.num_batches, row)
+
+    def find(self, keys: Sequence[Any]) -> npt.NDArray[np.int64]:
+        """Per key (as `key_values` makes them): the newest captured row, or -1."""
+        if not self.num_batches:
+            return np.full(len(keys), -1, dtype=np.int64)
+        return self.memtable.index(self.num_batches).find(keys, self.num_rows)
+
+    def __repr__(self) -> str:
+        return f"InMemoryMemTableRef(generation={self.generation}, num_rows={self.num_rows})"
+
+
+@dataclass(frozen=True, slots=True)
+class InMemoryMemTables:
+    """Active and frozen memtables of one writer of one table, captured together; frozen oldest first."""
+
+    active: InMemoryMemTableRef
+    frozen: tuple[InMemoryMemTableRef, ...]
+    shard_id: str
+    epoch: int
+    table_id: str | None = None
+
+    def is_of(self, table_id: str | None) -> bool:
+        """Whether the rows may belong to the table of that id: an id that is not known excludes nothing."""
+        return self.table_id is None or table_id is None or self.table_id == table_id
+
+    @property
+    def ascending(self) -> tuple[InMemoryMemTableRef, ...]:
+        """All of them by generation, ascending."""
+        return (*self.frozen, self.active)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):
+        return combined.chunk(0) if combined.num_chunks else pa.array([], type=combined.type)
+    return combined
+
+
+def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return aligned(batches[0])
+    table = pa.Table.from_batches(batches, schema=schema)
+    return pa.RecordBatch.from_arrays([_one_array(column) for column in table.columns], schema=schema)

@@ -1,0 +1,323 @@
+"""Work beside the callers: one small set of threads for all writers of the process.
+
+Owns `Task`, and the threads. A task is a function that runs when somebody pokes it, and again after the seconds that it
+returned. Invariants:
+
+1. The number of threads has a limit per kind of work, however many tasks there are. They are made for the first task
+   and end with the last one.
+2. A task runs in one thread at a time; a poke while it runs makes it run again.
+3. `poke` and `cancel` take no lock and start no thread: a finaliser or a signal handler may call them anywhere.
+4. In a forked child there are no threads and no task runs.
+5. When the program ends nothing new is begun, no task enters Lance again, and what runs is waited for, up to
+   `EXIT_SECONDS`: a thread that comes back from native code into an interpreter that is being taken down would abort
+   the whole process. After that a task runs in whichever thread needs its work (`run_here`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, TypeAlias
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import ClosedError
+from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS
+
+__all__ = ["EXIT_SECONDS", "Kind", "Task", "at_exit", "is_ending", "refuse_at_exit"]
+
+_LOG = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["ticker", "flush", "index", "compact"]
+_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 4, "index": 1, "compact": 2}
+EXIT_SECONDS = 20.0
+_JOIN_SECONDS = 60.0
+
+
+class Task:
+    """One piece of recurring work; it does nothing before `start`."""
+
+    __slots__ = ("_again", "_due", "_kind", "_lane", "_queued", "_run", "_turn", "cancelled")
+
+    def __init__(self, run: Callable[[], float | None], kind: Kind) -> None:
+        """`run` returns after how many seconds it wants to run again; None: when it is poked."""
+        self._run = run
+        self._kind: Kind = kind
+        self._lane: _Lane | None = None
+        self._turn = threading.Lock()
+        self._queued = False
+        self._again = False
+        self._due: float | None = None
+        self.cancelled = False
+
+    @classmethod
+    def none(cls) -> Task:
+        """A task without work."""
+        return cls(_nothing, "ticker")
+
+    def start(self, clock: Clock = SYSTEM_CLOCK) -> Task:
+        """Run when poked, from now on; `clock` starts the thread if there is none yet."""
+        self._lane = _lane_for(self, clock)
+        return self
+
+    def poke(self) -> None:
+        """Run soon."""
+        lane = self._lane
+        if lane is not None and not self._queued:
+            self._queued = True
+            lane.queue.put(self)
+
+    def cancel(self) -> None:
+        """Begin nothing new; does not wait."""
+        self.cancelled = True
+        self.poke()  # a worker forgets it
+
+    def stop(self, seconds: float = _JOIN_SECONDS) -> None:
+        """Cancel, and return when it does not run; with the last task the threads have ended, too."""
+        self.cancel()
+        lane = self._lane
+        if lane is None:
+            return
+        if not lane.runs_here(self) and self._turn.acquire(timeout=seconds):
+            self._turn.release()
+        lane.pool.forget(self)
+        lane.pool.join_if_over(seconds)
+
+    def run_here(self) -> bool:
+        """Run in the calling thread, if the program ends and no other thread will; False if another one will."""
+        if not _ending or self.cancelled or self._lane is None:
+            return False
+        if not self._turn.acquire(timeout=LOOK_AGAIN_SECONDS):
+            return False  # a worker is still at it
+        try:
+            self._run()
+        finally:
+            self._turn.release()
+        return True
+
+    def orphan(self) -> None:
+        """Be nothing in a forked child, whatever a thread of the parent did with it."""
+        self._lane, self._turn, self.cancelled = None, threading.Lock(), True
+
+    def _step(self, lane: _Lane) -> None:
+        """Run once in a worker, unless another worker is at it, which then does it again."""
+        if self.cancelled:
+            lane.pool.forget(self)
+            return
+        if not self._turn.acquire(blocking=False):
+            self._again = True
+            if not self._turn.acquire(blocking=False):
+                return
+        self._again = False
+        delay = None
+        try:
+            delay = self._run()
+        except BaseException as error:  # the thread belongs to all tasks
+            if not _ending:
+                _LOG.warning("background work failed [kind=%s]: %s", self._kind, error)
+        finally:
+            self._turn.release()
+        if self.cancelled:
+            lane.pool.forget(self)
+        elif self._again or delay == 0:
+            self.poke()  # behind the others
+        elif delay is not None:
+            lane.again(self, delay)
+
+    def release(self) -> None:
+        """Keep nothing alive; a timer may still hold this task."""
+        self._run = _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+class _Lane:
+    """The threads and the queue of one kind of work."""
+
+    def __init__(self, pool: _Pool, kind: Kind) -> None:
+        self.pool = pool
+        self.kind = kind
+        self.queue: SimpleQueue[Task | None] = SimpleQueue()
+        self.threads: list[Any] = []
+        self._running: dict[int, Task] = {}
+        self._lock = threading.Lock()  # among the workers of this lane
+        self._timers: list[tuple[float, int, Task]] = []
+        self._numbers = count()
+
+    def grow(self, clock: Clock) -> None:
+        """Start one more thread."""
+        self.threads.append(clock.spawn(self._work, f"memwal-{self.kind}-{len(self.threads)}"))
+
+    def runs_here(self, task: Task) -> bool:
+        """Whether the calling thread is the worker that runs `task`."""
+        return self._running.get(threading.get_ident()) is task
+
+    def again(self, task: Task, delay_seconds: float) -> None:
+        """Poke `task` later."""
+        due = SYSTEM_CLOCK.monotonic() + delay_seconds
+        with self._lock:
+            if task._due is not None and task._due <= due:
+                return  # it looks anew then
+            task._due = due
+            earliest = not self._timers or due < self._timers[0][0]
+            heappush(self._timers, (due, next(self._numbers), task))
+        if earliest:
+            self.queue.put(None)  # somebody may sleep for too long
+
+    def _work(self) -> None:
+        me = threading.get_ident()
+        _workers.add(me)
+        while not self.pool.over:
+            task = self._next()
+            if task is None or self.pool.over:
+                continue
+            if not self.queue.empty() and len(self.threads) < _LIMITS[self.kind]:
+                self._grow_if_short()
+            task._queued = False
+            self._running[me] = task
+            task._step(self)
+            self._running.pop(me, None)
+            del task  # a worker that sleeps keeps nothing alive
+        _workers.discard(me)
+
+    def _grow_if_short(self) -> None:
+        with self._lock:
+            if len(self.threads) < _LIMITS[self.kind]:
+                try:
+                    self.grow(SYSTEM_CLOCK)
+                except RuntimeError as error:  # the system has no more threads: fewer do it, too
+                    _LOG.warning("no more threads for background work [kind=%s]: %s", self.kind, error)
+
+    def _next(self) -> Task | None:
+        """The next task that was poked; None if there is none yet."""
+        try:
+            return self.queue.get(timeout=self._poke_due())
+        except Empty:
+            return None
+
+    def _poke_due(self) -> float | None:
+        """Poke what is due; returns the seconds until something else is."""
+        with self._lock:
+            now = SYSTEM_CLOCK.monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                due, _, task = heappop(self._timers)
+                if task._due == due:
+                    task._due = None
+                task.poke()
+            return self._timers[0][0] - now if self._timers else None
+
+    def end(self) -> None:
+        """Let every thread of this lane end after what it does now."""
+        for _ in self.threads:
+            self.queue.put(None)
+
+
+class _Pool:
+    """The lanes, from the first task to the last one."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.lanes: dict[Kind, _Lane] = {}
+        self.tasks: set[Task] = set()
+
+    def forget(self, task: Task) -> None:
+        """Drop a task; with the last one the threads end."""
+        with _lock:
+            self.tasks.discard(task)
+            task.release()
+            if not self.tasks:
+                self.close()
+
+    def close(self) -> None:
+        """Let all threads end."""
+        self.over = True
+        for lane in tuple(self.lanes.values()):
+            lane.end()
+
+    def join_if_over(self, seconds: float) -> None:
+        """Return when the threads have ended, if they are to; after `seconds` at the latest."""
+        if not self.over:
+            return
+        deadline = SYSTEM_CLOCK.monotonic() + seconds
+        for lane in tuple(self.lanes.values()):
+            for thread in tuple(lane.threads):
+                if thread is not threading.current_thread():
+                    thread.join(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
+
+
+_lock = threading.RLock()  # reentrant: a signal handler may end a writer while another one is being opened
+_pool: _Pool | None = None
+_ending = False
+_registered = False
+_workers: set[int] = set()
+_exit_hooks: list[Callable[[float], None]] = []
+
+
+def is_ending() -> bool:
+    """Whether the program ends: no thread begins anything new."""
+    return _ending
+
+
+def refuse_at_exit() -> None:
+    """Raise in a background thread if the program ends: it must not begin another native call."""
+    if _ending and threading.get_ident() in _workers:
+        raise ClosedError("the program ends; background work stops")
+
+
+def at_exit(hook: Callable[[float], None]) -> None:
+    """Call `hook` with a deadline (`monotonic`) when the program ends, before the threads do."""
+    _exit_hooks.append(hook)
+
+
+def _lane_for(task: Task, clock: Clock) -> _Lane:
+    """The lane of `task`, which from now on counts; the first task of all makes the threads."""
+    global _pool, _registered
+    while True:
+        with _lock:
+            if not _registered:
+                _registered = True
+                atexit.register(_end)
+            if _pool is None or _pool.over:
+                _pool = _Pool()
+            pool = _pool
+            pool.tasks.add(task)
+            lane = pool.lanes.setdefault(task._kind, _Lane(pool, task._kind))
+            try:
+                if not lane.threads and not _ending:
+                    lane.grow(clock)
+            except BaseException:
+                pool.forget(task)
+                raise
+            if not pool.over:
+                return lane
+
+
+def _end() -> None:
+    """The program ends: do what was promised, then wait for what runs."""
+    global _ending
+    deadline = SYSTEM_CLOCK.monotonic() + EXIT_SECONDS
+    for hook in _exit_hooks:
+        hook(deadline)
+    _ending, pool = True, _pool
+    if pool is not None:
+        pool.close()
+        pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic())
+
+
+def _forget_in_child() -> None:
+    global _lock, _pool, _ending
+    _workers.clear()
+    tasks = _pool.tasks if _pool is not None else set()
+    _lock, _pool, _ending = threading.RLock(), None, False
+    for task in tuple(tasks):
+        task.orphan()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,108 @@
+"""Waiting that an interrupt, a signal handler or a collected object cannot break.
+
+Owns `Waiters` and `is_on_top`. `threading.Condition` is Python code that gives a lock up and takes it back: an interrupt
+between the two leaves its caller to release a lock that it does not hold, which hides the interrupt behind a
+`RuntimeError`. Invariants:
+
+1. Nobody waits while it holds a lock: the caller stands in line under its lock, leaves the lock, and then sleeps.
+2. A wake-up takes no lock, so that it may come from anywhere.
+3. A wake-up that an interrupt loses costs a second: whoever sleeps looks again by itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from lance_memwal.errors import UnavailableError
+
+__all__ = ["LOOK_AGAIN_SECONDS", "Place", "Waiters", "is_on_top", "on_top_error", "refuse_on_top"]
+
+LOOK_AGAIN_SECONDS = 1.0
+_PACKAGE = __name__.partition(".")[0]
+_CALLERS = frozenset({"cli", "demo", "spark", "testing", "ui", "__main__"})  # parts that call the others as a user does
+
+
+class Place:
+    """A place in the line of those who wait; it serves once."""
+
+    __slots__ = ("_awake",)
+
+    def __init__(self) -> None:
+        self._awake = threading.Lock()
+        self._awake.acquire()
+
+    def sleep(self, seconds: float = LOOK_AGAIN_SECONDS) -> None:
+        """Return when woken, or after `seconds` (a second at most): then the caller looks again."""
+        self._awake.acquire(timeout=max(0.0, min(seconds, LOOK_AGAIN_SECONDS)))
+
+    def wake(self) -> None:
+        """End the sleep, now or when it begins; once only."""
+        self._awake.release()
+
+
+class Waiters:
+    """Those who wait for a change."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self) -> None:
+        self._line: deque[Place] = deque()
+
+    def stand(self) -> Place:
+        """A place in the line; taken under the lock that guards what is waited for, slept in without it."""
+        place = Place()
+        self._line.append(place)
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place back that nobody woke."""
+        try:  # noqa: SIM105 (a context manager can be interrupted in more places)
+            self._line.remove(place)
+        except ValueError:
+            pass
+
+    def wake_all(self) -> None:
+        """Let everybody look again."""
+        for _ in range(len(self._line)):
+            try:
+                self._line.popleft().wake()
+            except IndexError:  # another thread wakes them too
+                return
+
+
+def is_on_top() -> bool:
+    """Whether the caller's caller was called on top of another call into this package, in the same thread.
+
+    That is a signal handler which interrupted that call (or a callback of it): whatever the call below holds stays held
+    until the handler returns, so that nothing here may wait for it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    while frame is not None and not _is_ours(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_ours(frame: FrameType) -> bool:
+    package, _, rest = frame.f_globals.get("__name__", "").partition(".")
+    return package == _PACKAGE and rest.partition(".")[0] not in _CALLERS
+
+
+def refuse_on_top(lock: Any, what: str) -> None:
+    """Raise if this thread holds `lock` (an `RLock`) already: what is half done below must not be met, or done twice."""
+    if lock._is_owned():
+        raise on_top_error(what)
+
+
+def on_top_error(what: str) -> UnavailableError:
+    """The error of a call in a signal handler that would have to wait for the very call which the signal interrupted."""
+    return UnavailableError(
+        f"{what} was called on top of another call of the same thread, as a signal handler does, and cannot wait for it; "
+        "call it after that one has returned, or from another thread",
+        ambiguous=False,
+    )

@@ -1,0 +1,135 @@
+"""Finding rows of the base table by key.
+
+Owns `BaseLookup`. The first lookups of a base version go through its scalar index where there is one; after a few, or
+where there is none, an index of key hashes and row ids is built in memory, if it fits the limit. Invariants:
+
+1. A hash only ever proposes rows; the key of every proposed row is compared before it is an answer.
+2. The index belongs to one version of one table and is dropped with it.
+3. Beyond the limit, lookups are filters that Lance answers itself.
+
+Called by: lookups.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.rows.key_encoding import encode_composite
+from lance_memwal.rows.keys import as_numbers, key_array, one_array
+from lance_memwal.rows.literals import in_list
+from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.rows.siphash import hash_messages
+
+__all__ = ["BaseLookup"]
+
+_LIMIT_BYTES = 512 << 20
+_BYTES_PER_ROW = 16
+_INDEX_AFTER_LOOKUPS = 8
+_ROW_ID = "_rowid"
+
+
+class BaseLookup:
+    """Row lookups of one table's base, by key; follows the base version that it is asked about."""
+
+    def __init__(self, primary_key: Sequence[str], limit_bytes: int = _LIMIT_BYTES) -> None:
+        self._key = list(primary_key)
+        self._limit_bytes = limit_bytes
+        self._lock = threading.RLock()
+        self._known: tuple[object, ...] = ()
+        self._asked = 0
+        self._index: _HashIndex | None = None
+
+    def find(self, base: BaseTable, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+        """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
+        wanted = list(dict.fromkeys([*columns, *self._key]))
+        if base.dataset.count_rows() == 0 or keys.num_rows == 0:
+            return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
+        index = self._index_for(base)
+        with base.reading("looking keys up in the base table"):
+            if index is None:
+                return self._by_filter(base, keys, wanted)
+            row_ids = index.propose(keys)
+            if not len(row_ids):
+                return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
+            rows = base.dataset._take_rows(row_ids.tolist(), columns=wanted)
+        table = rows if isinstance(rows, pa.Table) else pa.table(rows)
+        return table if index.exact else self._verified(table, keys)
+
+    def _index_for(self, base: BaseTable) -> _HashIndex | None:
+        with self._lock:
+            version = (base.table_id, base.version, base.stamp)  # a table made anew has versions of the same number
+            if version != self._known:
+                self._known, self._asked, self._index = version, 0, None
+            self._asked += 1
+            if self._index is None and self._worth_building(base):
+                self._index = _HashIndex.build(base, self._key)
+            return self._index
+
+    def _worth_building(self, base: BaseTable) -> bool:
+        fits = base.dataset.count_rows() * _BYTES_PER_ROW <= self._limit_bytes
+        indexed = any(self._covers(entry.field_ids, base) for entry in base.index_entries)
+        return fits and (not indexed or self._asked > _INDEX_AFTER_LOOKUPS)
+
+    def _covers(self, fields: Sequence[int], base: BaseTable) -> bool:
+        return len(self._key) == 1 and list(fields) == [base.column_ids[self._key[0]]]
+
+    def _by_filter(self, base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
+        conditions = [in_list(name, keys.column(i)) for i, name in enumerate(self._key)]
+        return self._verified(base.dataset.to_table(columns=wanted, filter=" and ".join(conditions)), keys)
+
+    def _verified(self, table: pa.Table, keys: pa.RecordBatch) -> pa.Table:
+        found = pc.is_in(key_array(table.select(self._key).columns), value_set=key_array(keys.columns))
+        return table.filter(found)
+
+
+class _HashIndex:
+    """Sorted key hashes with row ids; integer keys are their own hash."""
+
+    __slots__ = ("_hashes", "_row_ids", "exact")
+
+    def __init__(self, hashes: npt.NDArray[np.generic], row_ids: npt.NDArray[np.uint64], *, exact: bool) -> None:
+        order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[order]
+        self._row_ids = row_ids[order]
+        self.exact = exact
+
+    @classmethod
+    def build(cls, base: BaseTable, key: list[str]) -> _HashIndex:
+        with base.reading("indexing the keys of the base table"):
+            scanner = base.dataset.scanner(columns=key, with_row_id=True, batch_size=262_144)
+            hashes, row_ids = [], []
+            exact = True
+            for batch in scanner.to_batches():
+                part, exact = _hashes([batch.column(name) for name in key])
+                hashes.append(part)
+                row_ids.append(one_array(batch.column(_ROW_ID)).to_numpy())
+        return cls(np.concatenate(hashes), np.concatenate(row_ids), exact=exact)
+
+    def propose(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
+        """Row ids whose key has the hash of one of `keys`."""
+        wanted, _ = _hashes(keys.columns)
+        wanted = np.unique(wanted)
+        low = np.searchsorted(self._hashes, wanted, side="left")
+        high = np.searchsorted(self._hashes, wanted, side="right")
+        if len(wanted) == 1:
+            return self._row_ids[low[0] : high[0]]
+        hits = np.flatnonzero(high > low)
+        spans = [self._row_ids[low[i] : high[i]] for i in hits]
+        return np.concatenate(spans) if spans else self._row_ids[:0]
+
+
+def _hashes(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.generic], bool]:
+    """Hashes of keys, and whether equal hashes mean equal keys."""
+    if len(columns) == 1:
+        numbers = as_numbers(one_array(columns[0]))
+        if numbers is not None:
+            return numbers, True
+    encoded = encode_composite([one_array(column) for column in columns])
+    return hash_messages([encoded.cast(pa.large_binary())]), False

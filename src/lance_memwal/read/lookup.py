@@ -1,0 +1,121 @@
+"""Point lookups: the newest live row of each key, tier by tier, newest first.
+
+Owns `lookup_rows`. Invariants:
+
+1. A key that a tier of a shard has, even as a tombstone, is decided there; older tiers are not asked for it.
+2. A key that memory decides costs no look at SSTables or the base table.
+3. A tier is asked once for all keys that are left, and for each of them once.
+4. A lookup finds what a scan shows: keys are compared within a shard, and between any shard and the base table. Where
+   a key lives in two shards (see `allow_keys_across_shards`), both rows are found.
+
+Called by: the table facade, `ShardWriter.get` and `lookup`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lance_memwal.log.entry import TOMBSTONE
+from lance_memwal.memtable.memtable import key_values
+from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.merge import SHARED_INDEXES, ShardMerge
+from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.rows.keys import distinct, key_array
+from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.rows.schema import checked_columns
+
+__all__ = ["lookup_rows"]
+
+_KEPT_BYTES = 16 << 20
+
+
+def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+    """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
+    table = snapshot.schema.columns
+    columns = checked_columns(columns, table)
+    schema = pa.schema([table.field(name) for name in columns])
+    if not columns:
+        return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
+    if keys.num_rows > 1:
+        keys = _each_once(keys)
+    nowhere = np.ones(keys.num_rows, dtype=bool)
+    parts: list[pa.Table] = []
+    for view in snapshot.shards:
+        merge = ShardMerge(view, snapshot, SHARED_INDEXES)
+        left = np.arange(keys.num_rows)
+        if view.memory:
+            left = _from_memory(merge, keys, left, columns, parts)
+        if len(left) and view.sstables:
+            left = _from_sstables(merge, snapshot, keys, left, columns, parts)
+        if len(left) < keys.num_rows:
+            open_here = np.zeros(keys.num_rows, dtype=bool)
+            open_here[left] = True
+            nowhere &= open_here
+    if nowhere.any():
+        wanted = keys if nowhere.all() else keys.filter(pa.array(nowhere))
+        parts.append(base_lookup.find(snapshot.base, wanted, columns).select(list(columns)))
+    return _union(parts, schema)
+
+
+def _each_once(keys: pa.RecordBatch) -> pa.RecordBatch:
+    """`keys` without repetitions."""
+    first = distinct(key_array(keys.columns))
+    return keys if len(first) == keys.num_rows else keys.take(pa.array(first))
+
+
+def _from_memory(
+    merge: ShardMerge, keys: pa.RecordBatch, left: npt.NDArray[np.int64], columns: Sequence[str], parts: list[pa.Table]
+) -> npt.NDArray[np.int64]:
+    """Answer what memory knows, newest generation first; returns the keys that are still open."""
+    values = key_values([column.take(pa.array(left)) for column in keys.columns])
+    open_keys = np.ones(len(left), dtype=bool)
+    for ref in reversed(merge.view.memory):
+        found = ref.find(values)
+        hits = open_keys & (found >= 0)
+        if hits.any():
+            rows = ref.table().select([*columns, TOMBSTONE]).take(pa.array(found[hits]))
+            parts.append(_living(rows))
+            open_keys &= ~hits
+    return left[open_keys]
+
+
+def _from_sstables(
+    merge: ShardMerge,
+    snapshot: Snapshot,
+    keys: pa.RecordBatch,
+    left: npt.NDArray[np.int64],
+    columns: Sequence[str],
+    parts: list[pa.Table],
+) -> npt.NDArray[np.int64]:
+    """Answer what the shard's SSTables know; returns the keys that are still open."""
+    index = merge.index
+    if index is None:
+        return left
+    wanted = key_array(keys.columns if len(left) == keys.num_rows else keys.take(pa.array(left)).columns)
+    entries = index.locate(wanted)
+    known = entries[entries >= 0]
+    for owner in np.unique(index.owners[known]).tolist():
+        offsets = index.offsets[known[index.owners[known] == owner]]
+        reader = index.readers[owner]
+        if (reader.sstable.in_memory_bytes or _KEPT_BYTES + 1) <= _KEPT_BYTES:
+            reader.all_rows(snapshot.schema)  # small: read once, then every key of it is a look into memory
+        parts.append(_living(reader.take(snapshot.schema, offsets, columns)))
+    return left[entries < 0]
+
+
+def _living(rows: pa.Table) -> pa.Table:
+    flags = rows.column(TOMBSTONE).to_numpy()
+    live = rows.drop_columns([TOMBSTONE])
+    return live.filter(pa.array(~flags)) if flags.any() else live
+
+
+def _union(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Rows of several tiers under one schema; tiers differ in nullability only."""
+    some = [pa.Table.from_arrays(part.columns, schema=schema) for part in parts if part.num_rows]
+    if not some:
+        return no_rows(schema)
+    return some[0] if len(some) == 1 else pa.concat_tables(some)

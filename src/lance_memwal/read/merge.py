@@ -1,0 +1,310 @@
+"""The newest-wins merge of a snapshot's tiers, as a stream of batches.
+
+Owns `Merge`. Order of output: memory, SSTables, base table. Invariants:
+
+1. Recency is decided by key alone, before filter and limit: what a newer tier replaced or deleted is hidden whether or
+   not the newer row matches.
+2. Keys are compared within a shard, and between any shard and the base table.
+3. Tombstones never appear. Every row of an append-only table does.
+4. Base rows stream; memory holds the keys of the fresh tiers and one batch per source.
+
+Called by: `Scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lance_memwal.clock import thread_pool
+from lance_memwal.log.entry import TOMBSTONE
+from lance_memwal.memtable.memtable import InMemoryMemTableRef
+from lance_memwal.memtable.scan import matching_rows, narrowed, winners
+from lance_memwal.read.fresh import FreshIndex, FreshIndexCache
+from lance_memwal.read.snapshot import ShardView, Snapshot
+from lance_memwal.rows.filter import RowFilter, pushdown
+from lance_memwal.rows.keys import KeySet, concat_keys, key_array, one_array
+from lance_memwal.sstable.read import SHARED_CACHE, SsTableReader
+
+__all__ = [
+    "GENERATION",
+    "ROW_ADDRESS",
+    "SHARED_INDEXES",
+    "Merge",
+    "Projection",
+    "ShardMerge",
+    "not_in",
+    "tombstone_flags",
+]
+
+ROW_ADDRESS = "_rowaddr"
+GENERATION = "_memtable_gen"
+SHARED_INDEXES = FreshIndexCache(SHARED_CACHE)
+_TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
+_READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
+_OPEN_AT_ONCE = 4
+_FILTERED_TOGETHER = 1 << 16  # rows: evaluating a filter costs as much as some ten thousand of them
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The columns of the answer, and whether row address and generation come with them."""
+
+    columns: tuple[str, ...]
+    with_row_address: bool = False
+    with_generation: bool = False
+
+    def schema(self, table: pa.Schema) -> pa.Schema:
+        """The Arrow schema of the answer."""
+        fields = [table.field(name) for name in self.columns]
+        fields += [pa.field(ROW_ADDRESS, pa.uint64())] if self.with_row_address else []
+        fields += [pa.field(GENERATION, pa.uint64())] if self.with_generation else []
+        return pa.schema(fields)
+
+
+class ShardMerge:
+    """The fresh tiers of one shard: winners in memory, hidden rows per SSTable."""
+
+    def __init__(self, view: ShardView, snapshot: Snapshot, indexes: FreshIndexCache = SHARED_INDEXES) -> None:
+        self.view = view
+        self._snapshot = snapshot
+        self._indexes = indexes
+        self.readers = [indexes.sstables.reader(snapshot.location, view.shard_id, s) for s in view.sstables]
+
+    @property
+    def _keyed(self) -> bool:
+        return bool(self._snapshot.schema.primary_key)
+
+    @cached_property
+    def memory(self) -> list[tuple[InMemoryMemTableRef, npt.NDArray[np.bool_]]]:
+        """Per memtable the mask of rows that nothing in memory hides, tombstones included."""
+        return winners(self.view.memory)
+
+    @cached_property
+    def memory_keys(self) -> pa.Array | None:
+        """Every key in memory, tombstones included; None without a primary key or without rows."""
+        if not self._keyed or not self.memory:
+            return None
+        names = list(self._snapshot.schema.primary_key)
+        parts = []
+        for ref, mask in self.memory:
+            keys = ref.table().select(names)
+            parts.append(key_array((keys if mask.all() else keys.filter(pa.array(mask))).columns))
+        return concat_keys(parts)
+
+    @cached_property
+    def index(self) -> FreshIndex | None:
+        """The newest row per key over the SSTables; None without any, or without a primary key."""
+        if not self._keyed or not self.readers:
+            return None
+        self._load_entries()
+        return self._indexes.index(self.readers)
+
+    def _load_entries(self) -> None:
+        cold = [reader for reader in self.readers if not reader.has_entries]
+        if len(cold) > 1:
+            with thread_pool(_OPEN_AT_ONCE, "memwal-open") as pool:
+                list(pool.map(lambda reader: reader.entries(), cold))
+
+    def hidden_offsets(self) -> list[npt.NDArray[np.int64]]:
+        """Per reader (ascending) the offsets of rows that a newer SSTable or memory replaced."""
+        index = self.index
+        if index is None:
+            return [_NO_OFFSETS] * len(self.readers)
+        hidden = list(reversed(index.hidden))
+        if self.memory_keys is not None:
+            entries = index.locate(self.memory_keys)
+            entries = entries[entries >= 0]
+            owners, offsets = index.owners[entries], index.offsets[entries]
+            last = len(self.readers) - 1
+            hidden = [
+                np.concatenate([known, offsets[owners == last - i]]) if len(entries) else known
+                for i, known in enumerate(hidden)
+            ]
+        return hidden
+
+    def all_keys(self) -> list[pa.Array]:
+        """Every key of the fresh tiers, tombstones included, some twice."""
+        found = [] if self.memory_keys is None else [self.memory_keys]
+        return found if self.index is None else [*found, self.index.keys]
+
+
+_NO_OFFSETS = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one source above the base table."""
+
+    table: pa.Table
+    alive: npt.NDArray[np.bool_]
+    offsets: npt.NDArray[np.int64]
+    generation: int
+    filtered: bool = False
+
+
+class Merge:
+    """One read of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot, projection: Projection, row_filter: RowFilter | None) -> None:
+        self.snapshot = snapshot
+        self.projection = projection
+        self.row_filter = row_filter
+        self.shards = [ShardMerge(view, snapshot) for view in snapshot.shards]
+        self.schema = projection.schema(snapshot.schema.columns)
+
+    def prepare(self) -> None:
+        """Open everything that the stream needs; a missing SSTable shows here, before the first batch."""
+        for shard in self.shards:
+            _ = shard.index
+            for reader in shard.readers:
+                _ = reader.dataset
+
+    @cached_property
+    def fresh_keys(self) -> KeySet | None:
+        """The keys that hide base rows; None if nothing can."""
+        if not self.snapshot.schema.primary_key:
+            return None
+        parts = [keys for shard in self.shards for keys in shard.all_keys() if len(keys)]
+        return KeySet(concat_keys(parts)) if parts else None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All live rows that match, in batches of the answer's schema."""
+        yield from self.fresh_batches()
+        yield from self.base_batches()
+
+    def fresh_batches(self) -> Iterator[pa.RecordBatch]:
+        """The live rows of the tiers above the base table that match."""
+        waiting: list[_Part] = []
+        rows = 0
+        for part in self._fresh_parts():
+            waiting.append(part)
+            rows += len(part.alive)
+            if self.row_filter is None or rows >= _FILTERED_TOGETHER:
+                yield from self._finish(waiting)
+                waiting, rows = [], 0
+        yield from self._finish(waiting)
+
+    # ------------------------------------------------------------------------------------------------------ tiers
+
+    def _fresh_parts(self) -> Iterator[_Part]:
+        for shard in self.shards:
+            for ref, mask in shard.memory:
+                table = ref.table()
+                alive = narrowed(ref, self.row_filter, mask & ~tombstone_flags(table))
+                yield _Part(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation)
+        for shard in self.shards:
+            if shard.readers:
+                for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
+                    yield from self._sstable_parts(reader, np.sort(dead))
+
+    def _sstable_parts(self, reader: SsTableReader, hides: npt.NDArray[np.int64]) -> Iterator[_Part]:
+        schema, generation = self.snapshot.schema, reader.sstable.generation
+        if SHARED_CACHE.keeps_rows(reader.sstable):
+            table, offsets = reader.all_rows(schema)
+            yield _Part(table, not_in(offsets, hides) & ~tombstone_flags(table), offsets, generation)
+            return
+        columns = list(self.projection.columns)
+        for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
+            table = pa.Table.from_batches([batch])
+            alive = not_in(offsets, hides) & ~tombstone_flags(table)
+            yield _Part(table, alive, offsets, generation, filtered=True)
+
+    def base_batches(self, fragments: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
+        """The live rows of the base table, or of some of its fragments, that match."""
+        snapshot, projection = self.snapshot, self.projection
+        keys = self.fresh_keys
+        names = list(snapshot.schema.primary_key) if keys is not None else []
+        shared = pushdown(self.row_filter)
+        columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
+        dataset = snapshot.base.dataset
+        some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
+        with snapshot.base.reading("scanning the base table", given=shared.told is not None):
+            scanner = dataset.scanner(
+                blob_handling="all_binary",  # else Lance shows where the bytes are, not what they are
+                columns=columns,
+                filter=shared.told,
+                fragments=some,
+                with_row_address=projection.with_row_address or not columns,
+                batch_size=self._batch_rows(),
+                scan_in_order=False,
+                io_buffer_size=_READ_AHEAD_BYTES,
+            )
+            for batch in scanner.to_batches():
+                if batch.num_rows == 0:
+                    continue
+                if keys is not None:
+                    gone = keys.contains(key_array([batch.column(name) for name in names]))
+                    if gone.all():
+                        continue
+                    if gone.any():
+                        batch = batch.filter(pa.array(~gone))
+                for part in shared.finish(pa.Table.from_batches([batch])).to_batches():
+                    if part.num_rows:
+                        yield self._dress(part, 0)
+
+    # ------------------------------------------------------------------------------------------------------ shaping
+
+    def _finish(self, parts: Sequence[_Part]) -> Iterator[pa.RecordBatch]:
+        """The living, matching rows as batches of the answer; the filter is evaluated once for all parts."""
+        late = [part for part in parts if not part.filtered]
+        masks = iter(matching_rows([(part.table, part.alive) for part in late], self.row_filter))
+        for part in parts:
+            table, alive = part.table, part.alive if part.filtered else next(masks)
+            if not alive.any():
+                continue
+            if self.projection.with_row_address:
+                table = table.append_column(ROW_ADDRESS, pa.array(part.offsets.astype(np.uint64)))
+            if not alive.all():
+                table = table.filter(pa.array(alive))
+            for batch in table.to_batches():
+                if batch.num_rows:
+                    yield self._dress(batch, part.generation)
+
+    def _dress(self, batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
+        arrays = [batch.column(name) for name in self.projection.columns]
+        if self.projection.with_row_address:
+            arrays.append(batch.column(ROW_ADDRESS))
+        if self.projection.with_generation:
+            arrays.append(pa.array(np.full(batch.num_rows, generation, dtype=np.uint64)))
+        if not arrays:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, type=pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _batch_rows(self) -> int:
+        """Rows per batch that make about one megabyte."""
+        width = sum(_width(self.snapshot.schema.columns.field(name).type) for name in self.projection.columns)
+        return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
+
+
+def tombstone_flags(table: pa.Table) -> npt.NDArray[np.bool_]:
+    """Per row: whether it is a tombstone."""
+    return np.asarray(one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False))
+
+
+def not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Per offset: whether it is not among the sorted `hidden` ones."""
+    if not len(hidden):
+        return np.ones(len(offsets), dtype=bool)
+    at = np.searchsorted(hidden, offsets)
+    at[at == len(hidden)] = 0
+    return np.asarray(hidden[at] != offsets)
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bytes per value, guessed for values of no fixed width."""
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _width(kind.value_type)
+    if pa.types.is_struct(kind):
+        return sum(_width(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_nested(kind):
+        return 256
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return 32

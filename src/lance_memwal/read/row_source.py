@@ -1,0 +1,279 @@
+"""Rows that a search can address by position: of a memtable, an SSTable or a base fragment.
+
+Owns `RowSource` and its kinds. Invariants:
+
+1. `live` masks what the snapshot hides: replaced rows, deleted rows, tombstones. A search scores and returns live rows only.
+2. `matching` applies the filter to live rows, so that a prefilter never changes what is live.
+3. What is derived from immutable rows (their text index, their vectors' norms) is kept beside them, within the byte
+   limit of the cache.
+4. Of an SSTable that is too large to be kept, a search reads the columns that it needs and no others.
+
+Called by: vector, text and hybrid search.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lance_memwal.memtable.index import Analyzer, FtsMemIndex
+from lance_memwal.memtable.index.vectors import VectorBlock
+from lance_memwal.memtable.memtable import InMemoryMemTableRef
+from lance_memwal.memtable.scan import matching_rows, narrowed
+from lance_memwal.read.merge import Merge, not_in, tombstone_flags
+from lance_memwal.read.text_cache import TextCache
+from lance_memwal.rows.filter import RowFilter, pushdown
+from lance_memwal.rows.keys import KeySet, key_array, one_array
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.read import SHARED_CACHE, SsTableReader
+
+__all__ = [
+    "FragmentSource",
+    "FreshSource",
+    "LargeSsTableSource",
+    "MemorySource",
+    "RowSource",
+    "SsTableSource",
+    "fresh_sources",
+]
+
+Mask = npt.NDArray[np.bool_]
+_LARGE_BATCH_ROWS = 1 << 16
+_NO_OFFSETS = np.empty(0, dtype=np.int64)
+
+
+class RowSource(Protocol):
+    """Rows with positions 0 .. `num_rows`."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        ...
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        ...
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        ...
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """A text index over all rows."""
+        ...
+
+
+class _TableSource:
+    """Rows that are in memory as a table."""
+
+    def __init__(self, table: pa.Table, live: Mask, schema: TableSchema) -> None:
+        self.table = table
+        self.num_rows = table.num_rows
+        self._live = live
+        self._schema = schema
+
+    @property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        return self._live
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        return matching_rows([(self.table, self._live)], row_filter)[0]
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        return one_array(self.table.column(name))
+
+    def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """`columns` of some rows, in the order of `rows`."""
+        return self.table.select(list(columns)).take(pa.array(rows))
+
+
+class MemorySource(_TableSource):
+    """The captured rows of a memtable or WAL tail."""
+
+    def __init__(self, ref: InMemoryMemTableRef, live: Mask) -> None:
+        super().__init__(ref.table(), live, ref.memtable.schema)
+        self.ref = ref
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true; a BTree index narrows the rows down first."""
+        return matching_rows([(self.table, narrowed(self.ref, row_filter, self._live))], row_filter)[0]
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The memtable's own index if it has this analyzer, else one made for this search."""
+        for index in self.ref.indexes:
+            if isinstance(index, FtsMemIndex) and index.column == column and index.analyzer == analyzer:
+                return index
+        return build_text_index(column, self.column(column), analyzer)
+
+
+class SsTableSource(_TableSource):
+    """The newest rows of an SSTable."""
+
+    def __init__(
+        self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema, texts: TextCache
+    ) -> None:
+        table, offsets = reader.all_rows(schema)
+        super().__init__(table, not_in(offsets, np.sort(dead)) & ~tombstone_flags(table), schema)
+        self.reader = reader
+        self.offsets = offsets
+        self._texts = texts
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The index over this generation's rows, kept: they never change."""
+        return _kept_texts(self._texts, self.reader.identity_of(column, self._schema), column, analyzer, self.column)
+
+    def vectors(self, column: str) -> VectorBlock:
+        """A vector column with its norms, kept: they never change."""
+        key = (*self.reader.identity_of(column, self._schema), "vectors")
+        return self._texts.derived(key, lambda: VectorBlock.build(0, [self.column(column)]))
+
+
+class LargeSsTableSource:
+    """The newest rows of an SSTable that is not kept in memory. Its results are offsets in the file (`take` too)."""
+
+    def __init__(
+        self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema, texts: TextCache
+    ) -> None:
+        self.reader = reader
+        self.hidden = np.sort(dead)
+        self.schema = schema
+        self._texts = texts
+
+    @cached_property
+    def _frame(self) -> tuple[npt.NDArray[np.int64], Mask]:
+        parts = list(self.reader.batches(self.schema, [], None, _LARGE_BATCH_ROWS))
+        offsets = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
+        flags = np.concatenate([tombstone_flags(pa.Table.from_batches([b])) for b, _ in parts] or [np.empty(0, bool)])
+        return offsets, not_in(offsets, self.hidden) & ~flags
+
+    @property
+    def num_rows(self) -> int:
+        """The newest rows of the file, hidden ones and tombstones included."""
+        return len(self._frame[0])
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Per row its offset in the file, ascending."""
+        return self._frame[0]
+
+    @property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        return self._frame[1]
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        if row_filter is None:
+            return self.live
+        parts = self.reader.batches(self.schema, [], row_filter, _LARGE_BATCH_ROWS)
+        found = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
+        mask = np.zeros(self.num_rows, dtype=bool)
+        mask[np.searchsorted(self.offsets, found)] = True
+        return mask & self.live
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        parts = self.reader.batches(self.schema, [name], None, _LARGE_BATCH_ROWS)
+        kind = self.schema.columns.field(name).type
+        return one_array(pa.chunked_array([batch.column(0) for batch, _ in parts], type=kind))
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The index over this generation's rows, kept: they never change."""
+        return _kept_texts(self._texts, self.reader.identity_of(column, self.schema), column, analyzer, self.column)
+
+    def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """`columns` of the rows at some offsets, in that order."""
+        return self.reader.take(self.schema, rows, columns).select(list(columns))
+
+
+class FragmentSource:
+    """The rows of one fragment of the base table, as of one version."""
+
+    def __init__(self, fragment: Any, merge: Merge, texts: TextCache) -> None:
+        self._fragment = fragment
+        self._merge = merge
+        self._texts = texts
+        keys = list(merge.snapshot.schema.primary_key) if merge.fresh_keys is not None else []
+        with merge.snapshot.base.reading("reading the base table"):
+            rows = fragment.scanner(columns=keys, with_row_address=True, with_row_id=True).to_table()
+        self.addresses = one_array(rows.column("_rowaddr")).to_numpy()
+        self.row_ids = one_array(rows.column("_rowid")).to_numpy()
+        self.num_rows = len(self.addresses)
+        hidden: KeySet | None = merge.fresh_keys
+        self._gone = hidden.contains(key_array([rows.column(k) for k in keys])) if hidden is not None else None
+
+    @cached_property
+    def live(self) -> Mask:
+        """Per row: whether the snapshot shows it."""
+        return np.ones(self.num_rows, dtype=bool) if self._gone is None else ~self._gone
+
+    def matching(self, row_filter: RowFilter | None) -> Mask:
+        """Per row: whether it is live and the filter is true."""
+        if row_filter is None:
+            return self.live
+        shared = pushdown(row_filter)
+        with self._merge.snapshot.base.reading("filtering the base table", given=True):
+            found = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_address=True).to_table()
+        found = shared.finish(found)
+        mask = np.zeros(self.num_rows, dtype=bool)
+        mask[np.searchsorted(self.addresses, one_array(found.column("_rowaddr")).to_numpy())] = True
+        return mask & self.live
+
+    def column(self, name: str) -> pa.Array:
+        """One column of all rows."""
+        with self._merge.snapshot.base.reading("reading the base table"):
+            return one_array(self._fragment.scanner(columns=[name]).to_table().column(name))
+
+    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
+        """The index over the fragment's rows, kept: the same files have the same rows, under whatever name."""
+        snapshot = self._merge.snapshot
+        told = self._fragment.metadata.to_json()
+        files = json.dumps([told["files"], told["overlays"], told["deletion_file"]])
+        key = (snapshot.location.key, files, str(snapshot.base.column_ids[column]))
+        return _kept_texts(self._texts, key, column, analyzer, self.column)
+
+
+def _kept_texts(
+    texts: TextCache, key: tuple[str, ...], column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]
+) -> FtsMemIndex:
+    """The text index over the values that `key` stands for, kept."""
+    return texts.index(key, analyzer, lambda: build_text_index(column, read(column), analyzer))
+
+
+def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMemIndex:
+    """A text index over `texts`, positions from 0."""
+    index = FtsMemIndex("", column, analyzer)
+    if len(texts):
+        index.insert(pa.record_batch([texts], names=[column]), 0)
+    index.catch_up()
+    return index
+
+
+FreshSource: TypeAlias = MemorySource | SsTableSource | LargeSsTableSource
+
+
+def fresh_sources(merge: Merge, texts: TextCache) -> list[FreshSource]:
+    """The sources above the base table."""
+    found: list[FreshSource] = []
+    for shard in merge.shards:
+        for ref, mask in shard.memory:
+            found.append(MemorySource(ref, mask & ~tombstone_flags(ref.table())))
+        if shard.readers:
+            for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
+                kind = SsTableSource if SHARED_CACHE.keeps_rows(reader.sstable) else LargeSsTableSource
+                found.append(kind(reader, dead, merge.snapshot.schema, texts))
+    return found

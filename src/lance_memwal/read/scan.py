@@ -1,0 +1,156 @@
+"""A scan of a table: all live rows of all tiers, projected, filtered, limited.
+
+Owns the public `Scan`. Invariants:
+
+1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
+2. Limit and offset count live, matching rows.
+3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
+   read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
+   (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
+
+Called by: the table facade, `ShardWriter.lsm_scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_flag, check_number
+from lance_memwal.errors import CollectedError, ObjectNotFoundError
+from lance_memwal.read.explain import explain
+from lance_memwal.read.merge import Merge, Projection
+from lance_memwal.read.snapshot import Snapshot, with_restarts
+from lance_memwal.rows.filter import FilterLike, RowFilter
+from lance_memwal.rows.schema import checked_columns
+
+__all__ = ["Scan"]
+
+T = TypeVar("T")
+
+
+class Scan:
+    """A read of one snapshot; iterate over it, or turn it into a table."""
+
+    def __init__(
+        self,
+        capture: Callable[[], Snapshot],
+        *,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        limit: int | None = None,
+        offset: int | None = None,
+        with_row_address: bool = False,
+        with_generation: bool = False,
+    ) -> None:
+        """`capture` gives a snapshot: once now, and again only if collection removed what it needs."""
+        check_flag("with_row_address", with_row_address)
+        check_flag("with_generation", with_generation)
+        self._capture = capture
+        self._snapshot = capture()
+        table = self._snapshot.schema.columns
+        self._projection = Projection(checked_columns(columns, table), with_row_address, with_generation)
+        self._filter = None if filter is None else RowFilter(filter, table)
+        self._limit = _count("limit", limit)
+        self._offset = _count("offset", offset) or 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the answer."""
+        return self._projection.schema(self._snapshot.schema.columns)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What this scan reads."""
+        return self._snapshot
+
+    def _start(self, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+        """The stream of a snapshot behind its first batch: nothing that it needs was missing up to here."""
+        self._snapshot = snapshot
+        merge = Merge(snapshot, self._projection, self._filter)
+        merge.prepare()
+        batches = merge.batches()
+        first = next(batches, None)
+        return batches if first is None else chain([first], batches)
+
+    def _cut(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The stream from the offset on, up to the limit."""
+        skip, left = self._offset, self._limit
+        for batch in batches:
+            if skip >= batch.num_rows:
+                skip -= batch.num_rows
+                continue
+            part = batch.slice(skip, left) if skip or left is not None else batch
+            skip = 0
+            yield part
+            if left is not None:
+                left -= part.num_rows
+                if left <= 0:
+                    return
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as a stream of batches."""
+        if self._limit == 0:
+            return
+        try:
+            yield from self._cut(with_restarts(self._capture, self._start, self._snapshot))
+        except ObjectNotFoundError as error:
+            raise CollectedError(f"collection removed what this scan needs; scan again ({error})") from None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.to_batches()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a streaming reader."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+
+    def to_table(self) -> pa.Table:
+        """The rows as a table."""
+        return self._read_whole(lambda batches: pa.Table.from_batches(batches, schema=self.schema))
+
+    def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T]) -> T:
+        """What `consume` makes of all rows: nothing was handed out before its end, so it may start over."""
+        if self._limit == 0:
+            return consume(iter(()))
+        return with_restarts(self._capture, lambda snapshot: consume(self._cut(self._start(snapshot))), self._snapshot)
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas frame."""
+        return self.to_table().to_pandas()
+
+    def to_polars(self) -> Any:
+        """The rows as a polars frame (polars must be installed)."""
+        import polars
+
+        return polars.from_arrow(self.to_table())
+
+    def count_rows(self) -> int:
+        """The number of rows, reading no more columns than it must."""
+        plain = self._filter is None and not self._offset and self._limit is None
+        if plain and not self._snapshot.shards:
+            return int(self._snapshot.base.dataset.count_rows())  # the manifest knows it
+        narrow = Scan.__new__(Scan)
+        narrow._capture, narrow._snapshot, narrow._filter = self._capture, self._snapshot, self._filter
+        narrow._limit, narrow._offset = self._limit, self._offset
+        key = self._snapshot.schema.primary_key
+        narrow._projection = Projection(key or tuple(self._snapshot.schema.columns.names[:1]))
+        return narrow._read_whole(_total)
+
+    def explain(self) -> str:
+        """What this scan reads and what it leaves out, for people."""
+        return explain(self._snapshot, self._projection, self._filter, self._limit, self._offset)
+
+    def __repr__(self) -> str:
+        shards = len(self._snapshot.shards)
+        return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
+
+
+def _total(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(int(batch.num_rows) for batch in batches)
+
+
+def _count(name: str, value: int | None) -> int | None:
+    return None if value is None else check_number(name, value)

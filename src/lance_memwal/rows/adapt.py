@@ -1,0 +1,114 @@
+"""Rows from storage made to fit the table as it is now: by field id, or by name where there are no ids.
+
+Owns `RowAdapter`. Invariants:
+
+1. A column is matched by its Lance field id if the stored schema carries ids, else by name; never by position.
+2. A column that the rows lack reads as null; a column that the table lacks is ignored; a null key is corruption.
+3. A missing key column and a type that differs from the table's are not understood; nothing is cast.
+4. Rows have the normal form (`lance_memwal.rows.normal_form`), whoever wrote them.
+
+Called by: replay, the read path (WAL tails and SSTables of an older schema).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.log.entry import TOMBSTONE
+from lance_memwal.rows.normal_form import normal, nulls
+from lance_memwal.rows.schema import TableSchema, is_another_column
+
+__all__ = ["RowAdapter", "with_flags"]
+
+_FIELD_ID = b"lance:field_id"
+
+
+class RowAdapter:
+    """Adapts batches of one table; remembers the plan of the last stored schema, since runs of entries share it."""
+
+    __slots__ = ("_columns", "_plan", "_relaxed", "_schema", "_tombstone_at")
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self._relaxed = schema.nullable
+        self._columns: pa.Schema | None = None
+        self._plan: Sequence[int] = ()
+        self._tombstone_at = -1
+
+    def adapt(self, batch: pa.RecordBatch, *, position: int | None = None) -> tuple[pa.RecordBatch, pa.Array | None]:
+        """The batch with the table's columns, and its tombstone flags (None: every row lives)."""
+        if self._columns is None or not batch.schema.equals(self._columns, check_metadata=True):
+            self._plan = self._make_plan(batch.schema, position)
+            self._tombstone_at = self._find_tombstone(batch.schema, position)
+            self._columns = batch.schema
+        rows = batch.num_rows
+        arrays = [
+            _normal(batch, index, position) if index >= 0 else nulls(rows, self._relaxed.field(i).type)
+            for i, index in enumerate(self._plan)
+        ]
+        self._check_keys(arrays, position)
+        flags = batch.column(self._tombstone_at) if self._tombstone_at >= 0 else None
+        if flags is not None and flags.null_count:
+            flags = flags.fill_null(False)
+        dead = flags is not None and flags.true_count > 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._relaxed), flags if dead else None
+
+    def _check_keys(self, arrays: list[pa.Array], position: int | None) -> None:
+        for name in self._schema.primary_key:
+            if arrays[self._relaxed.get_field_index(name)].null_count:
+                raise CorruptDataError(f"key column {name!r} holds a null", position=position)
+
+    @staticmethod
+    def _find_tombstone(stored: pa.Schema, position: int | None) -> int:
+        index: int = stored.get_field_index(TOMBSTONE)
+        if index >= 0 and not pa.types.is_boolean(stored.field(index).type):
+            raise UnsupportedFormatError(
+                f"column {TOMBSTONE!r} is stored as {stored.field(index).type}", position=position
+            )
+        return index
+
+    def _make_plan(self, stored: pa.Schema, position: int | None) -> list[int]:
+        plan = []
+        by_id = self._by_id(stored)
+        for i, column in enumerate(self._relaxed):
+            index = self._match(i, column, stored, by_id)
+            if index < 0 and column.name in self._schema.primary_key:
+                raise UnsupportedFormatError(f"key column {column.name!r} is missing", position=position)
+            if index >= 0 and stored.field(index).type != column.type:
+                raise UnsupportedFormatError(
+                    f"column {column.name!r} is stored as {stored.field(index).type}, the table has {column.type}",
+                    position=position,
+                )
+            plan.append(index)
+        return plan
+
+    def _match(self, i: int, column: pa.Field, stored: pa.Schema, by_id: dict[bytes, int]) -> int:
+        if by_id and self._schema.field_ids is not None:
+            found = by_id.get(str(self._schema.field_ids[i].id).encode(), -1)
+            return -1 if found >= 0 and is_another_column(stored.field(found).type, column.type) else found
+        index: int = stored.get_field_index(column.name)
+        return index
+
+    @staticmethod
+    def _by_id(stored: pa.Schema) -> dict[bytes, int]:
+        return {
+            field.metadata[_FIELD_ID]: i
+            for i, field in enumerate(stored)
+            if field.metadata and _FIELD_ID in field.metadata
+        }
+
+
+def _normal(batch: pa.RecordBatch, index: int, position: int | None) -> pa.Array:
+    try:
+        return normal(batch.column(index))
+    except InvalidInputError as error:
+        raise CorruptDataError(f"column {batch.schema.field(index).name!r}: {error}", position=position) from None
+
+
+def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:
+    """The adapted `batch` with its tombstone flags as the last column; `memory` is the schema of the result."""
+    dead = pa.repeat(False, batch.num_rows) if flags is None else flags
+    return pa.RecordBatch.from_arrays([*batch.columns, dead], schema=memory)

@@ -1,0 +1,93 @@
+"""Bucket of a column value: the hash that every implementation must agree on.
+
+Owns `bucket_of`. The hash is Murmur3-32 with seed 0, with one peculiarity: each byte left over at the end of a string
+is sign-extended and mixed as a block of its own. Integers of up to 32 bits, booleans, dates and 32-bit times hash as
+int32; 64-bit integers, times and timestamps as int64 (the stored value, whatever the unit); floats by their bits after
+-0.0 became 0.0 and every NaN the canonical one; strings by their UTF-8 bytes. Null is bucket 0; a value is bucket
+`(hash & 0x7fffffff) % num_buckets`.
+
+The work is done by the evaluator that pylance ships. Per million rows it took about 10 ms for int64 and 15 ms for
+strings of up to 16 bytes, against 10 ms and 50 ms for our own vectorised numpy version, which would also need a second
+path for a very long string among short ones. Our tests hash by an independent scalar version and by fixed vectors, so
+that a change in the evaluator cannot pass unseen. Invariants:
+
+1. A value's bucket depends on value, type and `num_buckets` alone, not on chunks, slices or neighbours.
+2. A type that the public layout does not bucket is an `InvalidInputError`.
+
+Called by: `lance_memwal.rows.sharding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance.mem_wal import ShardingField, ShardingSpec, evaluate_sharding_spec
+from lance.schema import LanceSchema
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = ["bucket_of", "is_bucket_type"]
+
+_EXACT_TYPES = frozenset(
+    {
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.uint8(),
+        pa.uint16(),
+        pa.uint32(),
+        pa.uint64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+        pa.large_string(),
+        pa.date32(),
+    }
+)
+_MAX_BUCKETS = (1 << 31) - 1
+
+
+def is_bucket_type(kind: pa.DataType) -> bool:
+    """Whether a column of this type can be bucketed."""
+    return kind in _EXACT_TYPES or pa.types.is_time(kind) or pa.types.is_timestamp(kind)
+
+
+def bucket_of(array: pa.Array | pa.ChunkedArray, num_buckets: int) -> npt.NDArray[np.int32]:
+    """The bucket of every value of `array`, equal in every process and implementation; null is bucket 0."""
+    if not is_bucket_type(array.type):
+        raise InvalidInputError(f"a column of type {array.type} cannot be bucketed")
+    if not 1 <= num_buckets <= _MAX_BUCKETS:
+        raise InvalidInputError(f"num_buckets must be at least 1, not {num_buckets}")
+    chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+    parts = [_bucket_chunk(chunk, num_buckets) for chunk in chunks if len(chunk)]
+    if not parts:
+        return np.empty(0, np.int32)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _bucket_chunk(chunk: pa.Array, num_buckets: int) -> npt.NDArray[np.int32]:
+    schema, lance_schema = _schemas(chunk.type)
+    batch = pa.record_batch([chunk], schema=schema)
+    buckets = evaluate_sharding_spec(batch, _spec(num_buckets), lance_schema).column(0)
+    result: npt.NDArray[np.int32] = buckets.to_numpy(zero_copy_only=False)
+    return result
+
+
+@lru_cache(maxsize=64)
+def _schemas(kind: pa.DataType) -> tuple[pa.Schema, LanceSchema]:
+    schema = pa.schema([pa.field("value", kind)])
+    return schema, LanceSchema.from_pyarrow(schema)
+
+
+@lru_cache(maxsize=64)
+def _spec(num_buckets: int) -> Mapping[str, object]:
+    """The spec as the evaluator wants it: turning it into a dict every time costs more than 20 rows do."""
+    parameters = {"num_buckets": str(num_buckets)}
+    return asdict(ShardingSpec(1, [ShardingField("bucket", [0], "bucket", None, "int32", parameters)]))

@@ -1,0 +1,244 @@
+"""Filters, which select the same rows wherever the rows are.
+
+Owns `RowFilter` and the only way from a filter to Lance, `pushdown`. Lance itself evaluates SQL, also over rows in
+memory: their columns are written to a dataset in memory first. No other evaluator agrees with it on the width of
+literals, fields of null structs, JSON, names and quotes. Invariants:
+
+1. The same filter selects the same rows in memory, in an SSTable and in the base table. A pyarrow expression means
+   what pyarrow makes of it: Lance is told it only where it is known to read it alike.
+2. Lance is told what `pushdown` returns, and nothing else; what it was not told is applied to the rows that it returns.
+3. A filter names columns of the table only. What Lance would add (`_rowid`) differs from tier to tier.
+4. Rows keep their order.
+5. A filter that cannot be read is an `InvalidInputError`, when it is made and whatever rows there are. Values are never
+   formatted into filter text here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeAlias, TypeVar
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.errors import InvalidInputError, is_panic
+from lance_memwal.rows.conjuncts import name_of, predicates, tokens
+from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.rows.predicate import Predicate
+
+__all__ = ["FilterLike", "Pushdown", "RowFilter", "pushdown"]
+
+FilterLike: TypeAlias = str | pc.Expression
+Mask: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar("T")
+_POSITION = "memwal_position"
+_ROW_ADDRESS = "_rowaddr"
+_OF_LANCE = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+_FLAT_FILES: Final = "2.0"  # plain values, not compressed: the cheapest to write and to read back
+_NESTED_FILES: Final = "2.2"  # knows null structs and maps
+_KNOWN_FILTERS = 256
+_KNOWN_TABLES = 16
+_CALL = re.compile(r"(\w+)\(")
+_ALIKE = frozenset({"invert", "is_null", "is_valid"})
+_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
+
+
+class RowFilter:
+    """One filter, ready for rows with the columns of `schema`."""
+
+    __slots__ = ("_alike", "_schema", "_source", "columns")
+
+    def __init__(self, source: FilterLike, schema: pa.Schema) -> None:
+        """`columns` are those that it needs, in the order of the table."""
+        self._source = source
+        self._schema = schema
+        if isinstance(source, str):
+            self.columns = list(_planned(source, schema.serialize().to_pybytes()))
+            self._alike = True
+        elif isinstance(source, pc.Expression):
+            _evaluated(lambda: no_rows(schema).filter(source))
+            self.columns = _referenced(source, schema)
+            self._alike = _reads_alike(source, schema, self.columns)
+        else:
+            raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows of `table` for which the filter is true, in order."""
+        mask = self.mask(table)
+        return table if mask.all() else table.filter(pa.array(mask))
+
+    def mask(self, table: pa.Table) -> Mask:
+        """Per row of `table`, which has at least `columns`: whether the filter is true."""
+        found = np.zeros(table.num_rows, dtype=bool)
+        if table.num_rows:
+            found[_evaluated(lambda: self._positions(table))] = True
+        return found
+
+    def _positions(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        counted = _counted(table.num_rows)
+        if isinstance(self._source, str):
+            return _matches(_image(table.select(self.columns) if self.columns else counted), self._source)
+        found = table.select(self.columns).append_column(_POSITION, counted.column(_POSITION)).filter(self._source)
+        return np.asarray(found.column(_POSITION).to_numpy())
+
+    def predicates(self) -> list[tuple[str, Predicate]]:
+        """What every row for which the filter is true satisfies, by column; a part may be missing."""
+        return predicates(self._source, self._schema.names) if isinstance(self._source, str) else []
+
+    def _holds_alike(self, stored: pa.Schema) -> bool:
+        """Whether the names of this filter mean the same columns in `stored` as in the table."""
+        named = {name.lower() for name in self.columns}
+        ours, theirs = ([(f.name, f.type) for f in of if f.name.lower() in named] for of in (self._schema, stored))
+        return ours == theirs
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+    def __repr__(self) -> str:
+        return f"RowFilter({str(self._source)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pushdown:
+    """A filter, shared with Lance: it is told `told`, and `late` is applied to what it returns."""
+
+    told: FilterLike | None
+    late: RowFilter | None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `finish` needs."""
+        return [] if self.late is None else self.late.columns
+
+    def finish(self, rows: pa.Table) -> pa.Table:
+        """`rows`, which Lance returned, without those for which the filter is not true."""
+        return rows if self.late is None else self.late.apply(rows)
+
+
+def pushdown(row_filter: RowFilter | None, stored: pa.Schema | None = None) -> Pushdown:
+    """What Lance is told of a filter over a dataset with the columns `stored`, by default the table's."""
+    if row_filter is None:
+        return Pushdown(None, None)
+    if row_filter._alike and (stored is None or row_filter._holds_alike(stored)):
+        return Pushdown(row_filter._source, None)
+    return Pushdown(None, row_filter)
+
+
+def _counted(rows: int) -> pa.Table:
+    return pa.table({_POSITION: np.arange(rows)})
+
+
+def _evaluated(run: Callable[[], T]) -> T:
+    try:
+        return run()
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"the filter cannot be applied: {_SOURCE_PLACE.sub('', reason)}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------- SQL
+
+
+def _image(rows: pa.Table) -> lance.LanceDataset:
+    """`rows` as one fragment of a dataset in memory, which goes when nobody holds it."""
+    nested = any(pa.types.is_nested(column.type) for column in rows.schema)
+    return lance.write_dataset(
+        rows.unify_dictionaries(),
+        "memory://",
+        data_storage_version=_NESTED_FILES if nested else _FLAT_FILES,
+        max_rows_per_file=max(1, rows.num_rows),
+        max_rows_per_group=max(1, rows.num_rows),
+    )
+
+
+def _matches(image: lance.LanceDataset, sql: str) -> npt.NDArray[np.int64]:
+    found = image.scanner(columns=[], filter=sql, with_row_address=True).to_table()
+    return np.asarray(found.column(_ROW_ADDRESS).to_numpy()).astype(np.int64)
+
+
+@lru_cache(maxsize=_KNOWN_FILTERS)
+def _planned(sql: str, serialized: bytes) -> tuple[str, ...]:
+    """The columns that a filter needs of a table with this schema; `InvalidInputError` if Lance does not take it there."""
+    table = _empty_image(serialized)
+    names = table.schema.names
+    columns = _named(sql, names)
+    _evaluated(lambda: _matches(table, sql))
+    # Lance ignores what follows an expression. As a part of one it must be all of the text.
+    _evaluated(lambda: _matches(table, f"(true and {sql}\n)"))
+    try:
+        _matches(_image(_empty(serialized).select(columns) if columns else _counted(0)), sql)
+    except Exception:
+        return tuple(names)  # it names them in a way that we do not know
+    return columns
+
+
+@lru_cache(maxsize=_KNOWN_TABLES)
+def _empty_image(serialized: bytes) -> lance.LanceDataset:
+    return _evaluated(lambda: _image(_empty(serialized)))
+
+
+def _empty(serialized: bytes) -> pa.Table:
+    return no_rows(pa.ipc.read_schema(pa.py_buffer(serialized)))
+
+
+def _named(sql: str, names: list[str]) -> tuple[str, ...]:
+    """The columns among `names` that the text may name: Lance matches names whatever their case."""
+    used, depth, previous = set(), 0, ""
+    for kind, text in tokens(sql):
+        if kind == "comment":
+            continue
+        if kind == "name" and previous != ".":
+            used.add(name_of(text).lower())
+        depth += (text == "(") - (text == ")")
+        if depth < 0:
+            raise InvalidInputError("the filter cannot be applied: it closes a parenthesis that it did not open")
+        previous = text
+    if not previous:
+        raise InvalidInputError("the filter is empty")
+    lower = {name.lower() for name in names}
+    if foreign := sorted(used & _OF_LANCE - lower):
+        raise InvalidInputError(f"the filter cannot be applied: {foreign[0]} is no column of the table")
+    return tuple(name for name in names if name.lower() in used)
+
+
+# -------------------------------------------------------------------------------------------------- pyarrow expressions
+
+
+def _referenced(expression: pc.Expression, schema: pa.Schema) -> list[str]:
+    """The columns without which the expression cannot be applied."""
+    rows, names = no_rows(schema), []
+    for name in schema.names:
+        try:
+            rows.drop_columns([name]).filter(expression)
+        except pa.ArrowInvalid:
+            names.append(name)
+    return names
+
+
+def _reads_alike(expression: pc.Expression, schema: pa.Schema, named: list[str]) -> bool:
+    """Whether Lance can be told the expression, and compares the values of these columns as pyarrow does."""
+    types = pa.types
+    for kind in (schema.field(name).type for name in named):
+        plain = (
+            types.is_signed_integer(kind) or types.is_boolean(kind) or types.is_string(kind) or types.is_binary(kind)
+        )
+        if not (plain or types.is_date32(kind) or types.is_timestamp(kind)):
+            return False
+    # Lists of values match nulls in pyarrow alone, arithmetic overflows there and wraps in Lance.
+    if not set(_CALL.findall(str(expression))) <= _ALIKE:
+        return False
+    # Vectors are what Lance itself leaves out when it is told an expression; any other type must convert.
+    told = pa.schema([column for column in schema if not types.is_fixed_size_list(column.type)])
+    try:
+        expression.to_substrait(told)
+    except (pa.ArrowException, NotImplementedError):
+        return False
+    return True

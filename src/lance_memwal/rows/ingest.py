@@ -1,0 +1,225 @@
+"""Anything that a user may hand over as data or keys, turned into Arrow record batches.
+
+Owns the conversion of input. Invariants:
+
+1. Arrow input is not copied.
+2. Plain Python values are converted with the table's types, so that `[1, 2]` fits an int32 and a uint64 column alike.
+3. What cannot be converted is an `InvalidInputError` that names the column or the kind of input.
+
+Called by: the writer, the appender, the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_names
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.normal_form import loose, no_rows, normal
+from lance_memwal.rows.schema import TableSchema, may_cast, refuse_missing
+
+__all__ = ["key_batch", "to_batches"]
+
+
+def to_batches(data: Any, columns: pa.Schema, *, whole: bool = False) -> list[pa.RecordBatch]:
+    """`data` as record batches; their schema is whatever the input had, except for plain Python values.
+
+    With `whole` every dict must have the keys that the others have: what one leaves out would be null.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return [data]
+    if isinstance(data, pa.Table):
+        return list(data.to_batches())
+    if isinstance(data, pa.RecordBatchReader):
+        return list(data)
+    if isinstance(data, Mapping):
+        return _from_columns(data, columns, whole)
+    if isinstance(data, (list, tuple)):
+        return _from_sequence(data, columns, whole)
+    return _from_foreign(data)
+
+
+def _from_sequence(data: Sequence[Any], columns: pa.Schema, whole: bool) -> list[pa.RecordBatch]:
+    if all(isinstance(item, pa.RecordBatch) for item in data):
+        return list(data)
+    if all(isinstance(item, pa.Table) for item in data):
+        return [batch for table in data for batch in table.to_batches()]
+    if all(isinstance(item, Mapping) for item in data):
+        names = list(dict.fromkeys(name for row in data for name in row))
+        if not names:
+            raise InvalidInputError("the dicts are empty: each must have a value for every column that it gives")
+        if whole and sum(map(len, data)) < len(names) * len(data):
+            raise refuse_missing([name for name in names if any(name not in row for row in data)])
+        return _from_columns({name: [row.get(name) for row in data] for name in names}, columns, whole)
+    kinds = sorted({type(item).__name__ for item in data})
+    raise InvalidInputError(f"a list of {', '.join(kinds)} is no data; give record batches or dicts")
+
+
+def _from_columns(data: Mapping[str, Any], columns: pa.Schema, whole: bool = False) -> list[pa.RecordBatch]:
+    if not data:
+        return []
+    names = check_names("the columns", data)
+    arrays = [_column(name, values, columns, whole) for name, values in data.items()]
+    if len({len(array) for array in arrays}) > 1:
+        raise InvalidInputError("the columns have different lengths")
+    try:
+        return list(pa.table(arrays, names=names).to_batches())
+    except pa.ArrowException as error:
+        raise InvalidInputError(f"the columns cannot be put together: {error}") from None
+
+
+def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    index = columns.get_field_index(name)
+    kind = columns.field(index).type if index >= 0 else None
+    try:
+        array = pa.array(values) if kind is None else _typed(values, kind)
+        array.validate()  # a set is taken for a list of the wrong length
+        if kind is not None and isinstance(values, (list, tuple)) and _may_lose(kind):
+            _check_exact(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
+    if whole and kind is not None and pa.types.is_nested(kind) and isinstance(values, (list, tuple)):
+        absent = dict.fromkeys(_left_out(values, kind))
+        if absent:
+            raise refuse_missing([f"{name}.{path}" for path in absent])
+    return array
+
+
+def _left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
+    """The fields of structs that one of these Python values does not have; paths with dots."""
+    if pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        for field in kind:
+            given = [row[field.name] for row in rows if field.name in row]
+            if len(given) < len(rows):
+                yield field.name
+            yield from (f"{field.name}.{path}" for path in _left_out(given, field.type))
+    elif pa.types.is_map(kind):
+        pairs = (value.items() if isinstance(value, Mapping) else value for value in values if value is not None)
+        yield from _left_out([item for part in pairs for _, item in part], kind.item_type)
+    elif pa.types.is_nested(kind) and kind.num_fields == 1:
+        yield from _left_out([item for value in values if value is not None for item in value], kind.field(0).type)
+
+
+def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    array = pa.array(values, type=loose(kind))
+    return normal(array, kind) if isinstance(array, pa.Array) else array
+
+
+def _may_lose(kind: pa.DataType) -> bool:
+    """Whether Arrow converts Python values to this type that do not fit it: 1.5 to an integer, a time of day to a date, a
+    dict to a struct without some of its keys."""
+    types = pa.types
+    if types.is_integer(kind) or types.is_temporal(kind) or types.is_struct(kind):
+        return True
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return is_list and _may_lose(kind.value_type)
+
+
+def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Raise unless the values fit as Arrow values of their own type do."""
+    try:
+        own = pa.array(values)
+    except (pa.ArrowException, OverflowError):  # no type of their own, as the largest unsigned integers
+        return
+    if pa.types.is_integer(own.type) and pa.types.is_temporal(kind):  # units since the epoch
+        return
+    if not may_cast(own.type, kind):
+        raise TypeError(f"{own.type} does not fit {kind}")
+    own.cast(kind, safe=True)
+
+
+def _from_foreign(data: Any) -> list[pa.RecordBatch]:
+    try:
+        if type(data).__module__.split(".")[0] == "pandas":  # first: as a stream, its index would be a column
+            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
+        if hasattr(data, "__arrow_c_stream__"):
+            return list(pa.RecordBatchReader.from_stream(data))
+        if hasattr(data, "__arrow_c_array__"):
+            return [pa.record_batch(data)]
+        if hasattr(data, "to_arrow"):
+            return list(pa.table(data.to_arrow()).to_batches())
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(f"{type(data).__name__} cannot be read as Arrow data: {error}") from None
+    raise InvalidInputError(
+        f"{type(data).__name__} is no data; give record batches, a table, a reader, pandas, polars, dicts or columns"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- keys
+
+
+def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
+    """The primary key columns that `keys` names, in key order, with the table's types and no nulls."""
+    if not schema.primary_key:
+        raise InvalidInputError("the table has no primary key, so its rows cannot be addressed by key")
+    target = pa.schema([schema.columns.field(name) for name in schema.primary_key])
+    table = _key_table(keys, target)
+    twice = [name for name in target.names if table.schema.names.count(name) > 1]
+    if twice:
+        raise InvalidInputError(f"key column {twice[0]!r} is there twice")
+    missing = [name for name in target.names if name not in table.schema.names]
+    if missing:
+        raise InvalidInputError(f"key column {missing[0]!r} is missing; the key is ({', '.join(target.names)})")
+    arrays = [_key_column(table.column(name), column) for name, column in zip(target.names, target, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
+    if values.null_count:
+        raise InvalidInputError(f"key column {column.name!r} must not be null")
+    if values.type != column.type and not may_cast(values.type, column.type):
+        raise InvalidInputError(f"key column {column.name!r} has type {values.type}, the table needs {column.type}")
+    try:
+        combined = values.cast(column.type, safe=True).combine_chunks()
+    except (pa.ArrowException, ValueError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"key column {column.name!r} cannot be cast to {column.type}: {reason}") from None
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) and combined.num_chunks else combined
+
+
+def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)) and not pa.types.is_struct(keys.type):
+        return _single(keys, target)
+    if isinstance(keys, (pa.StructArray, pa.ChunkedArray)):
+        return pa.table(keys.flatten(), names=[f.name for f in keys.type])
+    if isinstance(keys, (list, tuple, set, frozenset, range)):
+        return _listed(list(keys), target)
+    if hasattr(keys, "__array__") and not hasattr(keys, "columns"):  # numpy, a series of pandas or polars
+        return _single(_column(target.names[0], keys, target), target)
+    return _one_table(to_batches(keys, target), target)
+
+
+def _one_table(batches: list[pa.RecordBatch], target: pa.Schema) -> pa.Table:
+    with_rows = [batch for batch in batches if batch.num_rows]
+    if not with_rows:
+        return target.empty_table()
+    try:
+        return pa.Table.from_batches(with_rows)
+    except (pa.ArrowException, ValueError):
+        raise InvalidInputError("the batches that hold the keys have different columns") from None
+
+
+def _listed(keys: list[Any], target: pa.Schema) -> pa.Table:
+    if not keys:
+        return no_rows(target)
+    if all(isinstance(key, (pa.RecordBatch, pa.Table, Mapping)) for key in keys):
+        return _one_table(to_batches(keys, target), target)
+    if len(target) == 1 and not all(isinstance(key, (tuple, list)) for key in keys):
+        return _single(_column(target.names[0], keys, target), target)
+    if any(not isinstance(key, (tuple, list)) or len(key) != len(target) for key in keys):
+        raise InvalidInputError(f"each key must be a tuple or dict of ({', '.join(target.names)})")
+    columns = {name: [key[i] for key in keys] for i, name in enumerate(target.names)}
+    return _one_table(_from_columns(columns, target), target)
+
+
+def _single(values: pa.Array | pa.ChunkedArray, target: pa.Schema) -> pa.Table:
+    if len(target) != 1:
+        raise InvalidInputError(f"the key has {len(target)} columns; give tuples, dicts or data with these columns")
+    return pa.table([values], names=target.names)

@@ -1,0 +1,274 @@
+"""Primary keys: which columns they are, which types they may have, and their two byte layouts.
+
+Owns discovery from schema metadata, the order-preserving encoding of composite keys (the `values` of an SSTable's
+sidecar) and the hashes behind its bloom filter. Invariants:
+
+1. `encode_composite` preserves order: rows compare like their encodings, bytewise; nulls come first.
+2. `decode_composite(encode_composite(arrays), types)` equals `arrays`.
+3. `key_hashes` follows the reference layout also where that layout ignores the value; `hash_is_exact` says where, and
+   there a filter may only ever answer "maybe".
+
+Composite encoding, per key column: `00` for null, else `01` and the value: integers as 8 bytes big-endian (signed ones
+plus 2^63), booleans as one byte, strings and binaries with `00` escaped as `00 ff`, ended by `00 00`.
+
+Hash layout, per key column: `01` for null, else `00` and the value: int32 and int64 little-endian in their width,
+strings as bytes plus `ff`, binaries as u64 length plus bytes. Every other type contributes nothing after the `00`.
+
+Called by: flush, the sidecar reader, the memtable, the scan planner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.errors import CorruptDataError, InvalidInputError
+from lance_memwal.rows.siphash import hash_messages, hash_words
+
+__all__ = [
+    "check_primary_key",
+    "decode_composite",
+    "encode_composite",
+    "hash_is_exact",
+    "is_key_type",
+    "key_hashes",
+    "primary_key_columns",
+]
+
+_KEY = b"lance-schema:unenforced-primary-key"
+_POSITION = b"lance-schema:unenforced-primary-key:position"
+_TRUE = frozenset({b"true", b"1", b"yes", b"on", b"y"})
+_UNSIGNED = re.compile(rb"\+?[0-9]+")
+_KEY_TYPES = frozenset(
+    {pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()}
+    | {pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
+)
+_HASHED_TYPES = frozenset({pa.int32(), pa.int64(), pa.string(), pa.binary()})
+_SIGN = np.uint64(1 << 63)
+_BINARY = pa.large_binary()
+
+
+def primary_key_columns(schema: pa.Schema) -> list[str]:
+    """The primary key of a schema, in key order; empty for an append-only table. A nested key field is refused."""
+    placed: list[tuple[int, int, str]] = []
+    for index, field in enumerate(schema):
+        position = _key_position(field)
+        if position is not None:
+            # The reference compares positions as signed 32-bit numbers, so that the upper half comes first.
+            signed = position - (1 << 32) if position >> 31 else position
+            placed.append((signed or 1 << 32, index, field.name))
+        nested = _nested_key(field.type)
+        if nested is not None:
+            raise InvalidInputError(f"primary key field {nested!r} is nested in column {field.name!r}")
+    return [name for _, _, name in sorted(placed)]
+
+
+def is_key_type(data_type: pa.DataType) -> bool:
+    """Whether a primary key column may have this type."""
+    return data_type in _KEY_TYPES
+
+
+def check_primary_key(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Raise `InvalidInputError` unless `columns` can be the primary key: present, not nullable, of a key type."""
+    for name in columns:
+        if len(schema.get_all_field_indices(name)) != 1:
+            raise InvalidInputError(f"primary key column {name!r} is not in the schema")
+        field = schema.field(name)
+        if not is_key_type(field.type):
+            known = "integers, booleans, strings and binaries"
+            raise InvalidInputError(f"primary key column {name!r} has type {field.type}; allowed are {known}")
+        if field.nullable:
+            raise InvalidInputError(f"primary key column {name!r} must not be nullable")
+
+
+def encode_composite(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
+    """The order-preserving encoding of one key per row; `arrays` are the key columns in key order."""
+    parts = [part for array in arrays for part in _encoded_parts(array)]
+    return _join(*parts).cast(pa.binary())
+
+
+def decode_composite(encoded: pa.Array, types: Sequence[pa.DataType]) -> list[pa.Array]:
+    """The key columns behind encoded keys; anything that `encode_composite` does not produce is `CorruptDataError`."""
+    if encoded.null_count:
+        raise CorruptDataError("composite key is null")
+    rows = encoded.cast(_BINARY)
+    ends = np.frombuffer(rows.buffers()[1], np.int64, len(rows) + 1, rows.offset * 8)
+    data = np.frombuffer(rows.buffers()[2] or b"", np.uint8)
+    reader = _KeyReader(data[: ends[-1]], ends[:-1].copy(), ends[1:])
+    columns = [_decode_column(reader, data_type) for data_type in types]
+    reader.check_done()
+    return columns
+
+
+def key_hashes(arrays: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
+    """The filter hash of one key per row; `arrays` are the key columns in key order, none at all hash as no bytes."""
+    if not any(array.null_count for array in arrays):
+        if not any(array.type in _HASHED_TYPES for array in arrays):
+            same = hash_messages([pa.array([bytes(len(arrays))], _BINARY)])
+            return same.repeat(len(arrays[0])) if arrays else same
+        if len(arrays) == 1 and pa.types.is_integer(arrays[0].type):
+            return _hash_integers(arrays[0])
+    return hash_messages([part for array in arrays for part in _hash_parts(array)])
+
+
+def hash_is_exact(types: Sequence[pa.DataType]) -> bool:
+    """Whether the hash depends on the value of every key column; if not, a filter says "maybe" to every key."""
+    return bool(types) and all(data_type in _HASHED_TYPES for data_type in types)
+
+
+def _key_position(field: pa.Field) -> int | None:
+    """None for an ordinary field, 0 for a key field without a position, else the position."""
+    metadata = field.metadata or {}
+    text = metadata.get(_POSITION, b"")
+    if _UNSIGNED.fullmatch(text) and int(text) < 1 << 32:
+        return int(text)
+    return 0 if metadata.get(_KEY, b"").lower() in _TRUE else None
+
+
+def _nested_key(data_type: pa.DataType) -> str | None:
+    for index in range(data_type.num_fields):
+        child = data_type.field(index)
+        found = child.name if _key_position(child) is not None else _nested_key(child.type)
+        if found is not None:
+            return str(found)
+    return None
+
+
+def _scalar(value: bytes) -> pa.Scalar:
+    return pa.scalar(value, _BINARY)
+
+
+def _join(*parts: pa.Array | pa.Scalar) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, _scalar(b""))
+
+
+def _fixed(tag: bytes, values: npt.NDArray[np.generic]) -> pa.Array:
+    """A one-byte tag and the bytes of the number, for every number, as a binary array."""
+    width = 1 + values.dtype.itemsize
+    cells = np.empty((len(values), width), np.uint8)
+    cells[:, 0] = tag[0]
+    cells[:, 1:] = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width - 1)
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(cells), [None, pa.py_buffer(cells)]).cast(_BINARY)
+
+
+def _numbers(array: pa.Array, data_type: pa.DataType) -> npt.NDArray[np.generic]:
+    values: npt.NDArray[np.generic] = array.cast(data_type).fill_null(0).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _hash_integers(array: pa.Array) -> npt.NDArray[np.uint64]:
+    """The common case without a byte buffer: words of `00` and the value, the length in the top byte of the last."""
+    values = array.cast(pa.int64()).to_numpy().view(np.uint64)
+    shifted = values << np.uint64(8)
+    if array.type == pa.int64():
+        return hash_words([shifted, values >> np.uint64(56) | np.uint64(9 << 56)])
+    return hash_words([shifted & np.uint64(0xFFFFFFFF00) | np.uint64(5 << 56)])
+
+
+def _hash_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
+    kind = array.type
+    parts: list[pa.Array | pa.Scalar] = [_scalar(b"\0")]
+    if kind in {pa.int32(), pa.int64()}:
+        parts = [_fixed(b"\0", _numbers(array, kind))]
+    elif kind == pa.string():
+        parts += [array.cast(_BINARY), _scalar(b"\xff")]
+    elif kind == pa.binary():
+        lengths = pc.binary_length(array).fill_null(0).cast(pa.uint64()).to_numpy()
+        parts = [_fixed(b"\0", lengths), array.cast(_BINARY)]
+    return _or_null(array, parts, b"\1")
+
+
+def _encoded_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        parts = [_fixed(b"\1", _numbers(array, pa.uint8()))]
+    elif pa.types.is_signed_integer(kind):
+        parts = [_fixed(b"\1", (_numbers(array, pa.int64()).view(np.uint64) ^ _SIGN).astype(">u8"))]
+    elif pa.types.is_unsigned_integer(kind):
+        parts = [_fixed(b"\1", _numbers(array, pa.uint64()).astype(">u8"))]
+    else:
+        parts = [_scalar(b"\1"), _escape(array.cast(_BINARY)), _scalar(b"\0\0")]
+    return _or_null(array, parts, b"\0")
+
+
+def _or_null(array: pa.Array, parts: list[pa.Array | pa.Scalar], null: bytes) -> list[pa.Array | pa.Scalar]:
+    """The parts as they are; where the array has nulls, one part that is `null` in those rows."""
+    if not array.null_count:
+        return parts
+    known = _join(*parts) if any(isinstance(part, pa.Array) for part in parts) else parts[0]
+    return [pc.if_else(array.is_valid(), known, _scalar(null))]
+
+
+def _escape(array: pa.Array) -> pa.Array:
+    if not (np.frombuffer(array.buffers()[2] or b"", np.uint8) == 0).any():
+        return array
+    return pc.replace_substring(array, b"\0", b"\0\xff")
+
+
+class _KeyReader:
+    """A cursor per row over the bytes of all encoded keys."""
+
+    def __init__(self, data: npt.NDArray[np.uint8], cursor: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+        self.data, self.cursor, self.ends = data, cursor, ends
+
+    def take(self, rows: npt.NDArray[np.bool_], width: int) -> npt.NDArray[np.uint8]:
+        """The next `width` bytes of the chosen rows, one row each."""
+        start = self.cursor[rows]
+        if (start + width > self.ends[rows]).any():
+            raise CorruptDataError("composite key ends too early")
+        self.cursor[rows] += width
+        taken: npt.NDArray[np.uint8] = self.data[start[:, None] + np.arange(width)]
+        return taken
+
+    def take_terminated(self, rows: npt.NDArray[np.bool_]) -> list[bytes]:
+        """The bytes before the next `00 00` of the chosen rows, escapes undone."""
+        zero = np.flatnonzero(self.data == 0)
+        follower = np.append(self.data, np.uint8(0))[zero + 1]
+        stops = zero[follower != 0xFF]
+        start, ends = self.cursor[rows], self.ends[rows]
+        at = np.searchsorted(stops, start)
+        stop = np.append(stops, len(self.data))[at]
+        if (stop + 2 > ends).any() or (self.data[stop + 1] != 0).any():
+            raise CorruptDataError("composite key has an unterminated value")
+        self.cursor[rows] = stop + 2
+        whole = self.data.tobytes()
+        return [whole[a:b].replace(b"\0\xff", b"\0") for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
+
+    def check_done(self) -> None:
+        """Raise unless every row was read to its end."""
+        if (self.cursor != self.ends).any():
+            raise CorruptDataError("composite key has bytes behind its last column")
+
+
+def _decode_column(reader: _KeyReader, data_type: pa.DataType) -> pa.Array:
+    tag = reader.take(np.ones(len(reader.cursor), np.bool_), 1)[:, 0]
+    if (tag > 1).any():
+        raise CorruptDataError("composite key has an unknown tag")
+    valid = tag == 1
+    if pa.types.is_boolean(data_type) or pa.types.is_integer(data_type):
+        column = _decode_numbers(reader, valid, data_type)
+    else:
+        cells = np.full(len(valid), None, object)
+        cells[valid] = reader.take_terminated(valid)
+        column = pa.array(cells.tolist(), _BINARY)
+    try:
+        return column.cast(data_type)
+    except pa.ArrowInvalid:
+        raise CorruptDataError(f"composite key does not hold a valid {data_type}") from None
+
+
+def _decode_numbers(reader: _KeyReader, valid: npt.NDArray[np.bool_], data_type: pa.DataType) -> pa.Array:
+    wide = np.zeros(len(valid), np.uint64)
+    if pa.types.is_boolean(data_type):
+        wide[valid] = reader.take(valid, 1)[:, 0]
+        if (wide > 1).any():
+            raise CorruptDataError("composite key holds a boolean that is neither 0 nor 1")
+        return pa.array(wide, mask=~valid)
+    wide[valid] = reader.take(valid, 8).copy().view(">u8")[:, 0]
+    signed = pa.types.is_signed_integer(data_type)
+    return pa.array((wide ^ _SIGN).view(np.int64) if signed else wide, mask=~valid)

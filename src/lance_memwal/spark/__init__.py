@@ -1,0 +1,27 @@
+"""memwal for Spark: sinks, source, change feed, jobs. `import lance_memwal.spark as ms`."""
+
+from lance_memwal.spark.executor_mode import BatchReport, write_batch
+from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc
+from lance_memwal.spark.merging import MergeBuilder, merge_into
+from lance_memwal.spark.progress import ProgressListener, QueryStats
+from lance_memwal.spark.session import register, session
+from lance_memwal.spark.streams import mark_streams
+from lance_memwal.spark.types import arrow_schema_for
+
+__all__ = [
+    "BatchReport",
+    "CompactionMode",
+    "MergeBuilder",
+    "ProgressListener",
+    "QueryStats",
+    "arrow_schema_for",
+    "compact",
+    "flush",
+    "gc",
+    "merge_into",
+    "register",
+    "session",
+    "write_batch",
+]
+
+mark_streams()

@@ -1,0 +1,127 @@
+"""What the commit of a micro-batch tells the progress listener, which lives in another process of the same host.
+
+Owns the directory through which they talk: Spark reports rows and times of a batch, but nothing that a Python sink could
+add, such as that the table had the batch already. Invariants:
+
+1. Nothing is written for a run that no listener announced, and the listener removes what it announced.
+2. A report is an aid: one that cannot be written or read is logged, and never disturbs a commit or a query.
+3. The directory belongs to this user alone; one that somebody else made is not used.
+
+Called by: the sinks (driver side), the progress listener.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from lance_memwal.write.once import AppendResult
+
+__all__ = ["BatchStats", "announce", "collect", "report", "retire"]
+
+_LOG = logging.getLogger(__name__)
+_RUN = re.compile(r"[0-9a-f-]{36}")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """One commit: rows and bytes written, shards touched, and those of them that had this batch already."""
+
+    rows: int = 0
+    size_bytes: int = 0
+    shards: int = 0
+    skipped_shards: int = 0
+
+    @classmethod
+    def of(cls, results: Sequence[AppendResult], sizes: Sequence[int]) -> BatchStats:
+        """The sum over the appends of one batch; `sizes` are their bytes."""
+        written = [(result.rows, size) for result, size in zip(results, sizes, strict=True) if not result.skipped]
+        rows, size_bytes = sum(item[0] for item in written), sum(item[1] for item in written)
+        return cls(rows, size_bytes, len(results), len(results) - len(written))
+
+    def __add__(self, other: BatchStats) -> BatchStats:
+        return BatchStats(
+            self.rows + other.rows,
+            self.size_bytes + other.size_bytes,
+            self.shards + other.shards,
+            self.skipped_shards + other.skipped_shards,
+        )
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the table had the whole batch already."""
+        return 0 < self.shards == self.skipped_shards
+
+
+def announce(run: str) -> None:
+    """From now on reports of this run are wanted."""
+    root = _root()
+    try:
+        os.makedirs(root, mode=stat.S_IRWXU, exist_ok=True)
+        if _is_ours(root):
+            os.makedirs(_directory(run), mode=stat.S_IRWXU, exist_ok=True)
+    except OSError as error:
+        _LOG.warning("skipped batches of run %s will not be counted: %s", run, error)
+
+
+def report(run: str | None, batch: int, stats: BatchStats) -> None:
+    """Leave what one commit did, if somebody wants to know; several commits of one batch add up."""
+    if run is None or _RUN.fullmatch(run) is None or not _is_ours(_root()) or not os.path.isdir(_directory(run)):
+        return
+    path, before = _path(run, batch), collect(run, batch)
+    try:
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            json.dump(asdict(stats if before is None else before + stats), file)
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        _LOG.warning("the report of batch %d could not be left [run=%s]: %s", batch, run, error)
+
+
+def collect(run: str, batch: int) -> BatchStats | None:
+    """What the commit of a batch left, and remove it; None if it left nothing, as an empty batch does."""
+    if _RUN.fullmatch(run) is None or not _is_ours(_root()):
+        return None
+    path = _path(run, batch)
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = BatchStats(**json.load(file))
+        os.unlink(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        _LOG.warning("the report of batch %d cannot be read [run=%s]: %s", batch, run, error)
+        return None
+    return found
+
+
+def retire(run: str) -> None:
+    """No more reports of this run are wanted."""
+    if _RUN.fullmatch(run) is not None and _is_ours(_root()):
+        shutil.rmtree(_directory(run), ignore_errors=True)
+
+
+def _root() -> str:
+    return os.path.join(tempfile.gettempdir(), f"memwal-progress-{os.getuid()}")
+
+
+def _directory(run: str) -> str:
+    return os.path.join(_root(), run)
+
+
+def _path(run: str, batch: int) -> str:
+    return os.path.join(_directory(run), str(batch))
+
+
+def _is_ours(root: str) -> bool:
+    try:
+        found = os.lstat(root)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

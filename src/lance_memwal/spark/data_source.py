@@ -1,0 +1,92 @@
+"""The entry point of `format("memwal")`: which reader or writer serves a call of Spark.
+
+Owns `MemWalSource`. Invariants:
+
+1. One `load` is one snapshot: it is pinned when Spark makes the source, and travels with it to every plan and task.
+2. Filters are never pushed down by Spark (it caches one read plan per relation, so that one DataFrame used with two
+   filters would return wrong rows); the options `filter` and `columns` do it instead.
+3. A source that only writes pins nothing.
+
+Called by: Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.spark.feed import ChangeFeed, feed_schema
+from lance_memwal.spark.options import Options
+from lance_memwal.spark.pin import Pin, pin_table
+from lance_memwal.spark.rows import WritePlan
+from lance_memwal.spark.sink import BatchSink, StreamSink
+from lance_memwal.spark.source import TableReader
+from lance_memwal.spark.types import struct_type
+from lance_memwal.table import open_table
+
+__all__ = ["MemWalSource"]
+
+
+class MemWalSource(DataSource):
+    """A memwal table as a source and a sink of Spark."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = Options.parse(dict(options))
+        self._pin: Pin | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "memwal"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark sends a source away only to read with it (or as the sink of a stream): this is when the pin is set."""
+        if self._pin is None and not self._options.change_feed:
+            self._pinned()
+        return dict(self.__dict__)
+
+    def _pinned(self) -> Pin:
+        if self._pin is None:
+            self._pin = pin_table(self._options)
+        return self._pin
+
+    def schema(self) -> StructType:
+        """The table's columns, or those of the option `columns`; the change feed has three more."""
+        if self._options.change_feed:
+            table = open_table(self._options.path, storage_options=self._options.storage_options)
+            return feed_schema(table.schema, self._options.columns)
+        return struct_type(self._pinned().schema.columns, self._options.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of the pinned snapshot."""
+        if self._options.change_feed:
+            raise InvalidInputError("the change feed is a stream: use spark.readStream")
+        return TableReader(self._options, self._pinned(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The change feed."""
+        if not self._options.change_feed:
+            raise InvalidInputError(
+                "a stream of this table is its change feed: import lance_memwal.spark before spark.readStream, or give "
+                "option('changeFeed', 'true')"
+            )
+        return ChangeFeed(self._options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        """The batch sink."""
+        return BatchSink(self._plan(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802
+        """The streaming sink."""
+        return StreamSink(self._plan(schema, overwrite))
+
+    def _plan(self, schema: StructType, overwrite: bool) -> WritePlan:
+        if overwrite:
+            raise InvalidInputError("a memwal table is not overwritten: use mode('append'), or delete rows")
+        table = open_table(self._options.path, storage_options=self._options.storage_options)
+        return WritePlan.make(table, schema, self._options)

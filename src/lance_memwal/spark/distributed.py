@@ -1,0 +1,231 @@
+"""Compaction of a big table by many tasks, with one commit on the driver.
+
+Owns `DistributedCompactor` and the choice between it and one process (`is_big`). Stage A (a task per shard) writes the
+newest rows of the chosen generations as new fragments; stage B (a task per base fragment) writes deletion vectors for
+the rows that they replace or delete; the driver commits both, and the marks. What is chosen, retried, trimmed and
+reported is `lance_memwal.compact.run`'s. Invariants:
+
+1. Rows and marks are one commit, on exactly the version after the one that stage B looked at: its manifest is created
+   if absent. There is no moment between rows and mark in which a crash could leave one without the other. (Lance's own
+   `Update` cannot carry marks, and it rebases over a merge that only inserted rows: both would hold the same keys.)
+2. After a conflict stage A counts, and stage B for every fragment that is unchanged: only what changed is looked at
+   again, by the driver itself where that is little (to start tasks takes longer than others take to commit).
+3. Two units never hold the same key: where the sharding does not see to it, all shards are one unit.
+4. Staged keys, and the files of a commit that is lost for good, are deleted when the run ends, whatever its end is; what
+   a dead driver left is collected.
+
+A base table that takes no hand-made commit (`BaseTable.takes_hand_commit`: stable row ids above all) is compacted by
+one process.
+
+Called by: `lance_memwal.spark.compact`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from lance import FragmentMetadata
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.compact.run import Compactor, size_of
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import commit_by_hand, paths_of
+from lance_memwal.lance.manifest import DeletionFile, deletion_path
+from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, compacted
+from lance_memwal.lance.prepared import Unheld, Vectors
+from lance_memwal.lance.superseded import is_key_indexed
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.rows.sharding import Bucket, Identity, Unsharded, sharding_of
+from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
+from lance_memwal.store.location import Location
+from lance_memwal.types import SsTable
+
+__all__ = ["DistributedCompactor", "RunTasks", "is_big", "newest_base"]
+
+_LOG = logging.getLogger(__name__)
+_FEW_FRAGMENTS = 8  # after a conflict, so many are looked at by the driver
+_TASKS_PER_COMMIT = 4  # so many times the memory of a task goes into one commit, since every commit looks at the base
+
+RunTasks = Callable[[Sequence[str], Callable[[str], str]], list[str]]
+"""Runs a function on every argument, each in a task of its own; the answers are in the order of the arguments."""
+
+T = TypeVar("T")
+Chosen = Mapping[str, Sequence[SsTable]]
+
+
+def newest_base(location: Location) -> BaseTable:
+    """The newest version of the base table; `InvalidInputError` if it is gone."""
+    base = BaseTable.open(location)
+    if base is None:
+        raise InvalidInputError(f"there is no table at {location.describe()} any more")
+    return base
+
+
+def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
+    """Whether a compaction has at least `limit_bytes` to look at.
+
+    These are the generations that wait, and the base table, unless its key is indexed: one process then finds what they
+    replace without reading all of it. On an append-only table nothing is replaced.
+    """
+    size = 0
+    if base.primary_key and not is_key_indexed(base):
+        size = sum(file.size_bytes for fragment in base.manifest.fragments() for file in fragment.files)
+    marks = compacted(base)
+    for shard_id in list_shards(location):
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        if manifest is not None:
+            mark = marks.get(shard_id, 0)  # whether one is missing, and why, is for the compactor to say
+            size += sum(size_of(sstable) for sstable in manifest.sstables if sstable.generation > mark)
+    return size >= limit_bytes
+
+
+class DistributedCompactor(Compactor):
+    """Compacts one table with tasks; several, and compactors of other kinds, may run at once."""
+
+    def __init__(
+        self,
+        job: Job,
+        run_tasks: RunTasks,
+        location: Location,
+        newest_base: Callable[[], BaseTable],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`run_tasks` is how work reaches the executors."""
+        super().__init__(location, newest_base, memory_bytes=job.memory_bytes * _TASKS_PER_COMMIT, clock=clock)
+        self._job = job
+        self._run_tasks = run_tasks
+
+    def _fold(self, base: BaseTable, chosen: Chosen, tally: Any) -> BaseTable:
+        if not base.takes_hand_commit:
+            return super()._fold(base, chosen, tally)
+        staged = _Staged(self._job, self._run_tasks, self._location, self._clock, chosen)
+        newest = self._land(staged, base, tally)
+        tally.rows_written += staged.rows
+        tally.rows_deleted += staged.deletes
+        _LOG.info(
+            "compacted by tasks [version=%d, shards=%d, rows=%d, deletes=%d]",
+            newest.version,
+            len(chosen),
+            staged.rows,
+            staged.deletes,
+        )
+        return newest
+
+
+class _Staged:
+    """What the stages made, ready to be committed."""
+
+    def __init__(self, job: Job, run_tasks: RunTasks, location: Location, clock: Clock, chosen: Chosen) -> None:
+        self._job = job
+        self._run_tasks = run_tasks
+        self._location = location
+        self._clock = clock
+        self._chosen = chosen
+        self._new: list[NewRows] | None = None
+        self._looked = False
+        self._files = Unheld(location.store)
+        self._vectors = Vectors(self._files)
+
+    @property
+    def rows(self) -> int:
+        """New rows."""
+        return sum(item.rows for item in self._new or ())
+
+    @property
+    def deletes(self) -> int:
+        """Tombstones."""
+        return sum(item.deletes for item in self._new or ())
+
+    def commit(self, base: BaseTable) -> BaseTable:
+        """The version right after `base`, with the rows of stage A, and without the rows that stage B found."""
+        fragments = self._stage_a(base)
+        reach("compact.after_fragments")
+        marks = {shard_id: sstables[-1].generation for shard_id, sstables in self._chosen.items()}
+        deletions: dict[int, DeletionFile | None] = {}
+        if base.primary_key:
+            self._stage_b(base)
+            deletions = self._vectors.of(base)
+            marks[COUNTER_SHARD] = commit_number(base) + 1
+        return commit_by_hand(base, fragments, deletions, marks, self._clock, self._files, fsync=self._job.fsync)
+
+    def discard(self) -> None:
+        """Delete staged keys, and what no version holds."""
+        self._files.remove()
+        for item in self._new or ():
+            if item.keys_path is not None:
+                self._files.drop(item.keys_path)
+
+    # ------------------------------------------------------------------------------------------------------ the stages
+
+    def _stage_a(self, base: BaseTable) -> list[FragmentMetadata]:
+        """The fragments of all new rows; they are written once."""
+        job = self._job
+        if self._new is None:
+            arguments = [unit.encode(base.version) for unit in _units(base, self._chosen)]
+            answers = self._run_tasks(arguments, lambda argument: write_unit(job, argument))
+            self._new, missing = _decoded(answers, NewRows.decode)
+            self._files.add(*paths_of(self._fragments()))
+            if missing is not None:
+                raise missing
+        return self._fragments()
+
+    def _fragments(self) -> list[FragmentMetadata]:
+        new = self._new or ()
+        return [FragmentMetadata.from_json(json.dumps(fragment)) for item in new for fragment in item.fragments]
+
+    def _stage_b(self, base: BaseTable) -> None:
+        """Learn what goes in fragments that nobody has looked at."""
+        job, unseen = self._job, self._vectors.unseen(base)
+        keys = [item.keys_path for item in self._new or () if item.keys_path is not None and item.rows + item.deletes]
+        if not keys or not unseen:
+            self._vectors.learn(base, unseen, {})
+            return
+        arguments = [json.dumps({"version": base.version, "fragment": number, "keys": keys}) for number in unseen]
+        run = _in_line if self._looked and len(unseen) <= _FEW_FRAGMENTS else self._run_tasks
+        self._looked = True
+        answers = run(arguments, lambda argument: delete_superseded(job, argument))
+        found, missing = _decoded(answers, Superseded.decode)
+        if missing is not None:  # the keys are gone, for all fragments
+            raise missing
+        loses = {number: item.deletion for number, item in zip(unseen, found, strict=True) if item.rows}
+        self._files.add(*(deletion_path(number, vector) for number, vector in loses.items() if vector is not None))
+        self._vectors.learn(base, unseen, loses)
+
+
+def _decoded(answers: Sequence[str], decode: Callable[[str], T]) -> tuple[list[T], ObjectNotFoundError | None]:
+    """What tasks answered, and what one of them missed because it was collected."""
+    found: list[T] = []
+    missing = None
+    for answer in answers:
+        try:
+            found.append(decode(answer))
+        except ObjectNotFoundError as error:
+            missing = error
+    return found, missing
+
+
+def _in_line(arguments: Sequence[str], run: Callable[[str], str]) -> list[str]:
+    """The answers, without tasks."""
+    return [run(argument) for argument in arguments]
+
+
+def _units(base: BaseTable, chosen: Chosen) -> list[Unit]:
+    """A unit per shard; one for all shards where a key may be in several."""
+    members = [[(shard_id, sstable) for sstable in sstables] for shard_id, sstables in chosen.items()]
+    if not base.primary_key or len(members) == 1 or _keys_stay_apart(base):
+        return [Unit(tuple(item)) for item in members]
+    return [Unit(tuple(pair for item in members for pair in item))]
+
+
+def _keys_stay_apart(base: BaseTable) -> bool:
+    sharding = sharding_of(base)
+    if isinstance(sharding, Bucket | Identity):
+        return sharding.column in base.primary_key
+    return isinstance(sharding, Unsharded)

@@ -1,0 +1,168 @@
+"""The options of `format("memwal")`: names, values, defaults, and what does not belong together.
+
+Owns `Options`. Invariants:
+
+1. An option that nobody knows is an error with the nearest known name; a value that does not fit says what would.
+2. What Spark itself passes along (checkpoints, query names) is let through.
+3. Credentials (`storage.*`) are in no repr and in no error.
+
+Called by: the data source.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = ["STORAGE_PREFIX", "Operation", "Options"]
+
+Operation = Literal["upsert", "append", "delete"]
+STORAGE_PREFIX = "storage."
+_MIB = 1 << 20
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "triggerinterval", "path", "paths", "__commit__"})
+_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Every option with its value; field names are the option names in snake case."""
+
+    path: str
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    # reading
+    columns: tuple[str, ...] | None = None
+    filter: str | None = None
+    consistency: Literal["fresh", "flushed"] = "fresh"
+    rows_per_partition: int = 1_000_000
+    # writing
+    operation: Operation | None = None
+    txn_app_id: str | None = None
+    txn_version: int | None = None
+    sequence_by: str | None = None
+    duplicates: Literal["error", "last"] = "error"
+    missing: Literal["error", "null"] | None = None
+    inline_bytes: int = 4 * _MIB
+    max_entry_bytes: int = 64 * _MIB
+    flush_bytes: int = 64 * _MIB
+    compact_generations: int = 0
+    # the change feed
+    change_feed: bool = False
+    starting_position: Literal["earliest", "latest"] = "earliest"
+    fail_on_data_loss: bool = True
+    max_entries_per_trigger: int | None = None
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """The options that a user gave, checked."""
+        lowered = {name.lower(): (name, value) for name, value in given.items()}
+        path = lowered.get("path", ("path", ""))[1]
+        if not path:
+            raise InvalidInputError('give the table\'s URI: .load(uri), .save(uri), .start(uri) or option("path", uri)')
+        values: dict[str, Any] = {"path": path}
+        storage: dict[str, str] = {}
+        for lower, (name, value) in lowered.items():
+            if lower.startswith(STORAGE_PREFIX):
+                storage[lower[len(STORAGE_PREFIX) :]] = value
+            elif lower in _PARSERS:
+                attribute, parse = _PARSERS[lower]
+                values[attribute] = parse(name, value)
+            elif lower not in _SPARKS_OWN:
+                raise InvalidInputError(_unknown(name))
+        parsed = cls(**values, storage_options=storage)
+        parsed._check_together()
+        return parsed
+
+    def _check_together(self) -> None:
+        if self.txn_app_id is None and self.txn_version is not None:  # a stream has versions of its own
+            raise InvalidInputError("option 'txnVersion' needs 'txnAppId': the version counts per application")
+        if self.sequence_by is not None and self.duplicates == "last":
+            raise InvalidInputError("options 'sequenceBy' and 'duplicates' exclude each other: one rule decides")
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), _PARSERS, n=1)
+    hint = f"; did you mean {_SHOWN[near[0]]!r}?" if near else f"; known: {', '.join(sorted(_SHOWN.values()))}"
+    return f"unknown option {name!r}{hint}"
+
+
+def _text(name: str, value: str) -> str:
+    if not value.strip():
+        raise InvalidInputError(f"option {name!r} must not be empty")
+    return value
+
+
+def _names(name: str, value: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.split(",") if part.strip())
+    if not names:
+        raise InvalidInputError(f"option {name!r} is a list of column names with commas, not {value!r}")
+    return names
+
+
+def _number(name: str, value: str) -> int:
+    if not value.strip().isdigit():
+        raise InvalidInputError(f"option {name!r} is a number >= 0, not {value!r}")
+    return int(value)
+
+
+def _positive(name: str, value: str) -> int:
+    number = _number(name, value)
+    if number < 1:
+        raise InvalidInputError(f"option {name!r} is a number >= 1, not {value!r}")
+    return number
+
+
+def _bytes(name: str, value: str) -> int:
+    text = value.strip().lower()
+    digits = text.rstrip("kmgb")
+    unit = text[len(digits) :]
+    if not digits.isdigit() or (unit and unit not in _SUFFIXES):
+        raise InvalidInputError(f"option {name!r} is a number of bytes such as 4194304 or '4m', not {value!r}")
+    return int(digits) * _SUFFIXES.get(unit, 1)
+
+
+def _flag(name: str, value: str) -> bool:
+    lowered = value.strip().lower()
+    if lowered not in ("true", "false"):
+        raise InvalidInputError(f"option {name!r} is true or false, not {value!r}")
+    return lowered == "true"
+
+
+def _one_of(*known: str) -> Any:
+    def parse(name: str, value: str) -> str:
+        if value not in known:
+            raise InvalidInputError(f"option {name!r} is one of {', '.join(known)}, not {value!r}")
+        return value
+
+    return parse
+
+
+_OPTIONS: dict[str, tuple[str, Any]] = {
+    "columns": ("columns", _names),
+    "filter": ("filter", _text),
+    "consistency": ("consistency", _one_of("fresh", "flushed")),
+    "rowsPerPartition": ("rows_per_partition", _positive),
+    "operation": ("operation", _one_of("upsert", "append", "delete")),
+    "txnAppId": ("txn_app_id", _text),
+    "txnVersion": ("txn_version", _number),
+    "sequenceBy": ("sequence_by", _text),
+    "duplicates": ("duplicates", _one_of("error", "last")),
+    "missing": ("missing", _one_of("error", "null")),
+    "inlineBytes": ("inline_bytes", _bytes),
+    "maxEntryBytes": ("max_entry_bytes", _bytes),
+    "flushBytes": ("flush_bytes", _bytes),
+    "compactGenerations": ("compact_generations", _number),
+    "changeFeed": ("change_feed", _flag),
+    "startingPosition": ("starting_position", _one_of("earliest", "latest")),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "maxEntriesPerTrigger": ("max_entries_per_trigger", _positive),
+    "maxRowsPerTrigger": ("max_rows_per_trigger", _positive),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", _bytes),
+}
+_PARSERS = {shown.lower(): entry for shown, entry in _OPTIONS.items()}
+_SHOWN = {shown.lower(): shown for shown in _OPTIONS}

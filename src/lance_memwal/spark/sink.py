@@ -1,0 +1,323 @@
+"""The batch and the streaming sink: tasks hand in pieces, the driver commits them once per shard.
+
+Owns the writers and their commit messages. Invariants:
+
+1. A task writes nothing that a reader can see: its rows travel in the commit message, or lie staged below the table.
+2. `commit` turns the union of all pieces of a shard into one WAL entry, or one generation, of one transaction: a repeated
+   commit, and one that failed halfway, add nothing twice.
+3. `abort` removes nothing: what a failed commit may have made visible stays, staged rows are left to collection.
+4. Shards are claimed once per query run. A commit that failed drops the claims, so that the next one gets new epochs.
+5. The log that a sink leaves behind is bounded (`flushBytes`), and so is the number of generations
+   (`compactGenerations`); both happen after the commit and never fail it.
+
+Spark calls `streamWriter` anew for every step, so that state lives in commit messages and, for claims, per process.
+
+Called by: the data source.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.spark.batch_reports import BatchStats, report
+from lance_memwal.spark.options import Options
+from lance_memwal.spark.rows import WritePlan, newest_rows
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.table import open_table
+from lance_memwal.types import Transaction
+from lance_memwal.write.once import AppendResult, OnceAppender, ShardClaim
+
+__all__ = ["BatchSink", "Pieces", "StreamSink", "claims_of", "commit_pieces", "drop_claims", "tidy"]
+
+_LOG = logging.getLogger(__name__)
+_SPILL_BYTES = 64 << 20
+_PARALLEL_SHARDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one shard from one task: inline, or staged at `path`."""
+
+    shard_id: str
+    rows: int
+    size_bytes: int
+    data: bytes | None = field(default=None, repr=False)
+    path: str | None = None
+
+
+@dataclass
+class Pieces(WriterCommitMessage):
+    """What one task hands to the commit."""
+
+    pieces: tuple[Piece, ...] = ()
+    query_id: str | None = None
+    run_id: str | None = None
+
+
+# ---------------------------------------------------------------------------------------------------------- in a task
+
+
+def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> Pieces:
+    """All rows of one task, split by shard; nothing becomes visible."""
+    collector = _Collector(plan.options, job)
+    for shard_id, rows in plan.split(batches):
+        collector.add(shard_id, rows)
+    context = TaskContext.get()
+    query = run = None
+    if context is not None:
+        query = context.getLocalProperty("sql.streaming.queryId")
+        run = context.getLocalProperty("spark.jobGroup.id")
+    return Pieces(collector.finish(), query, run)
+
+
+class _Collector:
+    """Rows by shard until the task ends; what is too much for a message is staged."""
+
+    def __init__(self, options: Options, job: str) -> None:
+        self._options = options
+        self._job = job
+        self._held: dict[str, list[pa.RecordBatch]] = {}
+        self._held_bytes = 0
+        self._pieces: list[Piece] = []
+
+    def add(self, shard_id: str, rows: pa.RecordBatch) -> None:
+        self._held.setdefault(shard_id, []).append(rows)
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= max(_SPILL_BYTES, self._options.inline_bytes):
+            self._stage()
+
+    def finish(self) -> tuple[Piece, ...]:
+        if self._pieces or self._held_bytes > self._options.inline_bytes:
+            self._stage()
+        for shard_id, batches in self._held.items():
+            data = _encode(batches)
+            self._pieces.append(Piece(shard_id, _rows(batches), len(data), data=data))
+        return tuple(self._pieces)
+
+    def _stage(self) -> None:
+        location = _location(self._options)
+        for shard_id, batches in self._held.items():
+            path = paths.stage_path(self._job, SYSTEM_CLOCK.token_hex(16))
+            data = _encode(batches)
+            location.store.put_new(path, data)
+            self._pieces.append(Piece(shard_id, _rows(batches), len(data), path=path))
+        self._held, self._held_bytes = {}, 0
+
+
+def _rows(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
+def _encode(batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _location(options: Options) -> Location:
+    return resolve(options.path, options.storage_options)
+
+
+# -------------------------------------------------------------------------------------------------------- on the driver
+
+
+_APPENDERS: dict[tuple[str, int], OnceAppender] = {}
+_CLAIMS: dict[str, tuple[str, dict[str, ShardClaim]]] = {}
+
+
+def appender_of(options: Options) -> OnceAppender:
+    """The appender of a table in this process; it remembers what it read of the logs."""
+    location = _location(options)
+    slot = (location.key, options.max_entry_bytes)
+    found = _APPENDERS.get(slot)
+    if found is None or found.is_replaced:
+        found = _APPENDERS[slot] = OnceAppender(location, max_entry_bytes=options.max_entry_bytes)
+    return found
+
+
+def claims_of(appender: OnceAppender, run: str, shards: Sequence[str]) -> dict[str, ShardClaim]:
+    """The claims of this run on `shards`, made now where there is none yet."""
+    known_run, claims = _CLAIMS.get(appender.location.key, ("", {}))
+    if known_run != run:
+        claims = {}
+        _CLAIMS[appender.location.key] = (run, claims)
+    for shard_id in shards:
+        if shard_id not in claims:
+            claims[shard_id] = appender.claim(shard_id)
+    return claims
+
+
+def drop_claims(options: Options) -> None:
+    """Forget all claims on a table: the next commit claims again."""
+    _CLAIMS.pop(_location(options).key, None)
+
+
+def commit_pieces(
+    plan: WritePlan, messages: Sequence[Pieces | None], run: str, txn: Transaction | None
+) -> list[AppendResult]:
+    """Every piece is in its shard once when this returns; shards that got no row are not touched."""
+    by_shard: dict[str, list[Piece]] = {}
+    for message in messages:
+        for piece in message.pieces if message is not None else ():
+            by_shard.setdefault(piece.shard_id, []).append(piece)
+    if not by_shard:
+        return []
+    appender = appender_of(plan.options)
+    try:
+        claims = claims_of(appender, run, sorted(by_shard))
+
+        def append(shard_id: str) -> AppendResult:
+            batches = newest_rows(plan, _load(appender.location, by_shard[shard_id]))
+            result = appender.append(claims[shard_id], batches, txn=txn)
+            reach("spark.after_shard")
+            return result
+
+        results = _each(append, sorted(by_shard))
+    except BaseException:
+        drop_claims(plan.options)
+        raise
+    _log_commit(plan, txn, results)
+    for shard_id, pieces in by_shard.items():
+        _unstage(appender.location, shard_id, pieces)
+    tidy(plan.options, appender, [claims[shard_id] for shard_id in by_shard])
+    return results
+
+
+def _each(append: Callable[[str], AppendResult], shards: Sequence[str]) -> list[AppendResult]:
+    if len(shards) == 1:
+        return [append(shards[0])]
+    with thread_pool(min(_PARALLEL_SHARDS, len(shards)), "memwal-commit") as pool:
+        return list(pool.map(append, shards))
+
+
+def _load(location: Location, pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
+    batches = []
+    for piece in pieces:
+        data = piece.data if piece.data is not None else location.store.get(str(piece.path))
+        with pa.ipc.open_stream(data) as reader:
+            batches += list(reader)
+    return batches
+
+
+def _unstage(location: Location, shard_id: str, pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        if piece.path is not None:
+            try:
+                location.store.delete(piece.path)
+            except MemWalError as error:  # collection removes it later
+                _LOG.debug("staged rows were left [shard=%s]: %s", shard_id, error)
+
+
+def _log_commit(plan: WritePlan, txn: Transaction | None, results: Sequence[AppendResult]) -> None:
+    written = [result for result in results if not result.skipped]
+    _LOG.info(
+        "committed [table=%s, app=%s, version=%s, rows=%d, shards=%d, skipped=%d]",
+        plan.options.path.partition("?")[0],
+        None if txn is None else txn.app,
+        None if txn is None else txn.version,
+        sum(result.rows for result in written),
+        len(results),
+        len(results) - len(written),
+    )
+
+
+def tidy(options: Options, appender: OnceAppender, claims: Sequence[ShardClaim]) -> None:
+    """Flush long tails and fold many generations; a failure is logged and left to the next commit."""
+    try:
+        due = []
+        for claim in claims:
+            tail = appender.catch_up(claim)
+            if options.flush_bytes and tail.size_bytes >= options.flush_bytes:
+                appender.flush_tail(claim)
+                tail = appender.catch_up(claim)
+            listed = len(tail.manifest.sstables) if tail.manifest is not None else 0
+            if options.compact_generations and listed >= options.compact_generations:
+                due.append(claim.shard_id)
+        if due:
+            open_table(options.path, storage_options=options.storage_options).compact(shards=due)
+    except MemWalError as error:
+        _LOG.warning("maintenance after a commit failed, the next one tries again: %s", error)
+        drop_claims(options)
+
+
+# ------------------------------------------------------------------------------------------------------------ the sinks
+
+
+class BatchSink(DataSourceArrowWriter):
+    """`df.write.format("memwal")`: exactly once per (txnAppId, txnVersion), at least once without them."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        if plan.options.txn_app_id is not None and plan.options.txn_version is None:
+            raise InvalidInputError("a batch write needs 'txnVersion' beside 'txnAppId'")
+        self._plan = plan
+        self._job = SYSTEM_CLOCK.uuid4()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Pieces:
+        """Hand in the rows of one task."""
+        return write_pieces(self._plan, self._job, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Write every piece to its shard, once."""
+        options = self._plan.options
+        txn = None
+        if options.txn_app_id is not None and options.txn_version is not None:
+            txn = Transaction(options.txn_app_id, options.txn_version)
+        commit_pieces(self._plan, _pieces(messages), self._job, txn)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Remove nothing: a commit that failed may have written some shards already."""
+        drop_claims(self._plan.options)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """`df.writeStream.format("memwal")`: exactly once per (query id, batch id)."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        if plan.options.txn_version is not None:
+            raise InvalidInputError("a stream has its own versions (the batch ids); leave 'txnVersion' out")
+        self._plan = plan
+        self._job = SYSTEM_CLOCK.uuid4()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Pieces:
+        """Hand in the rows of one task."""
+        return write_pieces(self._plan, self._job, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Write every piece of this micro-batch to its shard, once."""
+        pieces = _pieces(messages)
+        query = next((m.query_id for m in pieces if m is not None and m.query_id), None)
+        run = next((m.run_id for m in pieces if m is not None and m.run_id), None)
+        if query is None:
+            if any(m is not None and m.pieces for m in pieces):
+                raise InvalidInputError(
+                    "Spark did not tell the id of the query, so that repeats could not be recognised"
+                )
+            return
+        app = self._plan.options.txn_app_id or query
+        results = commit_pieces(self._plan, pieces, run or query, Transaction(app, batchId, query))
+        sizes: Counter[str] = Counter()
+        for piece in (piece for message in pieces if message is not None for piece in message.pieces):
+            sizes[piece.shard_id] += piece.size_bytes
+        report(run, batchId, BatchStats.of(results, [sizes[result.shard_id] for result in results]))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """Remove nothing: a commit that failed may have written some shards already."""
+        drop_claims(self._plan.options)
+
+
+def _pieces(messages: Sequence[WriterCommitMessage | None]) -> list[Pieces | None]:
+    return [message if isinstance(message, Pieces) else None for message in messages]

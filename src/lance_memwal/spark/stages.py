@@ -1,0 +1,222 @@
+"""What the tasks of a distributed compaction do: fold generations into new fragments, find the rows that these replace.
+
+Owns both stages and the values that travel between driver and tasks. Invariants:
+
+1. A task changes nothing that a reader can see: it writes data files, deletion vectors and staged keys that no version
+   of the base table names yet. Attempts may run twice; the files of the one that lost are left to Lance's clean-up.
+2. Stage A folds whole units: a unit holds every chosen generation of its shards, and no key is in two units. It stages
+   the keys of all rows that it writes or deletes.
+3. Stage B deletes in one fragment exactly the rows whose key was staged. What was deleted there before stays deleted.
+4. With `fsync` files are durable before their task ends.
+
+Called by: the distributed compactor (`lance_memwal.spark.distributed`), through Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_memwal.compact.run import open_generations
+from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
+from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.commit import write_rows
+from lance_memwal.lance.hand_made import deletion_of
+from lance_memwal.lance.manifest import DeletionFile, deletion_path
+from lance_memwal.rows.keys import KeySet, key_array
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.generation import fold_all, fold_newest
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import SsTable
+
+__all__ = ["Job", "NewRows", "Superseded", "Unit", "delete_superseded", "write_unit"]
+
+_ROWS_PER_FILE = 1 << 20
+_ROWS_AT_ONCE = 1 << 20  # per question to a set of keys, which for text keys is built anew for each
+_OFFSET = np.uint64((1 << 32) - 1)  # of a row inside its fragment; the rest of an address is the fragment's id
+_KEPT_SETS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every task of one compaction knows. `memory_bytes` bounds the rows that one task keeps."""
+
+    uri: str
+    name: str
+    memory_bytes: int
+    fsync: bool
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def open(self, version: int) -> tuple[Location, BaseTable]:
+        """The table and one version of its base."""
+        location = resolve(self.uri, self.storage_options)
+        base = BaseTable.open(location, version=version)
+        if base is None:
+            raise InvalidInputError(f"there is no table at {location.describe()} any more")
+        return location, base
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one task of stage A folds: (shard, SSTable), ascending within each shard."""
+
+    members: tuple[tuple[str, SsTable], ...]
+
+    def encode(self, version: int) -> str:
+        """The argument of the task; `version` is the one whose columns the rows get."""
+        return json.dumps({"version": version, "members": [[s, _fields(sstable)] for s, sstable in self.members]})
+
+
+def _fields(sstable: SsTable) -> dict[str, Any]:
+    """What a task needs of an SSTable; fields of a newer version stay with the manifest."""
+    return {name: value for name, value in asdict(sstable).items() if name != "unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """The answer of stage A: fragments as Lance writes them down, and where the keys of the unit are staged."""
+
+    fragments: tuple[dict[str, Any], ...]
+    rows: int
+    deletes: int
+    keys_path: str | None
+
+    @classmethod
+    def decode(cls, answer: str) -> NewRows:
+        """The answer of a task; `ObjectNotFoundError` if somebody collected a generation meanwhile."""
+        found = _found(answer)
+        return cls(**{**found, "fragments": tuple(found["fragments"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """The answer of stage B about one fragment: rows that go, and the new deletion vector (None: no row is left)."""
+
+    rows: int
+    deletion: DeletionFile | None
+
+    @classmethod
+    def decode(cls, answer: str) -> Superseded:
+        """The answer of a task; `ObjectNotFoundError` if somebody collected the staged keys meanwhile."""
+        found = _found(answer)
+        deletion = found["deletion"]
+        return cls(found["rows"], None if deletion is None else DeletionFile(**deletion))
+
+
+def _found(answer: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer)
+    if "collected" in found:
+        raise ObjectNotFoundError(found["collected"])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ stage A
+
+
+def write_unit(job: Job, argument: str) -> str:
+    """The newest rows of one unit as data files that no version names; the answer is a `NewRows`."""
+    given = json.loads(argument)
+    members = [(shard_id, SsTable(**sstable)) for shard_id, sstable in given["members"]]
+    location, base = job.open(given["version"])
+    try:
+        return json.dumps(asdict(_write_unit(job, location, base, members, _stage_path(job, argument))))
+    except ObjectNotFoundError as error:  # another compaction was faster, and collection too: the driver starts over
+        return json.dumps({"collected": str(error)})
+
+
+def _stage_path(job: Job, argument: str) -> str:
+    """Where the keys of a unit are staged: the same place for every attempt."""
+    return paths.stage_path(job.name, hashlib.sha256(argument.encode()).hexdigest())
+
+
+def _write_unit(
+    job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]], keys_path: str
+) -> NewRows:
+    schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+    generations = open_generations(location, members, schema, job.memory_bytes)
+    if not schema.primary_key:
+        folded = fold_all(generations, schema)
+        return NewRows(_write(job, base, folded.batches(base.schema)), folded.rows, 0, None)
+    folded = fold_newest(generations, schema)
+    key_schema = pa.schema([base.schema.field(name) for name in schema.primary_key])
+    keys = folded.deletes.cast(key_schema).to_batches()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in folded.batches(base.schema):
+            keys.append(
+                pa.RecordBatch.from_arrays([batch.column(name) for name in key_schema.names], schema=key_schema)
+            )
+            yield batch
+
+    fragments = _write(job, base, batches()) if folded.rows else ()
+    _stage(location, keys_path, key_schema, keys)
+    return NewRows(fragments, folded.rows, folded.deletes.num_rows, keys_path)
+
+
+def _write(job: Job, base: BaseTable, batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], ...]:
+    return tuple(fragment.to_json() for fragment in write_rows(base, batches, fsync=job.fsync))
+
+
+def _stage(location: Location, path: str, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    with suppress(ObjectExistsError):  # another attempt was faster: the keys of a unit are the same for both
+        location.store.put_new(path, sink.getvalue())
+
+
+# ------------------------------------------------------------------------------------------------------------ stage B
+
+
+_sets: OrderedDict[tuple[str, ...], KeySet] = OrderedDict()
+
+
+def delete_superseded(job: Job, argument: str) -> str:
+    """A deletion vector for the rows of one fragment whose key is staged; the answer is a `Superseded`."""
+    given = json.loads(argument)
+    location, base = job.open(given["version"])
+    names = list(base.primary_key)
+    try:
+        keys = _key_set(location, tuple(given["keys"]))
+    except ObjectNotFoundError as error:  # staged rows and keys are kept for an hour: the driver starts over
+        return json.dumps({"collected": str(error)})
+    with lance_errors("finding replaced rows in the base table"):
+        fragment: Any = base.dataset.get_fragment(given["fragment"])
+        scanner = fragment.scanner(columns=names, with_row_address=True, batch_size=_ROWS_AT_ONCE)
+        found = [_hits(batch, names, keys) for batch in scanner.to_batches() if batch.num_rows]
+        offsets = np.concatenate(found) if found else np.empty(0, dtype=np.uint64)
+        made = fragment.delete_rows(offsets.tolist()) if len(offsets) else fragment.metadata
+    deletion = None if made is None else deletion_of(made)
+    if job.fsync and deletion is not None and len(offsets):
+        location.store.sync_tree(deletion_path(given["fragment"], deletion))
+    return json.dumps({"rows": len(offsets), "deletion": None if deletion is None else asdict(deletion)})
+
+
+def _hits(batch: pa.RecordBatch, names: Sequence[str], keys: KeySet) -> Any:
+    hit = keys.contains(key_array([batch.column(name) for name in names]))
+    return batch.column("_rowaddr").to_numpy()[hit] & _OFFSET
+
+
+def _key_set(location: Location, staged: tuple[str, ...]) -> KeySet:
+    """All staged keys; remembered, since one process looks at many fragments."""
+    found = _sets.get(staged)
+    if found is None:
+        tables = []
+        for path in staged:
+            with pa.ipc.open_stream(location.store.get(path)) as reader:
+                tables.append(reader.read_all())
+        found = _sets[staged] = KeySet(key_array(pa.concat_tables(tables).columns))
+        while len(_sets) > _KEPT_SETS:
+            _sets.popitem(last=False)
+    return found

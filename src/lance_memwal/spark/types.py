@@ -1,0 +1,201 @@
+"""Types of a table as Spark has them, and back.
+
+Owns the mapping. Invariants:
+
+1. Every value of a table column that has a Spark type reaches Spark unchanged: unsigned integers become the next wider
+   signed type, uint64 a decimal(20, 0), 16-bit floats a float, lists of any kind an array, large types their plain ones.
+2. Every Spark type that Lance can hold has an Arrow type; the others are refused with the column's name.
+3. `to_spark_batch` returns exactly the Arrow schema that Spark checks: Spark looks at the first batch only, a later one
+   with another schema would crash the JVM.
+4. Values that would lose precision (nanoseconds) are an error, never cut off silently.
+
+Called by: source, change feed, sinks, table creation from a DataFrame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = ["arrow_schema_for", "spark_arrow_schema", "spark_type", "struct_type", "to_arrow_columns", "to_spark_batch"]
+
+_SIMPLE: dict[pa.DataType, st.DataType] = {
+    pa.bool_(): st.BooleanType(),
+    pa.int8(): st.ByteType(),
+    pa.int16(): st.ShortType(),
+    pa.int32(): st.IntegerType(),
+    pa.int64(): st.LongType(),
+    pa.uint8(): st.ShortType(),
+    pa.uint16(): st.IntegerType(),
+    pa.uint32(): st.LongType(),
+    pa.uint64(): st.DecimalType(20, 0),
+    pa.float16(): st.FloatType(),
+    pa.float32(): st.FloatType(),
+    pa.float64(): st.DoubleType(),
+    pa.string(): st.StringType(),
+    pa.large_string(): st.StringType(),
+    pa.string_view(): st.StringType(),
+    pa.binary(): st.BinaryType(),
+    pa.large_binary(): st.BinaryType(),
+    pa.binary_view(): st.BinaryType(),
+    pa.date32(): st.DateType(),
+    pa.date64(): st.DateType(),
+    pa.null(): st.NullType(),
+}
+_MAX_DECIMAL_DIGITS = 38
+_TO_ARROW: tuple[tuple[type[st.DataType], pa.DataType], ...] = (
+    (st.BooleanType, pa.bool_()),
+    (st.ByteType, pa.int8()),
+    (st.ShortType, pa.int16()),
+    (st.IntegerType, pa.int32()),
+    (st.LongType, pa.int64()),
+    (st.FloatType, pa.float32()),
+    (st.DoubleType, pa.float64()),
+    (st.StringType, pa.string()),
+    (st.BinaryType, pa.binary()),
+    (st.DateType, pa.date32()),
+    (st.TimestampType, pa.timestamp("us", tz="UTC")),
+    (st.TimestampNTZType, pa.timestamp("us")),
+    (st.DayTimeIntervalType, pa.duration("us")),
+    (st.TimeType, pa.time64("ns")),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ table to Spark
+
+
+def spark_type(kind: pa.DataType, where: str = "a value") -> st.DataType:
+    """The Spark type of a table type; `InvalidInputError` naming `where` if Spark has none."""
+    simple = _SIMPLE.get(kind)
+    if simple is not None:
+        return simple
+    types = pa.types
+    if types.is_dictionary(kind):
+        return spark_type(kind.value_type, where)
+    if types.is_fixed_size_binary(kind):
+        return st.BinaryType()
+    if types.is_decimal128(kind) or (types.is_decimal(kind) and kind.precision <= _MAX_DECIMAL_DIGITS):
+        if 0 <= kind.scale <= kind.precision:
+            return st.DecimalType(kind.precision, kind.scale)
+    elif types.is_timestamp(kind):
+        return st.TimestampNTZType() if kind.tz is None else st.TimestampType()
+    elif types.is_time(kind):
+        return st.TimeType()
+    elif types.is_duration(kind):
+        return st.DayTimeIntervalType()
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return st.ArrayType(spark_type(kind.value_type, where), kind.value_field.nullable)
+    elif types.is_map(kind):
+        values = spark_type(kind.item_type, where)
+        return st.MapType(spark_type(kind.key_type, where), values, kind.item_field.nullable)
+    elif types.is_struct(kind) and not isinstance(kind, pa.BaseExtensionType):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return st.StructType(
+            [st.StructField(f.name, spark_type(f.type, f"{where}.{f.name}"), f.nullable) for f in fields]
+        )
+    raise InvalidInputError(
+        f"column {where}: Spark has no type for {kind}; leave the column out with the option 'columns'"
+    )
+
+
+def struct_type(schema: pa.Schema, columns: Sequence[str] | None = None) -> st.StructType:
+    """The Spark schema of a table, or of some of its columns."""
+    names = schema.names if columns is None else list(columns)
+    unknown = [name for name in names if name not in schema.names]
+    if unknown:
+        raise InvalidInputError(f"column {unknown[0]!r} is not in the table; its columns: {', '.join(schema.names)}")
+    fields = [schema.field(name) for name in names]
+    return st.StructType([st.StructField(f.name, spark_type(f.type, repr(f.name)), f.nullable) for f in fields])
+
+
+def spark_arrow_schema(schema: st.StructType) -> pa.Schema:
+    """The Arrow schema that Spark wants for rows of `schema`."""
+    result: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return result
+
+
+def to_spark_batch(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """`batch` with exactly the schema `wanted`: columns by name, values unchanged."""
+    arrays = [_cast(batch.column(field.name), field) for field in wanted]
+    return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
+    if array.type == field.type:
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_float16(array.type) and pa.types.is_float32(field.type):
+        return array.cast(pa.float32())
+    try:
+        return array.cast(field.type)
+    except (pa.ArrowException, ValueError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(
+            f"column {field.name!r} of type {array.type} does not fit Spark's {field.type}: {reason}"
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------------ Spark to table
+
+
+def arrow_type(kind: st.DataType, where: str) -> pa.DataType:
+    """The Arrow type in which a new table holds a Spark type; `InvalidInputError` naming `where` if there is none."""
+    if isinstance(kind, st.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, st.ArrayType):
+        return pa.list_(pa.field("item", arrow_type(kind.elementType, where), kind.containsNull))
+    if isinstance(kind, st.MapType):
+        key = pa.field("key", arrow_type(kind.keyType, where), nullable=False)
+        return pa.map_(key, pa.field("value", arrow_type(kind.valueType, where), kind.valueContainsNull))
+    if isinstance(kind, st.StructType):
+        return pa.struct([pa.field(f.name, arrow_type(f.dataType, f"{where}.{f.name}"), f.nullable) for f in kind])
+    for spark_class, arrow in _TO_ARROW:
+        if isinstance(kind, spark_class):
+            return arrow
+    raise InvalidInputError(f"column {where}: a table cannot hold Spark's {kind.simpleString()}; convert it first")
+
+
+def arrow_schema_for(schema: st.StructType) -> pa.Schema:
+    """The Arrow schema with which `memwal.create_table` makes a table for rows of a DataFrame."""
+    return pa.schema([pa.field(f.name, arrow_type(f.dataType, repr(f.name)), f.nullable) for f in schema])
+
+
+def to_arrow_columns(batch: pa.RecordBatch, table: pa.Schema) -> pa.RecordBatch:
+    """A batch from Spark with the table's types where they need more than a plain cast (vectors, 16-bit floats)."""
+    arrays, fields = [], []
+    for field, array in zip(batch.schema, batch.columns, strict=True):
+        wanted = table.field(field.name).type if field.name in table.names else array.type
+        arrays.append(_to_table_type(array, wanted, field.name))
+        fields.append(pa.field(field.name, arrays[-1].type, field.nullable))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _to_table_type(array: pa.Array, wanted: pa.DataType, name: str) -> Any:
+    if pa.types.is_fixed_size_list(wanted) and pa.types.is_list(array.type):
+        return _to_vectors(array, wanted, name)
+    if pa.types.is_struct(wanted) and pa.types.is_struct(array.type) and array.type != wanted:
+        return _cast(array, pa.field(name, wanted))
+    if pa.types.is_duration(wanted) or pa.types.is_time(wanted):
+        return _cast(array, pa.field(name, wanted))
+    return array
+
+
+def _to_vectors(array: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
+    """Lists as lists of one size; the error names the column and the size that does not fit."""
+    lengths = array.value_lengths()
+    wrong = pa.compute.any(pa.compute.not_equal(lengths, wanted.list_size)).as_py()
+    if wrong:
+        raise InvalidInputError(f"column {name!r} holds vectors of {wanted.list_size} values; a row has another number")
+    if array.null_count == 0:
+        values = array.flatten()
+        return pa.FixedSizeListArray.from_arrays(values.cast(wanted.value_type), type=wanted)
+    filled = [[None] * wanted.list_size if row is None else row for row in array.to_pylist()]
+    flat = pa.array([value for row in filled for value in row], wanted.value_type)
+    return pa.FixedSizeListArray.from_arrays(flat, type=wanted, mask=array.is_null())

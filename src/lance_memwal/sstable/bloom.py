@@ -1,0 +1,54 @@
+"""The bloom filter of an SSTable: which keys it may hold.
+
+Owns the split-block filter: 1024 blocks of eight 32-bit words, raw and little-endian, without a header, always 32768
+bytes. A hash selects a block by its upper half and one bit in each word by its lower half times that word's salt.
+Invariants:
+
+1. A key whose hash was given to `build_bloom` is never denied by `might_contain`.
+2. A filter of any other size is refused, not guessed at: a denial from wrong bytes would hide a row.
+
+Where the hash ignores the value (`lance_memwal.rows.key_encoding.hash_is_exact`), the caller must not ask.
+
+Called by: flush, the sidecar reader.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lance_memwal.errors import CorruptDataError
+
+__all__ = ["BLOOM_BYTES", "build_bloom", "might_contain"]
+
+BLOOM_BYTES = 32768
+_BLOCKS = BLOOM_BYTES // 32
+_WORDS = 8
+_SALTS = np.array(
+    [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
+)
+
+
+def build_bloom(hashes: npt.NDArray[np.uint64]) -> bytes:
+    """The 32768 bytes of a filter that holds every one of `hashes`."""
+    blocks, bits = _positions(hashes)
+    flags = np.zeros(BLOOM_BYTES * 8, np.bool_)
+    flags[((blocks * _WORDS)[:, None] + np.arange(_WORDS)) * 32 + bits] = True
+    return np.packbits(flags, bitorder="little").tobytes()
+
+
+def might_contain(filter_bytes: bytes, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """False only for hashes that are certainly not in the filter."""
+    if len(filter_bytes) != BLOOM_BYTES:
+        raise CorruptDataError(f"bloom filter has {len(filter_bytes)} bytes instead of {BLOOM_BYTES}")
+    words = np.frombuffer(filter_bytes, "<u4").reshape(_BLOCKS, _WORDS)
+    blocks, bits = _positions(hashes)
+    found: npt.NDArray[np.bool_] = np.all((words[blocks] >> bits) & np.uint32(1), axis=1)
+    return found
+
+
+def _positions(hashes: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """The block of every hash, and its bit in each of the block's words."""
+    blocks = ((hashes >> np.uint64(32)) * np.uint64(_BLOCKS)) >> np.uint64(32)
+    lower = hashes.astype(np.uint32)
+    return blocks.astype(np.int64), (lower[:, None] * _SALTS) >> np.uint32(27)

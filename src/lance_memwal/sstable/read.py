@@ -1,0 +1,324 @@
+"""SSTables as readers use them: opened once, their keys and small ones' rows kept within a byte limit.
+
+Owns `SsTableReader` and `SsTableCache`. Invariants:
+
+1. A generation directory never changes, so what was read of it stays right for ever.
+2. Columns are matched by field id: a column that was renamed since reads under its new name, one that was added reads as
+   null, one that was dropped is not read.
+3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
+   used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
+4. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
+
+Called by: the merge, lookups.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance.file import LanceFileReader
+
+from lance_memwal.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+from lance_memwal.lance.base import lance_options, lance_reading
+from lance_memwal.lance.manifest import VERSIONS_DIR
+from lance_memwal.log.entry import TOMBSTONE
+from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
+from lance_memwal.rows.key_encoding import primary_key_columns
+from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.normal_form import nulls
+from lance_memwal.rows.schema import TableSchema, is_another_column
+from lance_memwal.sstable.sidecar import PkSidecar, sort_keys
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import SsTable
+
+__all__ = ["SHARED_CACHE", "SsTableCache", "SsTableReader"]
+
+_ROW_ADDRESS = "_rowaddr"
+_PARTS = frozenset({"data", VERSIONS_DIR})
+_KEPT_SHARE = 8
+_PART_BYTES = 8 << 20
+DEFAULT_CACHE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """All newest rows of an SSTable as a table of `schema` holds them, with their offsets."""
+
+    schema: TableSchema
+    table: pa.Table
+    offsets: npt.NDArray[np.int64]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.table.nbytes + self.offsets.nbytes)
+
+
+class SsTableReader:
+    """One SSTable. Opening reads nothing; threads may share it."""
+
+    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
+        self.location = location
+        self.shard_id = shard_id
+        self.sstable = sstable
+        self.sidecar = PkSidecar.open(location, shard_id, sstable)
+        self._dataset: lance.LanceDataset | None = None
+        self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
+        self._rows: _Rows | None = None
+        self._reader: LanceFileReader | None = None
+        self._file_lock = threading.RLock()
+        self._is_translated = False
+        self.size_bytes = 0
+        self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
+
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
+        if self._dataset is None:
+            directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+            with self.reading():
+                self._dataset = lance.dataset(
+                    self.location.child_uri(directory), storage_options=lance_options(self.location)
+                )
+        return self._dataset
+
+    @contextmanager
+    def reading(self, *, given: bool = False) -> Iterator[None]:
+        """What Lance raises, as our errors; `ObjectNotFoundError` if the reason is that the SSTable was collected."""
+        directory = paths.sstable_dir(self.shard_id, self.sstable.path)
+        action = f"reading generation {self.sstable.generation} of shard {self.shard_id}"
+        try:
+            with lance_reading(self.location, action, directory, given=given):
+                yield
+        except (InvalidInputError, UnavailableError, CorruptDataError):
+            left = {
+                meta.path.removeprefix(f"{directory}/").split("/")[0] for meta in self.location.store.list(directory)
+            }
+            if not left >= _PARTS:
+                raise ObjectNotFoundError(directory) from None
+            raise
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether the keys are in memory."""
+        return self._entries is not None
+
+    def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        """Every key once, ascending, and the offset of its newest row."""
+        if self._entries is None:
+            rows = self.sstable.physical_rows
+            whole = rows is None or self.sidecar.num_rows == rows
+            self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
+            self.size_bytes += self._entries[0].nbytes + self._entries[1].nbytes
+        return self._entries
+
+    def _entries_of_rows(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        dataset = self.dataset
+        names = primary_key_columns(dataset.schema)
+        if not names:
+            raise CorruptDataError(
+                "a sidecar does not list every row, and the generation does not say which columns are its key",
+                path=paths.sstable_dir(self.shard_id, self.sstable.path),
+            )
+        with self.reading():
+            table = dataset.to_table(columns=names, with_row_address=True)
+        keys = sort_keys([one_array(table.column(name)) for name in names])
+        offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
+        newest = np.ones(len(offsets), dtype=bool)
+        newest[keys.replaced] = False
+        self.stale = np.sort(offsets[keys.replaced])
+        chosen = newest[keys.order]
+        return keys.values.filter(pa.array(chosen)), offsets[keys.order][chosen]
+
+    def names_by_column(self, schema: TableSchema) -> list[str | None]:
+        """Per table column the name under which this generation holds it, or None."""
+        # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
+        fields = [field for field in self.dataset.lance_schema.fields() if field.name() != TOMBSTONE]
+        if schema.field_ids is None:
+            stored = {field.name() for field in fields}
+            return [name if name in stored else None for name in schema.columns.names]
+        by_id = {int(field.id()): field.name() for field in fields}
+        types = {field.name: field.type for field in self.dataset.schema}
+        names = [by_id.get(ids.id) for ids in schema.field_ids]
+        return [
+            None if name is not None and is_another_column(types[name], column.type) else name
+            for name, column in zip(names, schema.columns, strict=True)
+        ]
+
+    def identity_of(self, column: str, schema: TableSchema) -> tuple[str, ...]:
+        """What the values of a column in this generation are known by: where they lie, not how the table calls them."""
+        stored = self.names_by_column(schema)[schema.columns.names.index(column)]
+        return (self.location.key, self.shard_id, self.sstable.path, "absent" if stored is None else f"column {stored}")
+
+    def all_rows(self, schema: TableSchema) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
+        kept = self._rows
+        if kept is None or kept.schema != schema:
+            parts = list(self.batches(schema, schema.columns.names, None, 1 << 16))
+            table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
+            offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
+            self.size_bytes -= 0 if self._rows is None else self._rows.size_bytes
+            kept = self._rows = _Rows(schema, table, offsets)
+            self.size_bytes += kept.size_bytes
+        return kept.table, kept.offsets
+
+    def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
+        """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
+        names = zip(schema.columns.names, self.names_by_column(schema), strict=True)
+        others = {name for name, stored in names if stored != name}
+        return pushdown(row_filter, pa.schema([field for field in self.dataset.schema if field.name not in others]))
+
+    def batches(
+        self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
+    ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+        """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
+        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        shared = self.pushdown(schema, row_filter)
+        wanted = list(dict.fromkeys([*columns, *shared.columns]))
+        stored = [name for c in wanted if (name := names[c]) is not None]
+        with self.reading(given=shared.told is not None):
+            for batch in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
+                if batch.num_rows == 0:
+                    continue
+                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, names, schema))
+                offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
+                rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
+                if rows:
+                    yield rows[0], offsets
+
+    def _stored_batches(
+        self, columns: list[str], pushed: FilterLike | None, batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows with their addresses, part by part: one scan of everything would hold the whole file in memory."""
+        dataset, part_rows = self.dataset, max(batch_rows, self._part_rows)
+        total = dataset.count_rows()
+        options: dict[str, Any] = {"columns": columns, "with_row_address": True, "batch_size": batch_rows}
+        if pushed is not None or total <= part_rows:  # how many rows match a filter is not known beforehand
+            yield from dataset.scanner(filter=pushed, **options).to_batches()
+            return
+        for start in range(0, total, part_rows):
+            yield from dataset.scanner(limit=part_rows, offset=start, **options).to_batches()
+
+    @property
+    def _part_rows(self) -> int:
+        size_bytes, rows = self.sstable.in_memory_bytes, self.sstable.physical_rows
+        width = size_bytes // rows if size_bytes and rows else 1
+        return max(1, _PART_BYTES // max(1, width))
+
+    def take(self, schema: TableSchema, offsets: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
+        kept = self._rows
+        if kept is not None and kept.schema == schema:
+            at = np.searchsorted(kept.offsets, offsets)
+            return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
+        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        order = np.argsort(offsets)  # the file takes ascending offsets only
+        with self.reading():
+            table = self._taken(offsets[order].tolist())
+        if table.num_rows != len(offsets):
+            raise CorruptDataError(
+                "an SSTable lacks a row that its sidecar names",
+                path=paths.sstable_dir(self.shard_id, self.sstable.path),
+            )
+        found = _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
+        return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
+
+    def _taken(self, offsets: list[int]) -> pa.Table:
+        """All columns of the rows at ascending offsets."""
+        shown = self.dataset.schema
+        if not self._is_translated:
+            with self._file_lock:  # Lance's file reader serves one caller at a time
+                table = self._file().take_rows(offsets).to_table()
+            if all(field.type == shown.field(field.name).type for field in table.schema):
+                return table
+            self._is_translated = True  # the file holds JSON, for one, as other values than the dataset shows
+        rows = self.dataset._take_rows(offsets, columns=shown.names)  # the one fragment is 0: addresses are offsets
+        return rows if isinstance(rows, pa.Table) else pa.table(rows)
+
+    def _file(self) -> LanceFileReader:
+        """The one data file of the generation: its rows are the offsets that the sidecar names."""
+        if self._reader is None:
+            name = self.dataset.get_fragments()[0].metadata.files[0].path
+            path = paths.sstable_data_path(self.shard_id, self.sstable.path, name)
+            self._reader = LanceFileReader(self.location.child_uri(path), storage_options=lance_options(self.location))
+        return self._reader
+
+
+def _conform(table: pa.Table, columns: Sequence[str], names: dict[str, str | None], schema: TableSchema) -> pa.Table:
+    """`table` with the table's column names and types, nulls for columns that it lacks; other columns are kept."""
+    arrays, fields = [], []
+    for column in columns:
+        field = schema.memory.field(column)
+        name = names[column]
+        array = nulls(table.num_rows, field.type) if name is None else table.column(name)
+        if array.type != field.type:
+            raise UnsupportedFormatError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
+        arrays.append(array)
+        fields.append(field)
+    for extra in (TOMBSTONE, _ROW_ADDRESS):
+        if extra in table.schema.names:
+            flags = table.column(extra)
+            arrays.append(flags.fill_null(False) if extra == TOMBSTONE else flags)
+            fields.append(schema.memory.field(TOMBSTONE) if extra == TOMBSTONE else table.schema.field(extra))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class SsTableCache:
+    """Readers of recently used SSTables, within a limit of bytes."""
+
+    def __init__(self, limit_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self._lock = threading.RLock()  # reentrant, as all locks of caches: a signal handler may read, too
+        self._readers: OrderedDict[tuple[str, str, str], SsTableReader] = OrderedDict()
+
+    def reader(self, location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
+        """The reader of one SSTable."""
+        key = (location.key, shard_id, sstable.path)
+        with self._lock:
+            found = self._readers.get(key)
+            if found is None:
+                found = self._readers[key] = SsTableReader(location, shard_id, sstable)
+                self._shrink()
+            if key in self._readers:
+                self._readers.move_to_end(key)
+        return found
+
+    def keeps_rows(self, sstable: SsTable) -> bool:
+        """Whether the rows of this SSTable are small enough to be kept."""
+        size = sstable.in_memory_bytes
+        return size is not None and size * _KEPT_SHARE <= self.limit_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held now."""
+        with self._lock:
+            return sum(reader.size_bytes for reader in self._readers.values())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._readers.clear()
+
+    def _shrink(self) -> None:
+        held = sum(reader.size_bytes for reader in list(self._readers.values()))
+        while held > self.limit_bytes and len(self._readers) > 1:
+            _, oldest = self._readers.popitem(last=False)
+            held -= oldest.size_bytes
+
+
+SHARED_CACHE = SsTableCache()

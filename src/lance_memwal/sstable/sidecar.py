@@ -1,0 +1,370 @@
+"""The primary-key sidecar of an SSTable: every key of a generation with its row offset, sorted, in pages.
+
+Owns `_pk_index/page_data.lance` (`values`, `ids`, sorted by key and offset) and `_pk_index/page_lookup.lance` (the
+smallest and largest key of every page), both Lance files of version 2.0, and asking the bloom filter beside them.
+Invariants:
+
+1. Every physical row is listed, replaced rows and tombstones too; the newest row of a key is its last one.
+2. A composite key is stored in its order-preserving encoding, a single key as it is.
+3. A lookup reads the one page that can hold the newest row of its key, and each page once.
+4. A sidecar that contradicts itself is `CorruptDataError`; it never turns into "no such key".
+
+Called by: flush (writing), the read path (reading).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.file import LanceFileReader, LanceFileWriter
+
+from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.lance.base import lance_errors, lance_options, lance_read
+from lance_memwal.rows.key_encoding import encode_composite, hash_is_exact, key_hashes
+from lance_memwal.sstable.bloom import might_contain
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import SsTable
+
+__all__ = ["PAGE_ROWS", "PkSidecar", "SortedKeys", "sort_keys", "write_sidecar"]
+
+PAGE_ROWS = 8192
+_FILE_VERSION = "2.0"
+_SIGN = np.uint64(1 << 63)
+_ALL_BITS = (1 << 64) - 1
+_MAX_PAGE_ROWS = 1 << 24
+
+# Keys in the form that can be searched: numbers as an array, everything else as a list of bytes.
+_Searchable = npt.NDArray[np.generic] | list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SortedKeys:
+    """The keys of a generation in sidecar order: `values[i]` is the key of row `order[i]`.
+
+    `replaced` are the rows that have a later row of the same key.
+    """
+
+    values: pa.Array
+    order: npt.NDArray[np.integer]
+    replaced: npt.NDArray[np.integer]
+
+
+# -------------------------------------------------------------------------------------------------------- writing
+
+
+def sort_keys(columns: Sequence[pa.Array]) -> SortedKeys:
+    """Sort rows by key, then by offset; `columns` are the key columns in key order, without nulls."""
+    keys = columns[0] if len(columns) == 1 else encode_composite(columns)
+    if pa.types.is_integer(keys.type):
+        order = _integer_order(keys.to_numpy())
+    elif pa.types.is_boolean(keys.type):
+        order = pc.array_sort_indices(keys).to_numpy()
+    else:
+        order = _binary_order(keys.cast(pa.large_binary()))
+    values = keys.take(pa.array(order))
+    return SortedKeys(values, order, order[:-1][_equals_next(values)])
+
+
+def write_sidecar(location: Location, shard_id: str, name: str, keys: SortedKeys) -> None:
+    """Write both files of the sidecar."""
+    schema = pa.schema([pa.field("values", keys.values.type), pa.field("ids", pa.uint64(), nullable=False)])
+    data = pa.record_batch([keys.values, pa.array(keys.order.astype(np.uint64, copy=False))], schema=schema)
+    pages = [data.slice(start, PAGE_ROWS) for start in range(0, len(data), PAGE_ROWS)]
+    _write_file(location, _data_path(shard_id, name), pages, {})
+    metadata = {"batch_size": str(PAGE_ROWS), "range_partitioned": "false"}
+    _write_file(location, _lookup_path(shard_id, name), [_page_lookup(keys.values)], metadata)
+
+
+def _data_path(shard_id: str, name: str) -> str:
+    return f"{paths.pk_index_dir(shard_id, name)}/page_data.lance"
+
+
+def _lookup_path(shard_id: str, name: str) -> str:
+    return f"{paths.pk_index_dir(shard_id, name)}/page_lookup.lance"
+
+
+def _write_file(location: Location, path: str, batches: list[pa.RecordBatch], metadata: Mapping[str, str]) -> None:
+    with lance_errors("writing a primary-key sidecar"):
+        writer = LanceFileWriter(
+            location.child_uri(path), batches[0].schema, version=_FILE_VERSION, storage_options=lance_options(location)
+        )
+        for batch in batches:
+            writer.write_batch(batch)
+        for key, value in metadata.items():
+            writer.add_schema_metadata(key, value)
+        writer.close()
+
+
+def _page_lookup(values: pa.Array) -> pa.RecordBatch:
+    first = np.arange(0, len(values), PAGE_ROWS)
+    last = np.minimum(first + PAGE_ROWS, len(values)) - 1
+    number = pa.array(np.arange(len(first), dtype=np.uint32))
+    return pa.record_batch(
+        [values.take(pa.array(first)), values.take(pa.array(last)), pa.array(np.zeros(len(first), np.uint32)), number],
+        schema=pa.schema(
+            [
+                pa.field("min", values.type),
+                pa.field("max", values.type),
+                pa.field("null_count", pa.uint32(), nullable=False),
+                pa.field("page_idx", pa.uint32(), nullable=False),
+            ]
+        ),
+    )
+
+
+def _integer_order(values: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    """The stable sort order of integers.
+
+    Where the range of values leaves enough bits, offset and value share one word: sorting words is several times
+    faster than a stable argsort, and ties are in offset order by construction.
+    """
+    words = values.astype(np.int64).view(np.uint64) ^ _SIGN if values.dtype.kind == "i" else values.astype(np.uint64)
+    smallest = words.min()
+    offset_bits = (len(words) - 1).bit_length()
+    if int(words.max() - smallest).bit_length() + offset_bits > 64:
+        return np.argsort(values, kind="stable")
+    packed = ((words - smallest) << np.uint64(offset_bits)) | np.arange(len(words), dtype=np.uint64)
+    packed.sort()
+    order: npt.NDArray[np.uint64] = packed & np.uint64((1 << offset_bits) - 1)
+    return order
+
+
+def _binary_order(keys: pa.Array) -> npt.NDArray[np.integer]:
+    """The stable sort order of binaries, by bytes.
+
+    The eight bytes behind the common prefix decide most comparisons, as numbers. Rows that they do not tell apart are
+    neighbours then, and get sorted whole among themselves.
+    """
+    words = _words_behind_prefix(keys)
+    order = np.argsort(words)
+    ordered = words[order]
+    same = ordered[1:] == ordered[:-1]
+    if same.any():
+        tied = np.append(same, False)
+        tied[1:] |= same
+        rows = np.sort(order[tied])
+        order[tied] = rows[pc.array_sort_indices(keys.take(pa.array(rows))).to_numpy()]
+    return order
+
+
+def _words_behind_prefix(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """Eight bytes of every key from the first one on that not all keys share, big-endian, filled up with zeros."""
+    bounds = pc.min_max(keys)
+    smallest, largest = bounds["min"].as_py(), bounds["max"].as_py()
+    prefix = next((i for i, byte in enumerate(smallest) if largest[i] != byte), len(smallest))
+    offsets = np.frombuffer(keys.buffers()[1], np.int64, len(keys) + 1, keys.offset * 8)
+    data = np.zeros(offsets[-1] - offsets[0] + 8, np.uint8)
+    data[:-8] = np.frombuffer(keys.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    anywhere = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+    words: npt.NDArray[np.uint64] = anywhere[offsets[:-1] - offsets[0] + prefix].byteswap()
+    unused = 8 - np.minimum(np.diff(offsets) - prefix, 8).astype(np.uint64)
+    kept = np.left_shift(np.uint64(_ALL_BITS), np.minimum(unused, 7) * np.uint64(8))
+    words &= np.where(unused == 8, np.uint64(0), kept)
+    return words
+
+
+def _equals_next(values: pa.Array) -> npt.NDArray[np.bool_]:
+    """For every value but the last, whether the next one is the same."""
+    same: npt.NDArray[np.bool_] = pc.equal(values.slice(1), values.slice(0, len(values) - 1)).to_numpy(
+        zero_copy_only=False
+    )
+    return same
+
+
+# -------------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    values: _Searchable
+    offsets: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    key_type: pa.DataType
+    page_rows: int
+    smallest: _Searchable
+    largest: _Searchable
+
+
+class PkSidecar:
+    """The keys of one SSTable. Opening reads nothing; what was read stays in memory. Safe to share between threads."""
+
+    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
+        self._location = location
+        self._data_path = _data_path(shard_id, sstable.path)
+        self._lookup_path = _lookup_path(shard_id, sstable.path)
+        self._bloom_path = paths.bloom_path(shard_id, sstable.path)
+        # Two threads may fill one of these at the same time: they read the same immutable bytes.
+        self._bloom: bytes | None = None
+        self._lookup: _Lookup | None = None
+        self._reader: LanceFileReader | None = None
+        self._pages: dict[int, _Page] = {}
+
+    @classmethod
+    def open(cls, location: Location, shard_id: str, sstable: SsTable) -> PkSidecar:
+        """The sidecar of an SSTable that has a primary key."""
+        return cls(location, shard_id, sstable)
+
+    def might_contain(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
+        """False only for keys that are certainly not in the SSTable; reads nothing but the bloom filter.
+
+        "Maybe" for every key where the SSTable has no filter, or where the filter ignores values of the key's type.
+        """
+        filter_bytes = self._load_bloom() if hash_is_exact([column.type for column in columns]) else b""
+        if not filter_bytes:
+            return np.ones(len(columns[0]), np.bool_)
+        return might_contain(filter_bytes, key_hashes(columns))
+
+    def offsets_of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+        """The offset of the newest row of every key, -1 where there is none; `columns` are the key columns."""
+        lookup = self._load_lookup()
+        keys = _key_array(columns, lookup.key_type)
+        wanted = _searchable(keys)
+        pages = _last_at_most(lookup.smallest, wanted)
+        found = np.full(len(keys), -1, np.int64)
+        by_page = np.argsort(pages, kind="stable")
+        for rows in np.split(by_page, np.flatnonzero(np.diff(pages[by_page])) + 1):
+            if len(rows) and pages[rows[0]] >= 0:
+                found[rows] = _find(self._load_page(int(pages[rows[0]])), _pick(wanted, rows))
+        if keys.null_count:
+            found[keys.is_null().to_numpy(zero_copy_only=False)] = -1
+        return found
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that the sidecar lists: all of the generation, if it is whole."""
+        return int(self._load_reader().num_rows())
+
+    def all_keys(self) -> pa.Array:
+        """Every key once, ascending; composite keys in their encoding."""
+        return self.all_entries()[0]
+
+    def all_entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        """Every key once, ascending, and the offset of its newest row. One pass over the whole sidecar, not kept."""
+        lookup = self._load_lookup()
+        reader = self._load_reader()
+        table = lance_read(self._location, self._data_path, lambda: reader.read_all().to_table())
+        values, offsets = self._checked(table, lookup, table.num_rows)
+        newest = np.append(~_equals_next(values), True) if len(values) else np.empty(0, np.bool_)
+        return values.filter(pa.array(newest)), offsets[newest]
+
+    def _load_bloom(self) -> bytes:
+        """The filter, or no bytes if there is none."""
+        if self._bloom is None:
+            try:
+                stored = self._location.store.get(self._bloom_path)
+            except ObjectNotFoundError:
+                self._bloom = b""
+                return b""
+            if not any(stored):
+                raise CorruptDataError("bloom filter has no bit set, but no generation is empty", path=self._bloom_path)
+            self._bloom = stored
+        return self._bloom
+
+    def _load_lookup(self) -> _Lookup:
+        if self._lookup is None:
+            self._lookup = lance_read(self._location, self._lookup_path, self._read_lookup)
+        return self._lookup
+
+    def _read_lookup(self) -> _Lookup:
+        reader = LanceFileReader(
+            self._location.child_uri(self._lookup_path), storage_options=lance_options(self._location)
+        )
+        table = reader.read_all().to_table().combine_chunks()
+        table.validate(full=True)
+        stored = (reader.metadata().schema.metadata or {}).get(b"batch_size", b"%d" % PAGE_ROWS)
+        if table.schema.names[:2] != ["min", "max"] or not stored.isdigit() or not 0 < int(stored) <= _MAX_PAGE_ROWS:
+            raise CorruptDataError("page lookup of a sidecar is malformed", path=self._lookup_path)
+        smallest, largest = table.column("min").combine_chunks(), table.column("max").combine_chunks()
+        if smallest.null_count or largest.null_count or smallest.type != largest.type:
+            raise CorruptDataError("page lookup of a sidecar has pages without bounds", path=self._lookup_path)
+        return _Lookup(smallest.type, int(stored), _searchable(smallest), _searchable(largest))
+
+    def _load_reader(self) -> LanceFileReader:
+        if self._reader is None:
+            uri, options = self._location.child_uri(self._data_path), lance_options(self._location)
+            reader: LanceFileReader = lance_read(
+                self._location, self._data_path, lambda: LanceFileReader(uri, storage_options=options)
+            )
+            lookup = self._load_lookup()
+            if -(-reader.num_rows() // lookup.page_rows) != len(lookup.smallest):
+                raise CorruptDataError("page lookup and page data of a sidecar disagree", path=self._data_path)
+            self._reader = reader
+        return self._reader
+
+    def _load_page(self, number: int) -> _Page:
+        page = self._pages.get(number)
+        if page is None:
+            lookup, reader = self._load_lookup(), self._load_reader()
+            start = number * lookup.page_rows
+            count = min(lookup.page_rows, reader.num_rows() - start)
+            table = lance_read(
+                self._location,
+                self._data_path,
+                lambda: reader.read_range(start, count, batch_size=lookup.page_rows).to_table(),
+            )
+            values, offsets = self._checked(table, lookup, reader.num_rows())
+            page = self._pages[number] = _Page(_searchable(values), offsets)
+            if page.values[0] != lookup.smallest[number] or page.values[-1] != lookup.largest[number]:
+                raise CorruptDataError("a page of a sidecar contradicts its bounds", path=self._data_path)
+        return page
+
+    def _checked(self, table: pa.Table, lookup: _Lookup, rows: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        try:
+            table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise CorruptDataError(f"page data of a sidecar is malformed: {error}", path=self._data_path) from None
+        values = table.column("values").combine_chunks()
+        offsets = table.column("ids").combine_chunks()
+        if values.type != lookup.key_type or values.null_count or offsets.null_count:
+            raise CorruptDataError("page data of a sidecar is malformed", path=self._data_path)
+        numbers = offsets.to_numpy()
+        if (numbers >= rows).any():
+            raise CorruptDataError("a sidecar names a row that the generation does not have", path=self._data_path)
+        return values, numbers.astype(np.int64)
+
+
+def _key_array(columns: Sequence[pa.Array], key_type: pa.DataType) -> pa.Array:
+    keys = columns[0] if len(columns) == 1 else encode_composite(columns)
+    if keys.type != key_type:
+        raise InvalidInputError(f"the primary key has type {key_type}, not {keys.type}")
+    return keys
+
+
+def _searchable(keys: pa.Array) -> _Searchable:
+    if pa.types.is_boolean(keys.type):
+        keys = keys.cast(pa.uint8())
+    if pa.types.is_integer(keys.type):
+        numbers: npt.NDArray[np.generic] = keys.fill_null(0).to_numpy()
+        return numbers
+    texts: list[bytes] = keys.cast(pa.large_binary()).fill_null(b"").to_pylist()
+    return texts
+
+
+def _last_at_most(ascending: _Searchable, wanted: _Searchable) -> npt.NDArray[np.int64]:
+    """For every wanted key the index of the last one that is not greater, or -1."""
+    if isinstance(ascending, np.ndarray):
+        return np.searchsorted(ascending, np.asarray(wanted), side="right") - 1
+    return np.fromiter((bisect_right(ascending, key) - 1 for key in wanted), np.int64, len(wanted))
+
+
+def _find(page: _Page, wanted: _Searchable) -> npt.NDArray[np.int64]:
+    at = _last_at_most(page.values, wanted)
+    if isinstance(page.values, np.ndarray):
+        hit = page.values[at] == wanted
+    else:
+        hit = np.fromiter((page.values[i] == key for i, key in zip(at, wanted, strict=True)), np.bool_, len(wanted))
+    return np.where(hit, page.offsets[at], -1)
+
+
+def _pick(keys: _Searchable, rows: npt.NDArray[np.int64]) -> _Searchable:
+    return keys[rows] if isinstance(keys, np.ndarray) else [keys[row] for row in rows.tolist()]

@@ -1,0 +1,170 @@
+"""The one place where paths are spelled, and parsed back.
+
+Owns every name below a table's root. Invariants:
+
+1. `parse_x(x_path(v)) == v`, and a parser returns None for anything else (a staging file, a stray name).
+2. Shard ids are lower-case dashed UUIDs and SSTable directories match `[0-9a-f]{8}_gen_[0-9]+`, so that no value from
+   storage can point outside its shard.
+3. WAL positions and manifest versions are 64-bit and bit-reversed, as the public layout has them.
+
+Called by: everything that names an object.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lance_memwal.errors import CorruptDataError, InvalidInputError
+from lance_memwal.types import check_shard_id
+
+__all__ = [
+    "HINT_NAME",
+    "MEM_WAL_DIR",
+    "STAGE_DIR",
+    "bloom_path",
+    "check_sstable_name",
+    "entry_path_below",
+    "manifest_dir",
+    "manifest_hint_path",
+    "manifest_path",
+    "number_name",
+    "parse_entry_name",
+    "parse_manifest_name",
+    "parse_number_name",
+    "parse_sstable_name",
+    "pk_index_dir",
+    "quarantine_path",
+    "shard_dir",
+    "sstable_data_path",
+    "sstable_dir",
+    "sstable_name",
+    "stage_path",
+    "txn_map_path",
+    "wal_dir",
+    "wal_entry_path",
+]
+
+MEM_WAL_DIR = "_mem_wal"
+STAGE_DIR = "memwal_stage"
+HINT_NAME = "version_hint.json"
+_MAX = (1 << 64) - 1
+_NUMBER = re.compile(r"[01]{64}")
+_SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([0-9]{1,20})")
+
+
+def number_name(number: int) -> str:
+    """The 64 binary digits of `number`, least significant first."""
+    if not 0 <= number <= _MAX:
+        raise InvalidInputError(f"number out of the 64-bit range: {number}")
+    return format(number, "064b")[::-1]
+
+
+def parse_number_name(name: str) -> int | None:
+    """The number behind 64 reversed binary digits, or None."""
+    return int(name[::-1], 2) if _NUMBER.fullmatch(name) else None
+
+
+def _parse_with_suffix(name: str, suffix: str) -> int | None:
+    return parse_number_name(name[: -len(suffix)]) if name.endswith(suffix) else None
+
+
+def shard_dir(shard_id: str) -> str:
+    """Directory of one shard."""
+    return f"{MEM_WAL_DIR}/{check_shard_id(shard_id)}"
+
+
+def wal_dir(shard_id: str) -> str:
+    """Directory of a shard's WAL entries."""
+    return f"{shard_dir(shard_id)}/wal"
+
+
+def entry_path_below(directory: str, position: int) -> str:
+    """Path of the WAL entry at `position`, where `directory` is the shard's `wal_dir` (the hot path checks it once)."""
+    return f"{directory}/{number_name(position)}.arrow"
+
+
+def wal_entry_path(shard_id: str, position: int) -> str:
+    """Path of the WAL entry at `position`."""
+    return entry_path_below(wal_dir(shard_id), position)
+
+
+def parse_entry_name(name: str) -> int | None:
+    """The position of a WAL entry's file name, or None."""
+    return _parse_with_suffix(name, ".arrow")
+
+
+def manifest_dir(shard_id: str) -> str:
+    """Directory of a shard's manifest versions."""
+    return f"{shard_dir(shard_id)}/manifest"
+
+
+def manifest_path(shard_id: str, version: int) -> str:
+    """Path of one manifest version."""
+    return f"{manifest_dir(shard_id)}/{number_name(version)}.binpb"
+
+
+def manifest_hint_path(shard_id: str) -> str:
+    """Path of the version hint, the one object that is overwritten."""
+    return f"{manifest_dir(shard_id)}/{HINT_NAME}"
+
+
+def parse_manifest_name(name: str) -> int | None:
+    """The version of a manifest's file name, or None."""
+    return _parse_with_suffix(name, ".binpb")
+
+
+def sstable_name(token: str, generation: int) -> str:
+    """Directory name of one flush attempt: 8 random hexadecimal digits and the generation."""
+    return check_sstable_name(f"{token}_gen_{generation}")
+
+
+def parse_sstable_name(name: str) -> int | None:
+    """The generation of an SSTable directory's name, or None."""
+    match = _SSTABLE.fullmatch(name)
+    return int(match.group(2)) if match else None
+
+
+def check_sstable_name(name: str) -> str:
+    """Return `name` if it is a well-formed SSTable directory name, else raise."""
+    if parse_sstable_name(name) is None:
+        raise CorruptDataError(f"SSTable path is malformed: {name[:80]!r}")
+    return name
+
+
+def sstable_dir(shard_id: str, name: str) -> str:
+    """Directory of one SSTable."""
+    return f"{shard_dir(shard_id)}/{check_sstable_name(name)}"
+
+
+def sstable_data_path(shard_id: str, name: str, data_file: str) -> str:
+    """Path of a data file of an SSTable's dataset, whose manifest names it."""
+    if "/" in data_file or data_file.startswith("."):
+        raise CorruptDataError(f"data file name is malformed: {data_file[:80]!r}")
+    return f"{sstable_dir(shard_id, name)}/data/{data_file}"
+
+
+def pk_index_dir(shard_id: str, name: str) -> str:
+    """Directory of an SSTable's primary-key sidecar."""
+    return f"{sstable_dir(shard_id, name)}/_pk_index"
+
+
+def bloom_path(shard_id: str, name: str) -> str:
+    """Path of an SSTable's bloom filter."""
+    return f"{sstable_dir(shard_id, name)}/bloom_filter.bin"
+
+
+def txn_map_path(shard_id: str, name: str) -> str:
+    """Path of the transaction map beside a generation that has no WAL entries."""
+    return f"{sstable_dir(shard_id, name)}/memwal_txn.json"
+
+
+def quarantine_path(shard_id: str, position: int, token: str) -> str:
+    """Where repair moves the bytes of a torn entry."""
+    return f"{shard_dir(shard_id)}/memwal_quarantine/{position}-{token}"
+
+
+def stage_path(job: str, token: str) -> str:
+    """Path of rows that a job staged before their commit; `job` and `token` are hexadecimal digits or dashes."""
+    if re.fullmatch(r"[0-9a-f-]{1,64}", job) is None or re.fullmatch(r"[0-9a-f-]{1,64}", token) is None:
+        raise InvalidInputError("staged rows are named by hexadecimal digits")
+    return f"{STAGE_DIR}/{job}/{token}.arrow"

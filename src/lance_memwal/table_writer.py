@@ -1,0 +1,269 @@
+"""The table-level writer: every row to its shard, one acknowledgement for all.
+
+Owns `TableWriter`. Invariants:
+
+1. A row goes to the shard that its sharding column names; shard writers are opened when the first row needs them, and
+   parked when there are many.
+2. `put` returns when every shard that got rows has them durable (in durable mode); it is atomic per shard.
+3. Reads through the writer see everything that it acknowledged.
+4. The shards that it writes are compacted in the background by a `CompactionPolicy` (None: never); a failure there is
+   logged and tried again, and touches no write.
+5. A writer belongs to the table that it was opened on. Once that was removed, overwritten, restored or made anew at the
+   same place, it takes no more writes and compacts nothing (`TableReplacedError`; see `lance_memwal.lance.identity` for how soon).
+
+Called by: users, through `Table.writer`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_timeout
+from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.compact.policy import Background, CompactionPolicy
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
+from lance_memwal.read.scan import Scan
+from lance_memwal.rows.ingest import key_batch, to_batches
+from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
+from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
+from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.sstable.probe import check_table
+from lance_memwal.types import Transaction
+from lance_memwal.write.engine import Ack, WriteResult
+from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
+from lance_memwal.write.parking import Parked
+from lance_memwal.write.stats import WriteStats
+
+if TYPE_CHECKING:
+    from lance_memwal.table import Table
+
+__all__ = ["TableAck", "TableWriter"]
+
+_PARALLEL_SHARDS = 8
+T = TypeVar("T")
+
+
+class TableAck(Ack):
+    """The durability of one routed write: that of all its shards."""
+
+    __slots__ = ("_acks",)
+
+    def __init__(self, acks: list[Ack]) -> None:
+        self._acks = acks
+
+    @property
+    def durable(self) -> bool:
+        """Whether the write is on storage in every shard."""
+        return all(ack.durable for ack in self._acks)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the write is on storage in every shard; raise what prevented it, or `UnavailableError` after
+        `timeout` seconds in all."""
+        timeout = check_timeout(timeout)
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
+        for ack in self._acks:
+            ack.wait(None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
+
+
+class TableWriter:
+    """Writes a table: routes rows over its shards. Threads may share it."""
+
+    def __init__(
+        self,
+        table: Table,
+        schema: TableSchema,
+        sharding: Sharding,
+        open_shard: Callable[[str | None, Parked | None], ShardWriter],
+        watch: TableWatch,
+        compaction: CompactionPolicy | None = None,
+        max_open_shards: int = DEFAULT_OPEN_SHARDS,
+    ) -> None:
+        """Use `Table.writer`."""
+        self._table = table
+        self._schema = schema
+        self._sharding = sharding
+        self._reconciler = Reconciler(schema)
+        self._lock = threading.RLock()
+        self._shards = OpenShards(open_shard, max_open_shards)
+        self._watch = watch
+        self._compaction = Background(compaction, table.location, watch.look, self._shards.names)
+        weakref.finalize(self, self._compaction.stop).atexit = False
+        close_in_child(self)
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def put(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> dict[str, WriteResult]:
+        """Insert or replace rows; no rows are a no-op. Returns what each shard did.
+
+        With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there. `missing` says
+        what becomes of columns that are left out: see `ShardWriter.put`.
+        """
+        self._admit()
+        routed = self._route(data, missing)
+        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn, missing="null"))
+
+    def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
+        """Delete rows by primary key. A sharding column that is not part of the key must be given beside it."""
+        self._admit()
+        routed = self._route_keys(keys)
+        return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn))
+
+    def put_nowait(self, data: Any, *, missing: Missing | None = None) -> TableAck:
+        """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
+        self._admit()
+        routed = self._route(data, missing)
+        acks = self._each(routed, lambda writer, rows: writer.put_nowait(rows, missing="null"))
+        return TableAck(list(acks.values()))
+
+    def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
+        fill = fills_missing(missing, self._schema)
+        batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
+        refuse_on_top(self._lock, "a write")
+        with self._lock:
+            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
+        return self._split(fitted)
+
+    def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
+        if not batches:
+            return {}
+        if isinstance(self._sharding, Unsharded | Manual):
+            return {self._shards.default(): batches}
+        routed: dict[str, list[pa.RecordBatch]] = {}
+        for batch in batches:
+            for shard_id, rows in route(batch, self._sharding, self._schema.columns):
+                routed.setdefault(shard_id, []).append(rows)
+        return routed
+
+    def _route_keys(self, keys: Any) -> dict[str, list[pa.RecordBatch]]:
+        """Keys by shard; they hold the sharding column too, which is routed by."""
+        sharding, schema = self._sharding, self._schema
+        column = sharding.column if isinstance(sharding, Bucket | Identity) else None
+        if not schema.primary_key or column is None or column in schema.primary_key:
+            named = key_batch(keys, schema)
+        else:
+            try:
+                named = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, column)))
+            except InvalidInputError as error:
+                reason = f"{column!r} shards the table and is not part of its key, so it must be given beside it"
+                raise InvalidInputError(f"{error} ({reason})") from None
+        return self._split([named]) if named.num_rows else {}
+
+    def _admit(self) -> None:
+        """Raise if this writer is closed, or its table is another one."""
+        self._shards.refuse_closed()
+        self._watch.look_if_due()
+
+    def _each(self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
+        """Write to every shard; in parallel where storage is remote."""
+        if not routed:
+            return {}
+        self._compaction.start()
+
+        def to_shard(shard_id: str) -> T:
+            return self._shards.write(shard_id, lambda writer: write(writer, routed[shard_id]))
+
+        if len(routed) < 2 or self._table.location.is_local:
+            return {shard_id: to_shard(shard_id) for shard_id in routed}
+        with thread_pool(min(_PARALLEL_SHARDS, len(routed)), "memwal-put") as pool:
+            return dict(zip(routed, pool.map(to_shard, routed), strict=True))
+
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""
+        if is_on_top():
+            raise on_top_error("evolve_schema")
+        base = self._watch.look()
+        check_table(base)
+        with self._lock:
+            self._shards.evolve()
+            self._schema = self._table._schema_of(base)
+            self._reconciler = Reconciler(self._schema)
+            self._sharding = self._table._sharding(base)
+
+    # ------------------------------------------------------------------------------------------------------ closing
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Seal and flush all shards that this writer opened: what was written before is in SSTables when this returns.
+
+        `UnavailableError` if that takes longer than `timeout` seconds in all.
+        """
+        check_timeout(timeout)
+        self._shards.flush(timeout)
+
+    def close(self) -> None:
+        """Close all shard writers; raises the first failure after all were tried. Idempotent.
+
+        In a signal handler that interrupted another call of the same thread it returns at once, and the shards are
+        closed as soon as that call ends, and before the program does; see `ShardWriter.close`.
+        """
+        self._end(self._shards.close)
+
+    def abort(self) -> None:
+        """Stop without flushing. Idempotent."""
+        self._end(self._shards.abort)
+
+    def _end(self, end: Callable[[], list[Exception]]) -> None:
+        waits = not is_on_top()
+        self._compaction.stop()
+        failures = end()
+        if waits:
+            self._compaction.join()
+        if failures:
+            raise failures[0]
+
+    def orphan(self) -> None:
+        """Become closed in a forked child."""
+        self._lock = threading.RLock()
+        self._shards.orphan()
+        self._compaction.orphan()
+
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------------ looking
+
+    @property
+    def shard_writers(self) -> dict[str, ShardWriter]:
+        """The shard writers that are open, by shard id; those that are parked are not."""
+        return self._shards.open
+
+    def stats(self) -> dict[str, WriteStats]:
+        """Totals per shard."""
+        return self._shards.stats()
+
+    def scan(self, *args: Any, **options: Any) -> Scan:
+        """`Table.scan`, with everything that this writer acknowledged."""
+        return self._table.scan(*args, **options)
+
+    def get(self, key: Any, columns: list[str] | None = None) -> dict[str, Any] | None:
+        """`Table.get`, with everything that this writer acknowledged."""
+        return self._table.get(key, columns)
+
+    def lookup(self, keys: Any, columns: list[str] | None = None) -> pa.Table:
+        """`Table.lookup`, with everything that this writer acknowledged."""
+        return self._table.lookup(keys, columns)
+
+    def search(self, **options: Any) -> pa.Table:
+        """`Table.search`, with everything that this writer acknowledged."""
+        return self._table.search(**options)
+
+    def count_rows(self, *args: Any, **options: Any) -> int:
+        """`Table.count_rows`, with everything that this writer acknowledged."""
+        return self._table.count_rows(*args, **options)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._shards.closed else "open"
+        return f"TableWriter({self._table.uri!r}, shards={len(self._shards.names())}, {state})"

@@ -1,0 +1,198 @@
+"""Values that cross module borders: positions, epochs, manifests, entries.
+
+Owns frozen dataclasses only. Invariant: nothing here does I/O or holds a lock, so a value may be shared
+between threads and processes freely.
+
+Called by: every module above `format`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import NamedTuple, NewType
+
+import pyarrow as pa
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = [
+    "EntryFooter",
+    "EntryTransaction",
+    "Epoch",
+    "FlushResult",
+    "Generation",
+    "SeenMap",
+    "SeenTransaction",
+    "ShardManifest",
+    "ShardStatus",
+    "SsTable",
+    "Transaction",
+    "WalEntry",
+    "WalPosition",
+    "check_shard_id",
+]
+
+Epoch = NewType("Epoch", int)
+WalPosition = NewType("WalPosition", int)
+Generation = NewType("Generation", int)
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def check_shard_id(shard_id: str) -> str:
+    """Return `shard_id` if it is a lower-case dashed UUID, else raise."""
+    if not isinstance(shard_id, str) or _UUID.fullmatch(shard_id) is None:
+        raise InvalidInputError(f"shard id must be a lower-case dashed UUID, not {shard_id!r}")
+    return shard_id
+
+
+class ShardStatus(IntEnum):
+    """Whether a shard takes claims. Unknown values on storage read as ACTIVE, as the peer does."""
+
+    ACTIVE = 0
+    SEALED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SsTable:
+    """One flushed generation as the shard manifest lists it; `path` is the directory name alone.
+
+    `unknown` are the fields of a newer version, as they are on storage.
+    """
+
+    generation: int
+    path: str
+    in_memory_bytes: int | None = None
+    physical_rows: int | None = None
+    primary_key_bytes: int | None = None
+    unknown: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardManifest:
+    """One immutable version of a shard's manifest.
+
+    `unknown` are the fields of a newer version, as they are on storage; `shard_field_unknown` those of each shard field
+    entry, none if no entry has any.
+    """
+
+    version: int
+    shard_id: str
+    shard_spec_id: int = 0
+    shard_field_entries: tuple[tuple[str, bytes], ...] = ()
+    writer_epoch: int = 0
+    replay_after_wal_entry_position: int = 0
+    wal_entry_position_last_seen: int = 0
+    current_generation: int = 1
+    sstables: tuple[SsTable, ...] = ()
+    status: ShardStatus = ShardStatus.ACTIVE
+    unknown: bytes = field(default=b"", repr=False)
+    shard_field_unknown: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An idempotent write: the same (app, version) is applied once. `query` names the run that owns the app id."""
+
+    app: str
+    version: int
+    query: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTransaction:
+    """The newest version of one app in a shard, and when (wall-clock milliseconds) it was written."""
+
+    version: int
+    written_ms: int
+    query: str | None = None
+
+
+SeenMap = Mapping[str, SeenTransaction]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTransaction:
+    """A transaction in an entry, and which of its rows are its own; `num_rows` None: all of them."""
+
+    txn: Transaction
+    first_row: int = 0
+    num_rows: int | None = None
+
+
+class EntryFooter(NamedTuple):
+    """What the footer of an entry says beside the checksums; the keys are those of RFC 0003. Every put makes one.
+
+    `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without its
+    own transactions; `delta` is what is known beside the entries since the last whole map. `seal` ends a generation,
+    `bulk` announces one that is not in the log. `unknown` names the keys that this version does not understand.
+    """
+
+    table: str | None = None
+    written_ms: int | None = None
+    txns: tuple[EntryTransaction, ...] = ()
+    seen: SeenMap | None = None
+    delta: SeenMap | None = None
+    seal: int | None = None
+    bulk: SsTable | None = None
+    unknown: tuple[str, ...] = ()
+
+    def is_of(self, tag: str | None) -> bool:
+        """Whether the entry may have been written for the table of that tag."""
+        return tag is None or self.table is None or self.table == tag
+
+
+@dataclass(frozen=True, slots=True)
+class WalEntry:
+    """One decoded, fully validated entry of a shard's WAL.
+
+    `batches` are as stored, `_tombstone` last. `generation` is None where the writer stored none. `footer` is None
+    where another implementation wrote the entry.
+    """
+
+    position: int
+    writer_epoch: int
+    generation: int | None
+    batches: tuple[pa.RecordBatch, ...]
+    is_sentinel: bool = False
+    footer: EntryFooter | None = None
+    schema: pa.Schema | None = None
+    size_bytes: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in all batches, tombstones included."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    def is_of(self, tag: str | None) -> bool:
+        """Whether the entry may have been written for the table of that tag: only two known tags exclude each other."""
+        return self.footer is None or self.footer.is_of(tag)
+
+    def as_mark(self) -> WalEntry:
+        """The entry as one of another table counts: its position is taken, and it says nothing."""
+        return replace(self, writer_epoch=0, generation=None, batches=(), is_sentinel=False, footer=None)
+
+    def unflushed_generation(self, current_generation: int) -> int | None:
+        """The generation of rows that no SSTable holds, given the manifest's next one; None if there are none.
+
+        Rows of a lower generation are flushed, wherever the cursor stands. Those without a number are of the next one.
+        """
+        generation = current_generation if self.generation is None else self.generation
+        return generation if self.batches and generation >= current_generation else None
+
+    @property
+    def txn(self) -> Transaction | None:
+        """The first transaction of the entry; most have none or one."""
+        return self.footer.txns[0].txn if self.footer is not None and self.footer.txns else None
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """What a flush published: the SSTable and the WAL position that it covers."""
+
+    sstable: SsTable
+    rows: int
+    covered_position: int
+    seconds: float = field(default=0.0, compare=False)

@@ -1,0 +1,1 @@
+"""What keeps a table small and sound: flushing tails, collecting garbage, verifying, repairing, counting."""

@@ -1,0 +1,323 @@
+"""Garbage collection: propose, verify, delete.
+
+Owns `Collector`. It deletes only what the newest manifest and the newest base version prove dead, in three phases:
+propose (one listing per shard), verify (`lance_memwal.upkeep.verify` finds no fault, and manifest and base, read again, still prove
+it), delete. Invariants:
+
+1. No sentinel is ever deleted, nor is the newest entry: a writer that slept through its successor's claim finds the
+   sentinel at its next position, however much was collected (one tiny object per takeover stays).
+2. The newest entry that carries a whole transaction map stays, and so does everything above it, whatever it carries: no
+   repeat is taken for new, and no slot is emptied into which a late append could put a transaction that would count.
+3. An entry goes only if it is at or below the replay cursor; entries go in ascending order, so that a crash leaves the
+   end of the log contiguous.
+4. An SSTable goes only if it is compacted, listed by no manifest that a reader may use, and needed by no index that lags
+   (`index_catchup`). A directory that was never listed goes only if its generation is below `current_generation`:
+   otherwise a sleeping writer could still publish it. So do empty directories, where a store has any.
+5. Everything waits for the grace period after it became unneeded. The witness is a manifest version that is older than
+   the grace period and proves it already; that version is kept.
+6. The hint is written before manifest versions are deleted; the newest few stay.
+7. A shard that verify faults is refused whole; quarantined bytes are never touched.
+
+A crash between any two deletes leaves a state from which the same rules go on. Called by: the table facade, Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lance_memwal.arguments import check_callable, check_flag, check_seconds
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
+from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.lance.marks import recorded
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.store.port import ObjectMeta
+from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem, Progress
+from lance_memwal.upkeep.verify import ShardFindings, inspect_shard
+
+__all__ = ["Collector"]
+
+_LOG = logging.getLogger(__name__)
+_KEPT_MANIFESTS = 3
+_STAGING_LIFE_MS = 3600 * 1000  # a running job stages its rows for a while before it commits them
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """One shard as it was listed, and what proves things dead there."""
+
+    shard_id: str
+    objects: tuple[ObjectMeta, ...]
+    names: tuple[str, ...]
+    newest: ShardManifest
+    witness: ShardManifest | None
+    mark: int
+    needed_by_index: int | None
+
+    def below(self, directory: str) -> list[ObjectMeta]:
+        """The objects in one directory."""
+        return [item for item in self.objects if item.path.startswith(f"{directory}/")]
+
+
+class Collector:
+    """Collects the garbage of one table."""
+
+    def __init__(self, location: Location, newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._location = location
+        self._newest_base = newest_base
+        self._clock = clock
+
+    def run(
+        self,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600,
+        optimize_indices: bool = False,
+        progress: Progress | None = None,
+    ) -> GcReport:
+        """Remove what nobody needs any more, and say what; a dry run removes nothing.
+
+        `optimize_indices` first lets the indexes of the base table catch up, so that they need no SSTable.
+        """
+        check_seconds("grace_seconds", grace_seconds)
+        check_flag("dry_run", dry_run)
+        check_flag("optimize_indices", optimize_indices)
+        check_callable("progress", progress)
+        base = self._newest_base()
+        if base.details is None:
+            raise InvalidInputError("the base table has no MemWAL index: nothing can be proven dead; see repair")
+        watch = TableWatch(base, self._clock)
+        started = self._clock.monotonic()
+        if optimize_indices and not dry_run:
+            self._optimize()
+        grace_ms = int(grace_seconds * 1000)
+        removed: list[CollectedObject] = []
+        refused: dict[str, list[Problem]] = {}
+        waiting = left = 0
+        shards = list_shards(self._location)
+        for done, shard_id in enumerate(shards):
+            shard = self._look(shard_id, grace_ms)
+            if shard is None:
+                continue
+            findings = inspect_shard(self._location, shard_id, self._newest_base, deep=False, clock=self._clock)
+            if findings.problems:
+                refused[shard_id] = findings.problems
+                left += len(shard.objects)
+                _LOG.warning("collection refuses a shard [shard=%s]: %s", shard_id, findings.problems[0])
+                continue
+            waiting += self._waiting(shard)
+            found = list(self._propose(shard, findings, grace_ms))
+            if not dry_run:
+                self._delete(shard_id, found, watch)
+            removed += found
+            left += len({item.path for item in shard.objects} - {item.path for item in found})
+            if progress is not None:
+                progress("collected shards", done + 1, len(shards))
+        staged = list(self._staging(grace_ms))
+        if not dry_run:
+            self._delete_all(staged)
+        return GcReport(
+            dry_run=dry_run,
+            objects=(*removed, *staged),
+            refused=refused,
+            waiting=waiting,
+            objects_left=left,
+            seconds=self._clock.monotonic() - started,
+        )
+
+    def _optimize(self) -> None:
+        base = self._newest_base()
+        with lance_errors("bringing the indexes of the base table up"):
+            base.handle().optimize.optimize_indices()
+
+    # ------------------------------------------------------------------------------------------------------ looking
+
+    def _look(self, shard_id: str, grace_ms: int) -> _Shard | None:
+        objects = tuple(self._location.store.list(paths.shard_dir(shard_id)))
+        manifests = ShardManifestStore(self._location, shard_id, clock=self._clock)
+        newest = manifests.read_latest()
+        if newest is None:
+            return None
+        base = self._newest_base()
+        return _Shard(
+            shard_id=shard_id,
+            objects=objects,
+            names=tuple(self._location.store.list_names(paths.shard_dir(shard_id))),
+            newest=newest,
+            witness=self._witness(manifests, objects, grace_ms),
+            mark=recorded(base).get(shard_id, 0),
+            needed_by_index=_needed_by_index(base, shard_id),
+        )
+
+    def _witness(
+        self, manifests: ShardManifestStore, objects: Sequence[ObjectMeta], grace_ms: int
+    ) -> ShardManifest | None:
+        """The newest manifest version that is at least as old as the grace period."""
+        oldest_ms = self._clock.now_ms() - grace_ms
+        aged = [
+            version
+            for item in objects
+            if (version := _manifest_version(manifests.shard_id, item.path)) is not None
+            and item.modified_ms <= oldest_ms
+        ]
+        try:
+            return manifests.read_version(max(aged)) if aged else None
+        except ObjectNotFoundError:
+            return None
+
+    # ------------------------------------------------------------------------------------------------------ proposing
+
+    def _propose(self, shard: _Shard, findings: ShardFindings, grace_ms: int) -> Iterator[CollectedObject]:
+        """What may go: first what the log holds, then SSTables, then old manifests."""
+        fresh = findings.manifest
+        if shard.witness is None or fresh is None or fresh.writer_epoch < shard.newest.writer_epoch:
+            return
+        yield from self._entries(shard, findings)
+        yield from self._sstables(shard, grace_ms)
+        yield from self._manifests(shard, grace_ms)
+
+    def _entries(self, shard: _Shard, findings: ShardFindings) -> Iterator[CollectedObject]:
+        entries = findings.entries
+        if shard.witness is None or not entries:
+            return
+        cursor = min(shard.witness.replay_after_wal_entry_position, shard.newest.replay_after_wal_entry_position)
+        newest = max(entries)
+        with_map = max((position for position, info in entries.items() if info.has_map), default=newest)
+        for position in sorted(entries):
+            info = entries[position]
+            stays = info.is_sentinel or not info.readable or position >= with_map
+            if position <= cursor and not stays:
+                path = paths.wal_entry_path(shard.shard_id, position)
+                yield CollectedObject(path, info.size_bytes, "entry")
+
+    def _sstables(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
+        oldest_ms = self._clock.now_ms() - grace_ms
+        for name in _directories(shard):
+            kind = self._dead_directory(shard, name)
+            objects = shard.below(paths.sstable_dir(shard.shard_id, name))
+            if kind is not None and all(item.modified_ms <= oldest_ms for item in objects):
+                yield from (CollectedObject(item.path, item.size_bytes, kind) for item in _data_last(objects))
+            if kind is not None and not objects:  # the witness says how long it is dead: a directory has no time
+                yield CollectedObject(paths.sstable_dir(shard.shard_id, name), 0, "orphan")
+
+    def _dead_directory(self, shard: _Shard, name: str) -> str | None:
+        """Why this SSTable directory may go: `sstable` (compacted), `orphan` (never listed), or None."""
+        generation = paths.parse_sstable_name(name)
+        if generation is None or shard.witness is None:
+            return None
+        if any(name == sstable.path for m in (shard.newest, shard.witness) for sstable in m.sstables):
+            return None
+        if generation >= min(shard.newest.current_generation, shard.witness.current_generation):
+            return None
+        if generation > shard.mark:
+            listed = any(sstable.generation == generation for sstable in shard.newest.sstables)
+            return "orphan" if listed else None
+        needed = shard.needed_by_index
+        return None if needed is not None and generation > needed else "sstable"
+
+    def _waiting(self, shard: _Shard) -> int:
+        """Compacted, unlisted SSTables that only a lagging index keeps."""
+        needed = shard.needed_by_index
+        listed = {sstable.path for sstable in shard.newest.sstables}
+        numbers = [paths.parse_sstable_name(name) or 0 for name in _directories(shard) if name not in listed]
+        return 0 if needed is None else sum(needed < number <= shard.mark for number in numbers)
+
+    def _manifests(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
+        oldest_ms = self._clock.now_ms() - grace_ms
+        versions = {
+            version: item
+            for item in shard.objects
+            if (version := _manifest_version(shard.shard_id, item.path)) is not None
+        }
+        kept = set(sorted(versions)[-_KEPT_MANIFESTS:])
+        if shard.witness is not None:
+            kept.add(shard.witness.version)
+        for version in sorted(versions.keys() - kept):
+            item = versions[version]
+            if item.modified_ms <= oldest_ms:
+                yield CollectedObject(item.path, item.size_bytes, "manifest")
+
+    def _staging(self, grace_ms: int) -> Iterator[CollectedObject]:
+        oldest_ms = self._clock.now_ms() - max(grace_ms, _STAGING_LIFE_MS)
+        for item in self._location.store.list(paths.STAGE_DIR):
+            if item.modified_ms <= oldest_ms:
+                yield CollectedObject(item.path, item.size_bytes, "staging")
+
+    # ------------------------------------------------------------------------------------------------------ deleting
+
+    def _delete(self, shard_id: str, found: Sequence[CollectedObject], watch: TableWatch) -> None:
+        """Delete what was proposed, if the shard still proves it; otherwise leave it for the next run."""
+        if not found:
+            return
+        reach("gc.proposed")
+        newest = ShardManifestStore(self._location, shard_id, clock=self._clock).read_latest()
+        mark = recorded(watch.look()).get(shard_id, 0)
+        if newest is None:
+            return
+        still = [item for item in found if _still_dead(item, shard_id, newest, mark)]
+        if any(item.kind == "manifest" for item in still):
+            self._write_hint(shard_id, newest.version)
+        self._delete_all(still)
+
+    def _write_hint(self, shard_id: str, version: int) -> None:
+        reach("gc.before_hint")
+        self._location.store.put(paths.manifest_hint_path(shard_id), b'{"version":%d}' % version)
+        reach("gc.after_hint")
+
+    def _delete_all(self, found: Sequence[CollectedObject]) -> None:
+        for item in found:
+            reach(f"gc.before_{item.kind}")
+            self._location.store.delete(item.path)
+        if found:
+            reach("gc.after_delete")
+            _LOG.info("collected [objects=%d, bytes=%d]", len(found), sum(item.size_bytes for item in found))
+
+
+def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, mark: int) -> bool:
+    if item.kind == "entry":
+        position = paths.parse_entry_name(item.path.rpartition("/")[2])
+        return position is not None and position <= newest.replay_after_wal_entry_position
+    if item.kind in ("sstable", "orphan"):
+        name = item.path[len(paths.shard_dir(shard_id)) + 1 :].partition("/")[0]
+        generation = paths.parse_sstable_name(name)
+        listed = any(sstable.path == name for sstable in newest.sstables)
+        compacted = item.kind == "orphan" or (generation is not None and generation <= mark)
+        return not listed and compacted
+    version = paths.parse_manifest_name(item.path.rpartition("/")[2])
+    return version is not None and version < newest.version
+
+
+def _needed_by_index(base: BaseTable, shard_id: str) -> int | None:
+    """The generation above which an existing index has not caught up; None if none lags behind the mark."""
+    catchup: Mapping[str, Mapping[str, int]] = {} if base.details is None else base.details.index_catchup
+    present = {entry.name for entry in base.index_entries}
+    reached = [progress.get(shard_id, 0) for name, progress in catchup.items() if name in present]
+    return min(reached) if reached else None
+
+
+def _manifest_version(shard_id: str, path: str) -> int | None:
+    directory, _, name = path.rpartition("/")
+    return paths.parse_manifest_name(name) if directory == paths.manifest_dir(shard_id) else None
+
+
+def _directories(shard: _Shard) -> list[str]:
+    """The SSTable directories of a shard, empty ones too, by generation."""
+    start = len(paths.shard_dir(shard.shard_id)) + 1
+    names = {item.path[start:].partition("/")[0] for item in shard.objects}
+    return sorted(
+        (name for name in names.union(shard.names) if paths.parse_sstable_name(name) is not None),
+        key=lambda name: (paths.parse_sstable_name(name), name),
+    )
+
+
+def _data_last(objects: Sequence[ObjectMeta]) -> list[ObjectMeta]:
+    """Manifests of the dataset first: a directory that is only half gone is no dataset any more."""
+    return sorted(objects, key=lambda item: ("/_versions/" not in item.path, item.path))

@@ -1,0 +1,205 @@
+"""Repair: what can be put right without a person, and nothing else.
+
+Owns `repair_table`. Invariants:
+
+1. Only structural damage is mended (a cut stream, a wrong checksum, an empty file), seen in several reads. What is whole
+   but not understood is reported, never touched: it may hold rows that another version acknowledged.
+2. Nothing is deleted. The bytes of a torn entry are first copied aside and read back; then a mark-only entry takes their
+   place in one atomic replacement. A freed position below a living writer would defeat the next sentinel.
+3. Only the last entry of a log is replaced: one that is damaged further down may hold acknowledged rows, and a person
+   must decide.
+4. A MemWAL index that was lost (base overwritten or restored, index dropped) is brought back as the newest version of the
+   base table had it, with marks that hold for the base as it is: those of before if only the index was dropped, those
+   of the restored state after a restore. If rows are missing then, a person decides, and without a decision the index
+   stays away. An overwritten base keeps the old marks unless its compacted rows are asked for: whoever overwrote it
+   meant them, too. It is refused where the columns no longer fit by name, id and type.
+5. A dry run writes nothing and says what would be done.
+
+Called by: the table facade.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.crash_points import reach
+from lance_memwal.create import commit_entry
+from lance_memwal.errors import ConflictError, CorruptDataError, MemWalError, UnavailableError, UnsupportedFormatError
+from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.details import MemWalDetails
+from lance_memwal.lance.marks import COUNTER_SHARD
+from lance_memwal.lance.restored import held_marks
+from lance_memwal.log.entry import decode_entry, encode_mark
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.log.transactions import load_generation_maps
+from lance_memwal.log.wal import list_positions, read_transactions
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.reports import Problem, RepairAction, RepairReport
+from lance_memwal.upkeep.restored import Restored, settle_lost, settle_restored
+from lance_memwal.upkeep.verify import ShardFindings, damaged_newest, inspect_base, inspect_shard
+
+__all__ = ["repair_table"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def repair_table(
+    location: Location,
+    newest_base: Callable[[], BaseTable],
+    *,
+    dry_run: bool = True,
+    restored: Restored | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> RepairReport:
+    """Put right what can be: lost MemWAL index, restored base, torn last entries. Reports what it did and what is left."""
+    actions: list[RepairAction] = []
+    shards = list_shards(location)
+    is_newest = damaged_newest(newest_base()) is None  # nothing is decided by an older version than the table's own
+    if shards and is_newest and newest_base().details is None:
+        actions += _bring_index_back(newest_base(), restored, clock, dry_run=dry_run)
+    if restored is not None and is_newest:
+        actions += settle_restored(location, newest_base, restored, clock, dry_run=dry_run)
+    problems: list[Problem] = []
+    for shard_id in shards:
+        findings = inspect_shard(location, shard_id, newest_base, clock=clock)
+        action = _mend_last_entry(location, findings, clock, newest_base().tag, dry_run=dry_run)
+        if action is not None:
+            actions.append(action)
+        if action is not None and action.done:
+            findings = inspect_shard(location, shard_id, newest_base, clock=clock)
+        problems += findings.problems
+    return RepairReport(dry_run, tuple(actions), inspect_base(newest_base(), shards) + problems)
+
+
+# ------------------------------------------------------------------------------------------------------ a torn entry
+
+
+def _mend_last_entry(
+    location: Location, findings: ShardFindings, clock: Clock, tag: str | None, *, dry_run: bool
+) -> RepairAction | None:
+    last = max(findings.entries, default=0)
+    if not last or not findings.entries[last].damaged or findings.manifest is None:
+        return None
+    path = paths.wal_entry_path(findings.shard_id, last)
+    aside = paths.quarantine_path(findings.shard_id, last, clock.token_hex(4))
+    what = f"the last entry is torn: keep its bytes at {aside} and put an empty entry in its place"
+    if dry_run:
+        return RepairAction(path, what)
+    torn = location.store.get(path)
+    if not _is_damaged(torn, last):
+        raise UnavailableError(
+            f"reads of {path} differ: it is damaged in one and whole in another; nothing was replaced"
+        )
+    location.store.put_new(aside, torn, sync=True)
+    if location.store.get(aside) != torn:
+        raise UnavailableError(f"the copy at {aside} differs from the torn entry; nothing was replaced")
+    reach("repair.after_quarantine")
+    _put_mark(location, findings.manifest, last, torn, tag)
+    _LOG.warning("put a torn entry aside [shard=%s, position=%d, copy=%s]", findings.shard_id, last, aside)
+    return RepairAction(path, what, done=True)
+
+
+def _is_damaged(data: bytes, position: int) -> bool:
+    try:
+        decode_entry(data, position)
+    except CorruptDataError:
+        return True
+    except UnsupportedFormatError:
+        return False
+    return False
+
+
+def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: bytes, tag: str | None) -> None:
+    """Replace the torn entry by a mark that carries the transaction map of everything below it."""
+    shard_id = manifest.shard_id
+    path = paths.wal_entry_path(shard_id, position)
+    below = [p for p in list_positions(location, shard_id) if p < position]
+    known = read_transactions(location, manifest, below, tag=tag)
+    known.merge(load_generation_maps(location, manifest))
+    epoch = max(1, manifest.writer_epoch)
+    latest = ShardManifestStore(location, shard_id).read_latest()
+    if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:
+        raise ConflictError(f"shard {shard_id} was taken over while it was repaired; run verify again")
+    location.store.put(path, encode_mark(epoch, known.mark(table=tag)), sync=True)
+    decode_entry(location.store.get(path), position, path=path)
+
+
+# --------------------------------------------------------------------------------------------------- a lost index
+
+
+def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, *, dry_run: bool) -> list[RepairAction]:
+    where = base.location.describe()
+    old = _last_with_index(base)
+    if old is None or old.details is None:
+        what = "the MemWAL index is gone and no retained version of the base table has it: enable the table again"
+        return [RepairAction(where, what)]
+    misfit = _misfit(old, base)
+    if misfit is not None:
+        return [RepairAction(where, f"the rows of the shards do not fit the new base table: {misfit}")]
+    actions, details = _details_that_hold(base, old.version, old.details, restored, clock, dry_run=dry_run)
+    if details is None:
+        return actions
+    what = f"bring back the MemWAL index of base version {old.version}, and with it the rows of the shards"
+    if not dry_run:
+        reach("repair.before_index")
+        commit_entry(base, details, clock.uuid4())
+        _LOG.warning("brought the MemWAL index back [table=%s, from_version=%d]", where, old.version)
+    return [*actions, RepairAction(where, what, done=not dry_run)]
+
+
+def _details_that_hold(
+    base: BaseTable, version: int, old: MemWalDetails, restored: Restored | None, clock: Clock, *, dry_run: bool
+) -> tuple[list[RepairAction], MemWalDetails | None]:
+    """The details of `version` with marks that are true of `base`; None if a person must decide first."""
+    held = held_marks(base.location, base.version)
+    was_overwritten = held.version > version
+    if held.version == version or (was_overwritten and restored != "bring_back"):
+        return [], old
+    actions, marks = settle_lost(base.location, base, held.marks, restored, clock, dry_run=dry_run)
+    if marks is None:
+        return actions, None
+    number = old.compacted.get(COUNTER_SHARD, 0)
+    counter = {COUNTER_SHARD: number + 1} if base.primary_key else {}
+    return actions, replace(old, compacted={**marks, **counter}, index_catchup={})
+
+
+def _last_with_index(base: BaseTable) -> BaseTable | None:
+    """The newest older version that has a MemWAL index."""
+    with lance_errors("listing the versions of the base table"):
+        versions = sorted((int(item["version"]) for item in base.dataset.versions()), reverse=True)
+    for version in versions:
+        if version >= base.version:
+            continue
+        try:
+            older = BaseTable.open(base.location, version=version)
+            if older is not None and older.details is not None:
+                return older
+        except MemWalError as error:
+            _LOG.info("a version of the base table cannot be read [version=%d]: %s", version, error)
+    return None
+
+
+def _misfit(old: BaseTable, new: BaseTable) -> str | None:
+    """Why rows of the old columns cannot be read under the new ones, or None if they can."""
+    if old.primary_key != new.primary_key:
+        return f"its key is {list(new.primary_key)}, the shards have {list(old.primary_key)}"
+    before = TableSchema.from_lance(old.schema, old.dataset.lance_schema)
+    for column in before.columns:
+        if column.name not in new.column_ids:
+            continue
+        if new.column_ids[column.name] != old.column_ids[column.name]:
+            return f"column {column.name!r} has another field id"
+        if new.schema.field(column.name).type != column.type:
+            return f"column {column.name!r} has another type"
+    reused = {new.column_ids[name]: name for name in new.column_ids if name not in old.column_ids}
+    for name, number in old.column_ids.items():
+        if number in reused:
+            return f"column {reused[number]!r} has the field id that {name!r} had"
+    return None

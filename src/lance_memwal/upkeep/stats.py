@@ -1,0 +1,74 @@
+"""The state of a table in numbers: tiers, rows, bytes, and the work that is due.
+
+Owns `collect_stats`. Invariant: it reads only, and every number is of one listing of its shard.
+
+Called by: the table facade.
+"""
+
+from __future__ import annotations
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.compact.policy import CompactionPolicy, due_shards
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.marks import compacted
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.upkeep.reports import GcReport, ShardStats, TableStats
+
+__all__ = ["collect_stats"]
+
+
+def collect_stats(
+    location: Location, base: BaseTable, garbage: GcReport, policy: CompactionPolicy, clock: Clock = SYSTEM_CLOCK
+) -> TableStats:
+    """The statistics of the table; `garbage` is a dry run of collection."""
+    marks = compacted(base)
+    found = [_shard(location, shard_id, marks.get(shard_id, 0)) for shard_id in list_shards(location)]
+    fragments = base.manifest.fragments()
+    return TableStats(
+        base_version=base.version,
+        base_rows=int(base.dataset.count_rows()),
+        base_fragments=len(fragments),
+        base_bytes=sum(file.size_bytes for fragment in fragments for file in fragment.files),
+        shards=tuple(shard for shard in found if shard is not None),
+        compaction_due=tuple(due_shards(location, base, policy, clock)),
+        collectable_objects=len(garbage.objects),
+        collectable_bytes=garbage.size_bytes,
+    )
+
+
+def _shard(location: Location, shard_id: str, mark: int) -> ShardStats | None:
+    manifest = ShardManifestStore(location, shard_id).read_latest()
+    if manifest is None:
+        return None
+    objects = location.store.list(paths.shard_dir(shard_id))
+    cursor = manifest.replay_after_wal_entry_position
+    log = {
+        position: item.size_bytes
+        for item in objects
+        if item.path.startswith(f"{paths.wal_dir(shard_id)}/")
+        and (position := paths.parse_entry_name(item.path.rpartition("/")[2])) is not None
+    }
+    lag = [size for position, size in log.items() if position > cursor]
+    pending = [sstable for sstable in manifest.sstables if sstable.generation > mark]
+    return ShardStats(
+        shard_id=shard_id,
+        epoch=manifest.writer_epoch,
+        current_generation=manifest.current_generation,
+        compacted_generation=mark,
+        sstables=len(manifest.sstables),
+        sstable_rows=sum(sstable.physical_rows or 0 for sstable in manifest.sstables),
+        sstable_bytes=sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables),
+        uncompacted_generations=len(pending),
+        uncompacted_rows=sum(sstable.physical_rows or 0 for sstable in pending),
+        uncompacted_bytes=sum(sstable.in_memory_bytes or 0 for sstable in pending),
+        wal_entries=len(log),
+        wal_bytes=sum(log.values()),
+        wal_lag_entries=len(lag),
+        wal_lag_bytes=sum(lag),
+        manifests=sum(item.path.startswith(f"{paths.manifest_dir(shard_id)}/") for item in objects),
+        objects=len(objects),
+        size_bytes=sum(item.size_bytes for item in objects),
+    )

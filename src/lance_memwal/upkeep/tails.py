@@ -1,0 +1,120 @@
+"""Turning the log tails of shards without a writer into generations.
+
+Owns `flush_tails`. A shard that a queue, a Spark job or a crashed writer left behind keeps rows in its log only; somebody
+has to open it once so that they become SSTables. Invariants:
+
+1. Opening claims the shard, so that a living writer would be fenced. A shard that a writer of this process owns, or
+   whose newest entry is younger than `idle_seconds`, is skipped and reported, unless forced.
+2. A shard whose tail holds no row is not claimed.
+3. What is reported as flushed is published: the manifest lists it.
+
+Called by: the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from lance_memwal.arguments import check_flag, check_names, check_seconds
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import FencedError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
+from lance_memwal.log.wal import list_positions, read_run
+from lance_memwal.memtable import live
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest, ShardStatus
+from lance_memwal.upkeep.reports import FlushedShard, FlushReport
+
+__all__ = ["ShardOpener", "flush_tails"]
+
+
+class _OpenShard(Protocol):
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+ShardOpener = Callable[[str], _OpenShard]
+"""Opens the writer of a shard: claims it and replays its tail."""
+
+
+def flush_tails(
+    location: Location,
+    open_shard: ShardOpener,
+    *,
+    shards: Collection[str] | None = None,
+    idle_seconds: float = 60,
+    force: bool = False,
+    tag: str | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> FlushReport:
+    """Publish the tail of every shard that nobody writes any more; says what was flushed and what was left alone."""
+    check_seconds("idle_seconds", idle_seconds)
+    check_flag("force", force)
+    shards = None if shards is None else check_names("shards", shards)
+    present = list_shards(location)
+    unknown = sorted(set(shards or ()) - set(present))
+    if unknown:
+        raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
+    chosen = present if shards is None else [shard_id for shard_id in present if shard_id in set(shards)]
+    results = []
+    for shard_id in chosen:
+        manifest = ShardManifestStore(location, shard_id, clock=clock).read_latest()
+        if manifest is None:
+            continue
+        reason = _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=force, tag=tag)
+        if reason is None:
+            results.append(_flush(location, shard_id, open_shard))
+        elif reason:
+            results.append(FlushedShard(shard_id, skipped=reason))
+    return FlushReport(tuple(results))
+
+
+def _reason_to_skip(
+    location: Location, manifest: ShardManifest, clock: Clock, *, idle_seconds: float, force: bool, tag: str | None
+) -> str | None:
+    """Why the shard is left alone; empty if its tail holds no row, None if it is to be flushed."""
+    shard_id, cursor = manifest.shard_id, manifest.replay_after_wal_entry_position
+    tail = [position for position in list_positions(location, shard_id) if position > cursor]
+    if not tail or not _has_rows(location, manifest, tail[-1], tag):
+        return ""
+    if manifest.status is ShardStatus.SEALED:
+        return "the shard is sealed"
+    if force:
+        return None
+    if live.find(location.key, shard_id) is not None:
+        return "a writer of this process owns the shard"
+    try:
+        modified_ms = location.store.head(paths.wal_entry_path(shard_id, tail[-1])).modified_ms
+    except ObjectNotFoundError:  # flushed and collected meanwhile: somebody is at work here
+        return "somebody is writing to the shard"
+    age_seconds = (clock.now_ms() - modified_ms) / 1000
+    if age_seconds < idle_seconds:
+        return f"its newest entry is {max(0.0, age_seconds):.0f} seconds old, less than {idle_seconds:g}"
+    return None
+
+
+def _has_rows(location: Location, manifest: ShardManifest, last: int, tag: str | None) -> bool:
+    entries = read_run(location, manifest.shard_id, manifest.replay_after_wal_entry_position + 1, last + 1, tag=tag)
+    current = manifest.current_generation
+    return any(entry.unflushed_generation(current) is not None for entry in entries)
+
+
+def _flush(location: Location, shard_id: str, open_shard: ShardOpener) -> FlushedShard:
+    manifests = ShardManifestStore(location, shard_id)
+    before = manifests.read_latest()
+    first = 0 if before is None else before.current_generation
+    try:
+        open_shard(shard_id).close()
+    except FencedError:
+        return FlushedShard(shard_id, skipped="another writer took the shard over meanwhile")
+    after = manifests.read_latest()
+    added = [sstable for sstable in (after.sstables if after is not None else ()) if sstable.generation >= first]
+    return FlushedShard(
+        shard_id,
+        generations=tuple(sstable.generation for sstable in added),
+        rows=sum(sstable.physical_rows or 0 for sstable in added),
+    )

@@ -1,0 +1,521 @@
+"""Appending to a shard exactly once, from any process that is told the epoch.
+
+Owns `OnceAppender`. Whoever runs a job claims each shard once (`claim`); the claim is a small value that can be sent to
+other processes, and each of them may append with it, without a writer and without talking to the others. Invariants:
+
+1. An append first reads the whole tail and then confirms the manifest that the reading started from, so that everything
+   below the position that it creates is known: a version of an application can be in the log once only, however many
+   attempts race.
+2. All rows of one transaction are one WAL entry, or one generation where they are too large; never several entries.
+3. Every append is a transaction: the user's, or one of this appender's own. Whether it is in the shard is answered by the
+   map, also after a look at the manifest says that the cursor has passed the entry.
+4. A generation is sealed before it is flushed: a mark at the tip says where it ends. Whoever appends above the mark has
+   read it and takes the next generation, so that no entry comes too late for its generation. A seal holds in its own
+   epoch only.
+5. Rows without an entry are announced by a bulk mark at the tip, after they are written and while nothing else is in the
+   tail. The mark decides: whoever reads it first publishes what it announces, and only then goes on.
+6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
+
+What was read of a log is remembered per process: entries never change, so that only new ones are read again.
+
+Called by: the Spark sinks; usable from plain Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import (
+    ClosedError,
+    ConflictError,
+    CorruptDataError,
+    DirectoryNotFoundError,
+    FencedError,
+    InvalidInputError,
+    ObjectExistsError,
+    TableReplacedError,
+)
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, RowEncoder, decode_entry, encode_mark
+from lance_memwal.log.manifest import ShardManifestStore, with_generation
+from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.tail import LogRun
+from lance_memwal.log.transactions import OWN_PREFIX, TransactionMap, as_transaction, load_generation_maps
+from lance_memwal.log.understood import KnownColumns
+from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
+from lance_memwal.process.forking import close_in_child
+from lance_memwal.rows.adapt import RowAdapter, with_flags
+from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
+from lance_memwal.rows.sharding import check_rows_in_shard, sharding_of
+from lance_memwal.sstable.probe import check_table
+from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import EntryFooter, EntryTransaction, ShardManifest, SsTable, Transaction, WalEntry
+from lance_memwal.write.table_target import target_of, writer_config
+
+__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "RowFitter", "ShardClaim", "ShardTail"]
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_MAX_ENTRY_BYTES = 64 << 20
+_MAX_TRIES = 64
+_BACKOFF_SECONDS = 0.005
+_MAX_BACKOFF_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ShardClaim:
+    """The right to append to one shard until somebody claims a higher epoch; may be pickled."""
+
+    shard_id: str
+    epoch: int
+    table_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What an append did. `position` is 0 if the rows became a generation, or were there already (`skipped`)."""
+
+    shard_id: str
+    rows: int
+    position: int = 0
+    generation: int = 0
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class ShardTail:
+    """What this process knows of a shard: its manifest, its unflushed entries, and its transactions.
+
+    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet.
+    """
+
+    manifest: ShardManifest
+    transactions: TransactionMap
+    last_position: int = 0
+    run: LogRun = field(default_factory=lambda: LogRun(1))
+    entries: int = 0
+    size_bytes: int = 0
+    announced: tuple[int, SsTable] | None = None
+    maps_read: set[str] = field(default_factory=set)
+
+
+class OnceAppender:
+    """Appends to claimed shards of one table. Any number of processes may have one each; threads may share one as long
+    as each shard has one thread."""
+
+    def __init__(
+        self,
+        uri: str | Location,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        max_entry_bytes: int | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry."""
+        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        base = BaseTable.open(self.location)
+        if base is None:
+            raise InvalidInputError(f"there is no table at {self.location.describe()}; create it first")
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._forked = False
+        close_in_child(self)
+        self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
+        self._manifests: dict[str, ShardManifestStore] = {}
+        self._tails: dict[str, ShardTail] = {}
+        check_table(base)
+        base = for_writing(base, clock)
+        self._watch = TableWatch(base, clock)
+        self._own = _OwnTransactions(clock)
+        self._adopt(base)
+
+    def _adopt(self, base: BaseTable) -> None:
+        """Everything that depends on the version of the base table."""
+        self._target = target_of(self.location, base, None, watch=self._watch)
+        self._base = base  # not before its columns were checked
+        self._config = writer_config(base, None, {}, ())
+        self._sharding = sharding_of(base)
+        self._rows = RowFitter(self._target.schema)
+        self._encoder = RowEncoder(self._target.schema.wal)
+
+    def refresh(self) -> None:
+        """Look at the newest version of the base table; `TableReplacedError` if it is another table."""
+        if self._forked:
+            raise ClosedError("this process was forked: the appender belongs to its parent; make a new one")
+        with self._lock:
+            newest = self._watch.look()
+            if newest is not self._base:
+                self._adopt(newest)
+
+    def orphan(self) -> None:
+        """Become closed in a forked child."""
+        self._lock, self._forked = threading.RLock(), True
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the table turned out to be another one: a new appender is needed."""
+        return self._watch.is_replaced
+
+    @property
+    def schema(self) -> TableSchema:
+        """The columns of the table."""
+        return self._target.schema
+
+    @property
+    def _sync(self) -> bool:
+        return self._config.fsync and self.location.is_local
+
+    def _store(self, shard_id: str) -> ShardManifestStore:
+        found = self._manifests.get(shard_id)
+        if found is None:
+            found = ShardManifestStore(self.location, shard_id, fsync=self._sync, clock=self._clock)
+            self._manifests[shard_id] = found
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ claiming
+
+    def claim(self, shard_id: str) -> ShardClaim:
+        """Own the shard: a new epoch, its predecessor fenced. Once per job, and again after a version that failed."""
+        self.refresh()
+        opened = open_log(
+            self._store(shard_id),
+            spec_id=self._target.spec_id,
+            policy=PersistPolicy.of(self._config, fsync=self._sync),
+            watch=self._watch,
+            known=KnownColumns(self.location, self.schema),
+            clock=self._clock,
+        )
+        return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
+
+    # ------------------------------------------------------------------------------------------------------ appending
+
+    def append(
+        self,
+        claim: ShardClaim,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+    ) -> AppendResult:
+        """All rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
+
+        A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
+        """
+        self._check_claim(claim)
+        transaction = as_transaction(txn) or self._own.next()
+        fitted = [self._rows.fit(batch, missing) for batch in batches if batch.num_rows]
+        if not fitted:
+            raise InvalidInputError("empty batch list: give at least one batch with rows")
+        self._target.check_storable(fitted)
+        for batch in fitted:
+            check_rows_in_shard(batch, self._sharding, self.schema.columns, claim.shard_id)
+        size = self._encoder.measure(fitted)
+        if size > self._max_entry_bytes:
+            return self._publish(claim, fitted, transaction)
+        if len(fitted) > self._config.max_memtable_batches:
+            fitted = pa.Table.from_batches(fitted).combine_chunks().to_batches()
+        return self._append(claim, fitted, size, transaction)
+
+    def _check_claim(self, claim: ShardClaim) -> None:
+        """Return only if the table is still the one that was claimed."""
+        self.refresh()
+        if claim.table_id is not None and claim.table_id != self._watch.table_id:
+            raise TableReplacedError(
+                f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
+            )
+
+    def _append(self, claim: ShardClaim, fitted: list[pa.RecordBatch], size: int, txn: Transaction) -> AppendResult:
+        rows = sum(batch.num_rows for batch in fitted)
+        created: AppendResult | None = None
+        for attempt in range(_MAX_TRIES):
+            tail = self.catch_up(claim)
+            if tail.transactions.is_repeat(txn):
+                return created or AppendResult(claim.shard_id, rows, skipped=True)
+            tail.transactions.admit(txn)
+            run = replace(tail.run)
+            small = self.schema.small_dictionaries
+            generation = run.add(rows, len(fitted), size, self._config, held=fitted, small=small)
+            footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
+            data = EntryEncoder(self.schema.wal, claim.epoch, generation).encode(fitted, footer)
+            position = tail.last_position + 1
+            reach("once.before_put")
+            if self._create(claim, position, data):
+                reach("once.after_put")
+                created = AppendResult(claim.shard_id, rows, position, generation)
+                if self._is_above_cursor(claim, position):
+                    tail.last_position, tail.run = position, run
+                    tail.transactions.take(footer, generation)
+                    tail.entries += 1
+                    tail.size_bytes += len(data)
+                    return created
+            self._back_off(attempt)
+        raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
+
+    def _create(self, claim: ShardClaim, position: int, data: bytes) -> bool:
+        """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
+        path = paths.wal_entry_path(claim.shard_id, position)
+        try:
+            self.location.store.put_new(path, data, sync=self._sync, make_directory=False)
+        except DirectoryNotFoundError as error:
+            self._watch.look()
+            raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
+        except ObjectExistsError:
+            met = decode_entry(self.location.store.get(path), position, path=path)
+            if not met.is_of(self._watch.tag):
+                self._watch.look()  # one of the two tables is gone: is it ours?
+            elif met.writer_epoch > claim.epoch:
+                raise self._fenced(claim, met.writer_epoch, position) from None
+            return False
+        return True
+
+    def _is_above_cursor(self, claim: ShardClaim, position: int) -> bool:
+        """Whether the entry that we just created is in the tail: a slot that collection emptied looks free."""
+        return position > self._store(claim.shard_id).check_fenced(claim.epoch).replay_after_wal_entry_position
+
+    def _fenced(self, claim: ShardClaim, current: int, position: int) -> FencedError:
+        return FencedError(claim.epoch, current, f"shard {claim.shard_id}, WAL position {position}")
+
+    def _back_off(self, attempt: int) -> None:
+        back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
+
+    # ------------------------------------------------------------------------------------------------------ the tail
+
+    def catch_up(self, claim: ShardClaim) -> ShardTail:
+        """The shard as it is now: manifest, then every entry up to the tip by the reader's rule; nothing is announced."""
+        store = self._store(claim.shard_id)
+        known = self._tails.get(claim.shard_id)
+        doubted: set[int] = set()
+        for attempt in range(_MAX_TRIES):
+            manifest = store.check_fenced(claim.epoch)
+            positions = list_positions(self.location, claim.shard_id)
+            tail = known
+            if tail is None or tail.manifest != manifest:
+                tail = self._restart(manifest, known, positions)
+            end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
+            try:
+                for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
+                    self._take(claim, tail, entry)
+            except CorruptDataError:  # collection may have passed here since the manifest was read
+                if manifest.version in doubted:
+                    raise
+                doubted.add(manifest.version)
+                known = None
+            else:
+                self._tails[claim.shard_id] = known = tail
+                if tail.announced is not None:
+                    position, sstable = tail.announced
+                    reach("once.before_help")
+                    self._commit(claim, sstable, position, announced=True)
+                elif store.list_versions()[-1:] == [manifest.version]:
+                    return tail
+            self._back_off(attempt)
+        raise ConflictError(f"shard {claim.shard_id} changes faster than it can be read; retry")
+
+    def _restart(self, manifest: ShardManifest, known: ShardTail | None, positions: list[int]) -> ShardTail:
+        """A tail that begins at the cursor of `manifest`, with every transaction that is known so far."""
+        maps_read = set() if known is None else known.maps_read
+        unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
+        transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
+        transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
+        if known is not None:
+            transactions.follow(known.transactions)
+        return ShardTail(
+            manifest=manifest,
+            transactions=transactions,
+            last_position=manifest.replay_after_wal_entry_position,
+            run=LogRun(manifest.current_generation),
+            maps_read={sstable.path for sstable in manifest.sstables},
+        )
+
+    def _take(self, claim: ShardClaim, tail: ShardTail, entry: WalEntry) -> None:
+        if entry.writer_epoch > claim.epoch:
+            raise self._fenced(claim, entry.writer_epoch, entry.position)
+        tail.last_position = entry.position
+        if entry.footer is not None:
+            self._take_footer(claim, tail, entry, entry.footer)
+        if entry.unflushed_generation(tail.manifest.current_generation) is None:
+            return
+        tail.run.follow(entry)
+        tail.entries += 1
+        tail.size_bytes += entry.size_bytes
+
+    def _take_footer(self, claim: ShardClaim, tail: ShardTail, entry: WalEntry, footer: EntryFooter) -> None:
+        tail.transactions.take(footer, entry.generation, decided=False)
+        if entry.writer_epoch != claim.epoch:
+            return  # what an older epoch began holds no longer
+        if footer.seal is not None and footer.seal >= tail.run.generation:
+            tail.run = LogRun(footer.seal + 1)
+        if footer.bulk is not None and footer.bulk.generation == tail.manifest.current_generation:
+            tail.announced = (entry.position, footer.bulk)
+
+    # ------------------------------------------------------------------------------------------------------ generations
+
+    def flush_tail(self, claim: ShardClaim) -> int:
+        """Publish every entry that is in the tail now as generations; returns how many."""
+        published = 0
+        self._check_claim(claim)
+        tail = self._sealed(claim)
+        last = tail.run.generation - 1
+        while tail.manifest.current_generation <= last:
+            generation, covered, rows = self._oldest_generation(claim, tail)
+            sstable = self._write_sstable(claim, generation, rows)
+            with not_published(self.location, claim.shard_id, sstable.path):
+                reach("once.before_commit")
+                self._check_claim(claim)
+            published += self._commit(claim, sstable, covered)
+            tail = self.catch_up(claim)
+        return published
+
+    def _sealed(self, claim: ShardClaim) -> ShardTail:
+        """The tail, once everything in it is below a seal."""
+        for attempt in range(_MAX_TRIES):
+            tail = self.catch_up(claim)
+            if not tail.run.batches:
+                return tail
+            footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag)
+            reach("once.before_seal")
+            self._create(claim, tail.last_position + 1, encode_mark(claim.epoch, footer))
+            self._back_off(attempt)
+        raise ConflictError(f"the log of shard {claim.shard_id} grows faster than it can be sealed; retry")
+
+    def _oldest_generation(self, claim: ShardClaim, tail: ShardTail) -> tuple[int, int, pa.Table]:
+        """The rows of the manifest's next generation and the last position that they cover."""
+        manifest = tail.manifest
+        adapter, memory = RowAdapter(self.schema), self.schema.memory
+        current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
+        batches: list[pa.RecordBatch] = []
+        for entry in read_run(self.location, claim.shard_id, covered + 1, tail.last_position + 1, tag=self._watch.tag):
+            generation = entry.unflushed_generation(current)
+            if generation is not None and generation > current:
+                break
+            covered = entry.position
+            if generation is not None:
+                batches += (with_flags(*adapter.adapt(b, position=entry.position), memory) for b in entry.batches)
+        if not batches:
+            raise CorruptDataError(
+                f"generation {current} is missing in the log of shard {claim.shard_id}, although later ones are there",
+                path=paths.wal_dir(claim.shard_id),
+            )
+        return current, covered, pa.Table.from_batches(batches, schema=memory)
+
+    def _publish(self, claim: ShardClaim, fitted: list[pa.RecordBatch], txn: Transaction) -> AppendResult:
+        """Publish the rows as one generation, after everything that the log holds."""
+        memory = self.schema.memory
+        table = pa.Table.from_batches([pa.RecordBatch.from_arrays(b.columns, schema=memory) for b in fitted])
+        txns = (EntryTransaction(txn, 0, table.num_rows),)
+        created: AppendResult | None = None
+        sstable: SsTable | None = None
+        for attempt in range(_MAX_TRIES):
+            tail = self.catch_up(claim)
+            if tail.transactions.is_repeat(txn):
+                return created or AppendResult(claim.shard_id, table.num_rows, skipped=True)
+            tail.transactions.admit(txn)
+            if tail.entries:
+                self.flush_tail(claim)
+                continue
+            generation = tail.manifest.current_generation
+            if sstable is None or sstable.generation != generation:
+                if sstable is not None and created is None:  # no mark names it: nobody else can know of it
+                    discard_sstable(self.location, claim.shard_id, sstable.path)
+                sstable = self._write_sstable(claim, generation, table)
+                continue  # that took a while: look again
+            footer = tail.transactions.mark(table=self._watch.tag)._replace(txns=txns, bulk=sstable)
+            position = tail.last_position + 1
+            reach("once.before_mark")
+            if self._create(claim, position, encode_mark(claim.epoch, footer)):
+                created = AppendResult(claim.shard_id, table.num_rows, generation=generation)
+                reach("once.before_commit")
+                if self._commit(claim, sstable, position, announced=True):
+                    reach("once.after_commit")
+                    return created
+            self._back_off(attempt)
+        raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
+
+    def _write_sstable(self, claim: ShardClaim, generation: int, rows: pa.Table) -> SsTable:
+        self._check_claim(claim)
+        return self._target.write_sstable(claim.shard_id, self._config, self._clock, generation, rows)
+
+    def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int, *, announced: bool = False) -> bool:
+        """List `sstable` as the next generation; False if another attempt was faster."""
+
+        def listed(newest: ShardManifest) -> bool:
+            return any(item.path == sstable.path for item in newest.sstables)
+
+        def update(latest: ShardManifest) -> ShardManifest:
+            if listed(latest) or latest.current_generation != sstable.generation:
+                return latest
+            return with_generation(latest, sstable, covered)
+
+        self._check_claim(claim)
+        store = self._store(claim.shard_id)
+        won = listed(commit_sstable(store, claim.epoch, sstable, update, listed, announced=announced))
+        if won:
+            _LOG.info(
+                "published generation [shard=%s, generation=%d, rows=%s]",
+                claim.shard_id,
+                sstable.generation,
+                sstable.physical_rows,
+            )
+        return won
+
+    def __repr__(self) -> str:
+        return f"OnceAppender({self.location.describe()!r})"
+
+
+class _OwnTransactions:
+    """Transactions for appends that have none of their user's: one id per process, which counts."""
+
+    __slots__ = ("_app", "_clock", "_lock", "_process", "_version")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._process = 0
+
+    def next(self) -> Transaction:
+        """A transaction that nobody has used."""
+        with self._lock:
+            if self._process != os.getpid():  # a forked child must not count on with its parent's id
+                self._process, self._app, self._version = os.getpid(), OWN_PREFIX + self._clock.uuid4(), 0
+            self._version += 1
+            return Transaction(self._app, self._version)
+
+
+class RowFitter:
+    """Rows made to fit the table's columns, `_tombstone` last; only a tombstone may leave a NOT NULL column out."""
+
+    __slots__ = ("_relaxed", "_strict", "schema")
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.schema = schema
+        self._strict = Reconciler(schema)
+        nullable = pa.schema([f.with_nullable(f.name not in schema.primary_key) for f in schema.columns])
+        self._relaxed = Reconciler(TableSchema(nullable, schema.primary_key, schema.field_ids))
+
+    def fit(self, batch: pa.RecordBatch, missing: Missing | None = None) -> pa.RecordBatch:
+        """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""
+        fill = fills_missing(missing, self.schema)
+        at = batch.schema.get_field_index(TOMBSTONE)
+        flags = pa.repeat(False, batch.num_rows) if at < 0 else batch.column(at)
+        if not pa.types.is_boolean(flags.type) or flags.null_count:
+            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
+        rows = batch if at < 0 else batch.drop_columns([TOMBSTONE])
+        if flags.true_count == 0:
+            return self._strict.fit(rows, fill=fill).append_column(TOMBSTONE_FIELD, flags)
+        if not self.schema.primary_key:
+            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
+        fitted = self._relaxed.fit(rows, fill=fill or flags.true_count == len(flags))
+        if flags.true_count < len(flags):
+            self._strict.fit(fitted.filter(pc.invert(flags)))
+        return fitted.append_column(TOMBSTONE_FIELD, flags)

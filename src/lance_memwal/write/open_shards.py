@@ -1,0 +1,217 @@
+"""The shard writers of a table writer: opened when rows need them, parked when there are many.
+
+Owns `OpenShards`. Invariants:
+
+1. At most `limit` shard writers are open when no write runs; the ones that were not used for longest are parked first.
+2. A parked shard has everything durable, and keeps its epoch: no claim and no sentinel when it is used again.
+3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.errors import ClosedError
+from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
+from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.write.parking import Parked
+from lance_memwal.write.stats import WriteStats
+
+__all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
+
+DEFAULT_OPEN_SHARDS = 256
+_CLOSED_AT_ONCE = 4
+T = TypeVar("T")
+
+
+class OpenShards:
+    """The shards that one table writer writes. Threads may share it."""
+
+    def __init__(self, open_shard: Callable[[str | None, Parked | None], ShardWriter], limit: int) -> None:
+        """`open_shard` claims a shard (None: the default one), or takes a parked one up again."""
+        self._open_shard = open_shard
+        self._limit = limit
+        self._lock = threading.RLock()
+        self._open: dict[str, ShardWriter] = {}
+        self._parked: dict[str, Parked] = {}
+        self._used: dict[str, int] = {}
+        self._ticks = count()
+        self._default: str | None = None
+        self.closed = False
+
+    # ------------------------------------------------------------------------------------------------------ looking
+
+    @property
+    def open(self) -> dict[str, ShardWriter]:
+        """The writers that are open now, by shard."""
+        return dict(self._open)
+
+    def names(self) -> list[str]:
+        """Every shard that was written to."""
+        return [*list(self._open), *list(self._parked)]
+
+    def stats(self) -> dict[str, WriteStats]:
+        """Totals per shard."""
+        parked = {shard_id: kept.stats.snapshot() for shard_id, kept in list(self._parked.items())}
+        return parked | {shard_id: writer.stats() for shard_id, writer in self.open.items()}
+
+    def refuse_closed(self) -> None:
+        """Raise once this was closed."""
+        if self.closed:
+            raise ClosedError("the table writer is closed; open a new one")
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def default(self) -> str:
+        """The one shard of a table that does not route its rows."""
+        if self._default is None:
+            refuse_on_top(self._lock, "a write")
+            with self._lock:
+                if self._default is None:
+                    writer = self._opened(None, None)
+                    self._open[writer.shard_id] = writer
+                    self._default = writer.shard_id
+        return self._default
+
+    def write(self, shard_id: str, call: Callable[[ShardWriter], T]) -> T:
+        """What `call` does with the writer of the shard."""
+        while True:
+            writer = self._open.get(shard_id)
+            if writer is None:
+                writer = self._take_up(shard_id)
+            self._used[shard_id] = next(self._ticks)
+            try:
+                return call(writer)
+            except ClosedError:
+                if self.closed or not writer.is_parked:
+                    raise
+                self._drop(shard_id, writer)
+
+    def _take_up(self, shard_id: str) -> ShardWriter:
+        refuse_on_top(self._lock, "a write")
+        with self._lock:
+            writer = self._open.get(shard_id)
+            if writer is None:
+                self._make_room()
+                writer = self._opened(shard_id, self._parked.get(shard_id))
+                self._open[shard_id] = writer
+                self._parked.pop(shard_id, None)
+            return writer
+
+    def _drop(self, shard_id: str, writer: ShardWriter) -> None:
+        """Forget a parked writer, as whoever parks it is about to, unless an interrupt kept it from that."""
+        refuse_on_top(self._lock, "a write")
+        with self._lock:
+            if self._open.get(shard_id) is writer:
+                del self._open[shard_id]
+
+    def _opened(self, shard_id: str | None, parked: Parked | None) -> ShardWriter:
+        self.refuse_closed()
+        writer = self._open_shard(shard_id, parked)
+        if self.closed:  # by a signal handler, meanwhile
+            writer.abort()
+            self.refuse_closed()
+        return writer
+
+    def _make_room(self) -> None:
+        """Park what was not used for longest; a writer that cannot be parked (it was fenced) stays, and says why."""
+        if len(self._open) < self._limit:
+            return
+        for shard_id in sorted(self._open, key=lambda name: self._used.get(name, -1)):
+            parked = self._open[shard_id].park()
+            if parked is not None:
+                self._parked[shard_id] = parked  # before it leaves the others: every shard has a name at any time
+                del self._open[shard_id]
+                self._used.pop(shard_id, None)
+                if len(self._open) < self._limit:
+                    return
+
+    # ------------------------------------------------------------------------------------------------------ ending
+
+    def evolve(self) -> None:
+        """Let every open writer move to the columns of the table; a parked one does when it is used again."""
+        with self._lock:
+            self.refuse_closed()
+            for writer in self._open.values():
+                writer.evolve_schema()
+
+    def flush(self, timeout: float | None) -> None:
+        """Turn everything that was written into SSTables; `UnavailableError` after `timeout` seconds in all.
+
+        Other threads may park a shard, or take it up again, at any moment: whoever waits on another writer than the one
+        that was sealed seals that one, too.
+        """
+        if is_on_top():
+            raise on_top_error("flush")
+        deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
+        sealed: dict[str, ShardWriter] = {}
+
+        def seal(writer: ShardWriter) -> None:
+            writer.force_seal_active()
+            sealed[writer.shard_id] = writer
+
+        def drain(writer: ShardWriter) -> None:
+            if sealed.get(writer.shard_id) is not writer:
+                seal(writer)
+            left = None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic())
+            writer.wait_for_flush_drain(left)
+
+        with self._lock:  # a shard that is being parked is among the ones or the others
+            names = list(self._open)
+            owing = [shard_id for shard_id, parked in self._parked.items() if parked.owes_flush]
+        for shard_id in names:  # all of them first: they are flushed side by side
+            self.write(shard_id, seal)
+        for shard_id in (*names, *owing):
+            self.write(shard_id, drain)
+
+    def close(self) -> list[Exception]:
+        """Flush and close every shard; returns what failed. On top of another call, shards that are parked stay as they
+        are: their rows are durable."""
+        return self._end(ShardWriter.close, self._close_parked)
+
+    def abort(self) -> list[Exception]:
+        """Stop without flushing."""
+        return self._end(ShardWriter.abort, list)
+
+    def _end(self, end: Callable[[ShardWriter], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
+        was_closed, self.closed = self.closed, True
+        waits = not is_on_top()
+        if waits:
+            with self._lock:  # whoever opens a shard now is done, or sees that it is too late
+                pass
+        failures = [error for writer in list(self._open.values()) if (error := _failure(end, writer)) is not None]
+        return failures if was_closed or not waits else [*failures, *end_parked()]
+
+    def _close_parked(self) -> list[Exception]:
+        def close(item: tuple[str, Parked]) -> Exception | None:
+            try:
+                self._open_shard(*item).close()
+            except Exception as error:
+                return error
+            return None
+
+        owing = [(shard_id, parked) for shard_id, parked in self._parked.items() if parked.owes_flush]
+        if not owing:
+            return []
+        try:
+            with thread_pool(_CLOSED_AT_ONCE, "memwal-close") as pool:
+                found = list(pool.map(close, owing))
+        except RuntimeError:  # the program ends, and no thread can be had
+            found = list(map(close, owing))
+        return [error for error in found if error is not None]
+
+    def orphan(self) -> None:
+        """Become closed in a forked child."""
+        self._lock, self.closed = threading.RLock(), True
+
+
+def _failure(end: Callable[[ShardWriter], None], writer: ShardWriter) -> Exception | None:
+    try:
+        end(writer)
+    except Exception as error:
+        return error
+    return None

@@ -1,0 +1,158 @@
+"""Writes on their way into the log: rows, the queue's items, and the bytes of an entry.
+
+Owns `WriteRows`, `Pending`, `Entry` and `EntryBuilder`: values and encoding, no locks and no I/O. Invariants:
+
+1. The totals behind a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
+2. The bytes of an entry are made once.
+3. Rows are encoded before they are pending: what cannot be encoded fails its own write, and the size of an entry is known.
+
+Called by: the core and the engine of the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder, RowEncoder
+from lance_memwal.log.tail import LogRun
+from lance_memwal.memtable.memtable import unpinned
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.types import EntryFooter, Transaction
+
+if TYPE_CHECKING:
+    from lance_memwal.write.put_queue import QueuedPut
+
+__all__ = ["Entry", "EntryBuilder", "Pending", "WriteRows"]
+
+_FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
+_FLAG_CACHE_ROWS = 65_536
+_FLAG_CACHE_SIZE = 64
+
+
+@dataclass(slots=True)
+class WriteRows:
+    """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live) and bytes.
+
+    `messages` are the rows as they stand in an entry, once they are encoded, and `wire_bytes` what these add to it.
+    """
+
+    batches: list[pa.RecordBatch]
+    flags: list[pa.BooleanArray | None]
+    sizes: list[int]
+    num_rows: int
+    size_bytes: int
+    messages: list[pa.Buffer] | None = None
+    wire_bytes: int = 0
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], *, tombstones: bool = False) -> WriteRows:
+        """The rows of `batches`, copied where they would keep a much larger parent alive; all dead with `tombstones`."""
+        owned, sizes, num_rows = [], [], 0
+        for batch in batches:
+            own, size = unpinned(batch)
+            owned.append(own)
+            sizes.append(size)
+            num_rows += own.num_rows
+        flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) if tombstones else None for batch in owned]
+        return cls(owned, flags, sizes, num_rows, sum(sizes))
+
+
+class Pending:
+    """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals behind it."""
+
+    __slots__ = ("end", "end_bytes", "generation", "put", "rows", "run", "start", "txn")
+
+    def __init__(
+        self, rows: WriteRows, after: tuple[int, int, LogRun], generation: int, txn: Transaction | None
+    ) -> None:
+        """`after`: the totals behind its predecessor, except that the run is the one behind this write."""
+        self.rows = rows
+        self.start, start_bytes, self.run = after
+        self.end = self.start + len(rows.batches)
+        self.end_bytes = start_bytes + rows.wire_bytes
+        self.generation = generation
+        self.txn = txn
+        self.put: QueuedPut | None = None
+
+    @property
+    def totals(self) -> tuple[int, int, LogRun]:
+        """Batches, bytes and run behind this write."""
+        return self.end, self.end_bytes, self.run
+
+
+class Entry:
+    """An entry of the log: its writes, its footer, its position, and its bytes once they are made."""
+
+    __slots__ = ("data", "footer", "group", "position")
+
+    def __init__(self, group: list[Pending], footer: EntryFooter, position: int) -> None:
+        self.group = group
+        self.footer = footer
+        self.position = position
+        self.data = b""
+
+
+class EntryBuilder:
+    """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
+
+    __slots__ = ("_arrays", "_encoder", "_epoch", "_live_flags", "_rows", "_schema", "_slices")
+
+    def __init__(self, schema: TableSchema, epoch: int) -> None:
+        self._schema = schema.wal
+        self._epoch = epoch
+        self._rows = RowEncoder(schema.wal)
+        self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
+        self._encoder: EntryEncoder | None = None
+        self._live_flags = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
+        self._slices: dict[int, pa.BooleanArray] = {}
+
+    def fits(self, rows: WriteRows, limit_bytes: int) -> bool:
+        """Whether an entry can hold `rows`. Columns may share buffers, and each is written for itself: where that could
+        matter, what would be written is measured."""
+        bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
+        return bound <= limit_bytes or self._rows.measure(self._flagged(rows)) <= limit_bytes
+
+    def encode_rows(self, rows: WriteRows) -> None:
+        """Encode `rows` for whichever entry takes them; what cannot be encoded is an error of their write alone."""
+        try:
+            rows.messages = self._rows.messages(self._flagged(rows))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
+        rows.wire_bytes = sum(message.size for message in rows.messages)
+
+    def encode(self, entry: Entry) -> bytes:
+        """The bytes of `entry`, whose writes are of one generation and encoded."""
+        group = entry.group
+        generation = group[0].generation
+        if self._encoder is None or self._encoder.generation != generation:
+            self._encoder = EntryEncoder(self._schema, self._epoch, generation)
+        messages = [message for item in group for message in item.rows.messages or ()]
+        return self._encoder.assemble(messages, entry.footer)
+
+    def _flagged(self, rows: WriteRows) -> list[pa.RecordBatch]:
+        return [
+            batch.append_column(TOMBSTONE_FIELD, flags if flags is not None else self._all_live(batch.num_rows))
+            for batch, flags in zip(rows.batches, rows.flags, strict=True)
+        ]
+
+    def _all_live(self, rows: int) -> pa.BooleanArray:
+        flags = self._slices.get(rows)
+        if flags is None:
+            if rows > _FLAG_CACHE_ROWS:
+                return pa.array(np.zeros(rows, dtype=bool))
+            flags = self._live_flags.slice(0, rows)
+            if len(self._slices) < _FLAG_CACHE_SIZE:
+                self._slices[rows] = flags
+        return flags
+
+
+def _count_arrays(data_type: pa.DataType) -> int:
+    """The arrays of a column, its children included."""
+    storage = data_type.storage_type if isinstance(data_type, pa.BaseExtensionType) else data_type
+    return 1 + sum(_count_arrays(storage.field(i).type) for i in range(storage.num_fields))

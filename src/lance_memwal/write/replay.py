@@ -1,0 +1,136 @@
+"""Rebuilding a writer's memory from the log, before it accepts anything.
+
+Owns replay. Invariants:
+
+1. Entries are read from the cursor of the manifest to our sentinel, in order; a missing position is an error.
+2. Entries of a generation below the manifest's `current_generation` are flushed already and are skipped.
+3. A memtable ends only where the generation number of the entries changes; it is flushed at once, so that memory holds
+   one generation at a time. A generation that passes `max_unflushed_memtable_bytes` (its writer had more memory) is
+   streamed into its SSTable and published whole.
+4. Replayed rows are durable: they are not appended again, and readers see them.
+5. An entry of a higher epoch means that we were fenced while opening.
+
+Called by: the shard engine, while it opens.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import CorruptDataError
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.tail import unflushed
+from lance_memwal.log.wal import OpenedLog
+from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.rows.adapt import RowAdapter, with_flags
+from lance_memwal.sstable.write import not_published
+from lance_memwal.store import paths
+from lance_memwal.write.flush import SsTableWriter, count_flush, flush_once, publish
+from lance_memwal.write.group_commit import ShardCore
+
+__all__ = ["replay"]
+
+_LOG = logging.getLogger(__name__)
+_Item: TypeAlias = tuple[int, int, pa.RecordBatch, pa.BooleanArray | None]
+
+
+def replay(core: ShardCore, opened: OpenedLog, manifests: ShardManifestStore, write: SsTableWriter) -> int:
+    """Load the tail of the log into the core's memtables; returns the number of rows."""
+    if core.active is None:
+        return 0
+    tail = _Tail(core, opened)
+    rows = 0
+    memtable = core.active
+    for generation, position, batch, flags in tail:
+        if generation != memtable.generation:
+            with core.lock:
+                memtable = core.freeze(memtable)
+            flush_once(core, manifests, write)
+        memtable.append(batch, flags)
+        rows += batch.num_rows
+        memtable.covered_position = position
+        core.durable = memtable.end_batch
+        if memtable.size_bytes > core.config.max_unflushed_memtable_bytes:
+            memtable, streamed = _stream(core, memtable, tail, manifests, write)
+            rows += streamed
+    memtable.index_rows()
+    memtable.covered_position = opened.log.next_position - 1
+    if rows:
+        _LOG.info("replayed [shard=%s, epoch=%d, rows=%d]", core.log.shard_id, core.log.epoch, rows)
+    return rows
+
+
+def _stream(
+    core: ShardCore, memtable: MemTable, tail: _Tail, manifests: ShardManifestStore, write: SsTableWriter
+) -> tuple[MemTable, int]:
+    """Publish the generation of `memtable` and of the entries that follow; returns the next memtable, and their rows."""
+    started = core.clock.monotonic()
+    generation, held = memtable.generation, memtable.num_rows
+    count, covered = memtable.end_batch, memtable.covered_position
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal count, covered
+        yield from memtable.capture().table().to_batches()
+        memtable.truncate(0)
+        for _, position, batch, flags in tail.of_generation(generation):
+            count, covered = count + 1, position
+            yield with_flags(batch, flags, core.schema.memory)
+
+    sstable = write(generation, batches())
+    rows = sstable.physical_rows or 0
+    with not_published(manifests.location, manifests.shard_id, sstable.path):
+        reach("flush.before_commit")
+        core.look_at_table()
+    publish(manifests, core.log.epoch, sstable, covered)
+    with core.lock:
+        memtable.detach()
+        core.active, core.durable = core.new_memtable(generation + 1, count, covered), count
+    count_flush(core, rows, core.clock.monotonic() - started)
+    _LOG.info("streamed a large generation [shard=%s, generation=%d]", core.log.shard_id, generation)
+    return core.active, rows - held
+
+
+class _Tail:
+    """The batches of the tail in order, each with its generation, its position and its tombstones."""
+
+    def __init__(self, core: ShardCore, opened: OpenedLog) -> None:
+        self._opened = opened
+        self._adapter = RowAdapter(core.schema)
+        self._items = self._read(core.log.shard_id, opened.manifest.current_generation)
+        self._put_back: list[_Item] = []
+
+    def __iter__(self) -> Iterator[_Item]:
+        while (item := self._next()) is not None:
+            yield item
+
+    def of_generation(self, generation: int) -> Iterator[_Item]:
+        """The batches that follow, up to the next generation."""
+        while (item := self._next()) is not None:
+            if item[0] != generation:
+                self._put_back.append(item)
+                return
+            yield item
+
+    def _next(self) -> _Item | None:
+        return self._put_back.pop() if self._put_back else next(self._items, None)
+
+    def _read(self, shard_id: str, newest: int) -> Iterator[_Item]:
+        empty = True
+        for entry in unflushed(self._opened):
+            generation = newest if entry.generation is None else entry.generation
+            if generation != newest and (generation != newest + 1 or empty):
+                raise CorruptDataError(
+                    f"generation {generation} follows generation {newest}; generations never fall and never skip",
+                    path=paths.wal_entry_path(shard_id, entry.position),
+                    position=entry.position,
+                )
+            newest, empty = generation, False
+            reach("replay.before_insert")
+            for batch in entry.batches:
+                fitted, flags = self._adapter.adapt(batch, position=entry.position)
+                yield generation, entry.position, fitted, flags

@@ -1,0 +1,129 @@
+"""What a shard writer writes to, read from the table: place, columns, defaults, sharding.
+
+Owns the local checks of an open: everything here happens before a claim, so that a doomed open fences nobody.
+
+Called by: `ShardWriter.open`, the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.config import WriterConfig
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.memtable.index import IndexSpec
+from lance_memwal.rows.schema import TableSchema, as_lance
+from lance_memwal.rows.sharding import Manual, Sharding, Unsharded, check_rows_in_shard, shard_id_for, sharding_of
+from lance_memwal.sstable.mirrors import IndexSet
+from lance_memwal.sstable.probe import check_columns, check_table
+from lance_memwal.store.location import Location
+from lance_memwal.write.target import ShardTarget
+
+__all__ = ["table_schema", "target_of", "with_shard", "writer_config"]
+
+_DEFAULT_STORAGE_VERSION = "2.1"
+_MAP_STORAGE_VERSION = "2.2"  # the first one with maps
+
+
+def table_schema(base: BaseTable) -> TableSchema:
+    """The columns of a base table with their field ids."""
+    return TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+
+
+def with_shard(settings: WriterConfig, sharding: Sharding) -> WriterConfig:
+    """`settings` that name a shard: the only one of an unsharded table. Manual shards may be left open: a new one."""
+    if settings.shard_id is not None or isinstance(sharding, Manual):
+        return settings
+    if isinstance(sharding, Unsharded):
+        return settings.replace(shard_id=shard_id_for(sharding))
+    raise InvalidInputError(
+        f"the table is sharded by {sharding.column!r}: name a shard (memwal.shard_id_for), or use Table.writer()"
+    )
+
+
+def target_of(
+    location: Location,
+    base: BaseTable | None,
+    schema: pa.Schema | None,
+    *,
+    routed: bool = False,
+    indexes: Sequence[IndexSpec] = (),
+    watch: TableWatch | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> ShardTarget:
+    """The target of a shard of this table; `routed` means that the caller sends only rows that belong to the shard.
+
+    `indexes` are the caller's own, beside those that the table maintains. `watch` is the open of the table that the
+    shard belongs to; None begins a new one.
+    """
+    if base is None:
+        if schema is None:
+            raise InvalidInputError(f"there is no table at {location.describe()}; create it, or give a schema")
+        stored = TableSchema.from_arrow(as_lance(schema))
+        version = _storage_version(stored.columns)
+        check_columns(stored.columns, storage_version=version)
+        return ShardTarget(location, stored, version, indexes=IndexSet(stored, given=indexes))
+    columns = table_schema(base)
+    if schema is not None:
+        _check_same(as_lance(schema), columns.columns)
+    if base.details is None:
+        raise InvalidInputError(
+            f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
+            "Call memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
+        )
+    check_table(base)
+    sharding = sharding_of(base)
+    spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
+    check = None if routed or isinstance(sharding, Manual) else partial(_check_rows, sharding, columns.columns)
+    return ShardTarget(
+        location,
+        columns,
+        base.data_storage_version,
+        spec_id,
+        check,
+        IndexSet(columns, base, tuple(indexes)),
+        TableWatch(base, clock) if watch is None else watch,
+    )
+
+
+def _storage_version(columns: pa.Schema) -> str:
+    """The oldest file version that holds these columns."""
+    return _MAP_STORAGE_VERSION if any(_needs_maps(column.type) for column in columns) else _DEFAULT_STORAGE_VERSION
+
+
+def _needs_maps(kind: pa.DataType) -> bool:
+    return pa.types.is_map(kind) or any(_needs_maps(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _check_rows(sharding: Sharding, columns: pa.Schema, shard_id: str, batch: pa.RecordBatch) -> None:
+    check_rows_in_shard(batch, sharding, columns, shard_id)
+
+
+def _check_same(given: pa.Schema, columns: pa.Schema) -> None:
+    if given.names != columns.names:
+        raise InvalidInputError(f"the table has the columns {columns.names}, the given schema has {given.names}")
+    for field, column in zip(given, columns, strict=True):
+        if field.type != column.type:
+            raise InvalidInputError(f"column {field.name!r} is {column.type} in the table, not {field.type}")
+
+
+def writer_config(
+    base: BaseTable | None, config: WriterConfig | None, overrides: dict[str, Any], indexes: Sequence[Any]
+) -> WriterConfig:
+    """The settings in force: the table's stored defaults (or `config`), then `overrides`; refused if they do not fit."""
+    if config is None:
+        stored = {} if base is None or base.details is None else base.details.writer_config_defaults
+        config = WriterConfig.from_defaults(stored)
+    elif not isinstance(config, WriterConfig):
+        raise InvalidInputError(f"config must be a WriterConfig, not {type(config).__name__}")
+    config = config.replace(**overrides)
+    if indexes and not config.enable_memtable:
+        raise InvalidInputError("indexes require enable_memtable=True: WAL-only mode has nothing to index")
+    return config

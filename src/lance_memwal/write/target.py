@@ -1,0 +1,89 @@
+"""What one shard writes to.
+
+Owns `ShardTarget`: place, columns and file version, and the writing of a generation with them.
+
+Called by: the shard engine, appends without a writer, the table facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.clock import Clock
+from lance_memwal.config import WriterConfig
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.entry import TOMBSTONE
+from lance_memwal.rows.dictionaries import check_dictionaries
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.mirrors import IndexSet
+from lance_memwal.sstable.write import SsTableSchema, has_null_struct, write_sstable
+from lance_memwal.store.location import Location
+from lance_memwal.types import SsTable
+
+__all__ = ["ShardTarget", "check_storable"]
+
+_WITHOUT_NULL_STRUCTS = "2.0"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTarget:
+    """What a shard writes to: place, columns, file version of the base table, and which rows belong to the shard.
+
+    `watch` is the table itself; None where there is no base table yet.
+    """
+
+    location: Location
+    schema: TableSchema
+    storage_version: str
+    spec_id: int = 0
+    check_rows: Callable[[str, pa.RecordBatch], None] | None = None
+    indexes: IndexSet | None = None
+    watch: TableWatch | None = None
+
+    def check_storable(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Return only if the base table can hold these rows; `InvalidInputError` names the column."""
+        check_storable(batches, self.schema, self.storage_version)
+
+    def write_sstable(
+        self,
+        shard_id: str,
+        config: WriterConfig,
+        clock: Clock,
+        generation: int,
+        rows: pa.Table | Iterator[pa.RecordBatch],
+    ) -> SsTable:
+        """Write one generation, complete and unpublished; an iterator of batches is streamed."""
+        ids = None if self.schema.field_ids is None else [i for f in self.schema.field_ids for i in f.in_order()]
+        return write_sstable(
+            self.location,
+            shard_id,
+            generation,
+            rows,
+            base=SsTableSchema.from_arrow(self.schema.columns, ids, self.schema.primary_key),
+            storage_version=self.storage_version,
+            fsync=config.fsync and self.location.is_local,
+            clock=clock,
+            after_data=partial(self.indexes.mirror, generation) if self.indexes is not None else None,
+        )
+
+
+def check_storable(batches: Sequence[pa.RecordBatch], schema: TableSchema, storage_version: str | None) -> None:
+    """Return only if a base table can hold these rows, of which tombstones may be flagged; `InvalidInputError` names the
+    column. `storage_version`: of its files, None if there is no table yet."""
+    check_dictionaries(batches, schema.small_dictionaries)
+    if storage_version != _WITHOUT_NULL_STRUCTS:
+        return
+    for batch in batches:
+        at = batch.schema.get_field_index(TOMBSTONE)
+        live = batch if at < 0 else batch.filter(pc.invert(batch.column(at)))
+        for name, column in zip(live.schema.names, live.columns, strict=True):
+            if has_null_struct(column):
+                raise InvalidInputError(
+                    f"column {name!r} holds a null struct, which files of the table's version 2.0 cannot store"
+                )

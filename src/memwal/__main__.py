@@ -1,8 +1,0 @@
-"""`python -m memwal`."""
-
-import sys
-
-from memwal.cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The merged read path: snapshot, sources, pruning, newest-wins merge, batches; point lookups."""

@@ -1,1 +1,0 @@
-"""The write path of one shard: order of effects, group commit, backpressure, replay, flushing."""

@@ -1,0 +1,226 @@
+"""The process that is killed: one life of a shard writer, telling every step before and after it happens.
+
+Owns `Life` (what to do, drawn by the parent) and `live` (doing it). Messages go through a pipe in the order in which
+things happened; what was sent before the kill arrives. Tags: opened, rows, issued, returned, draining, drained, closing,
+closed, done, failed.
+
+Called by: the crash harness, as the target of a child process.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.table import open_table
+from tests.harness.crash_tables import TableKind
+from tests.harness.kill_points import kill_at
+from tests.harness.oracle import Write
+from tests.harness.shard_rows import merged_rows
+
+__all__ = ["KEYS", "Life", "all_rows", "live"]
+
+KEYS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of the writer. `kill_at` is a point and a count; `ending` is what follows the last write.
+
+    `compacts` lets the first thread compact the table now and then, beside the writes of the others.
+    """
+
+    uri: str
+    shard_id: str
+    kind: str
+    seed: int
+    first_number: int
+    threads: int = 1
+    writes: int = 50
+    settings: dict[str, Any] = field(default_factory=dict)
+    kill_at: tuple[str, int] | None = None
+    reopen: bool = False
+    compacts: bool = False
+    ending: str = "linger"
+
+    @property
+    def wal_only(self) -> bool:
+        """Whether this life writes the log alone."""
+        return self.settings.get("enable_memtable") is False
+
+
+class _Voice:
+    """Sends messages of several threads in the order in which things happened."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def say(self, tag: str, *values: Any) -> None:
+        with self._lock:
+            self._pipe.send((tag, *values))
+
+
+def live(life: Life, pipe: Connection) -> None:
+    """Open, show what was recovered, write, end. Every failure is told."""
+    voice = _Voice(pipe)
+    try:
+        if life.kill_at is not None:
+            kill_at(*life.kill_at)
+        writer = _open(life, voice)
+        _write_all(writer, life, voice)
+        _end(writer, life, voice)
+        voice.say("done")
+    except BaseException:
+        voice.say("failed", traceback.format_exc())
+        raise SystemExit(1) from None
+    if life.ending == "linger":
+        signal.pause()
+
+
+def _open(life: Life, voice: _Voice) -> ShardWriter:
+    """The writer of this life; what it recovered was shown, twice where the life says so."""
+    with_memtable = life.settings | {"enable_memtable": True}
+    writer = _timed_open(life, with_memtable, voice)
+    _show(writer, life, voice)
+    if life.reopen or life.wal_only:
+        if random.Random(life.seed).random() < 0.5:
+            writer.abort()
+        else:
+            writer.close()
+        writer = _timed_open(life, with_memtable, voice)
+        _show(writer, life, voice)
+    if life.wal_only:
+        writer.abort()
+        writer = _timed_open(life, life.settings, voice)
+    return writer
+
+
+def _timed_open(life: Life, settings: dict[str, Any], voice: _Voice) -> ShardWriter:
+    started = time.monotonic()
+    writer = ShardWriter.open(life.uri, shard_id=life.shard_id, **settings)
+    voice.say("opened", time.monotonic() - started)
+    return writer
+
+
+def _show(writer: ShardWriter, life: Life, voice: _Voice) -> None:
+    kind = TableKind(life.kind)
+    voice.say("rows", kind.rows_of(all_rows(writer, kind, life.uri)))
+
+
+def all_rows(writer: ShardWriter, kind: TableKind, uri: str) -> pa.Table:
+    """The rows of the shard by the slow reader; an error if the engine's scan or lookup shows anything else (I7)."""
+    rows = merged_rows(writer, uri)
+    _require_same("scan", writer.lsm_scan().to_table(), rows)
+    if kind.has_key:
+        _require_same("lookup", writer.lookup(kind.keys_of(range(KEYS))), rows)
+    return rows
+
+
+def _require_same(what: str, fast: pa.Table, slow: pa.Table) -> None:
+    shown, held = _sorted(fast), _sorted(slow)
+    if shown != held:
+        only_shown, only_held = set(shown) - set(held), set(held) - set(shown)
+        raise AssertionError(f"I7: the {what} shows {only_shown}, the tiers hold {only_held}")
+
+
+def _sorted(table: pa.Table) -> list[tuple[Any, ...]]:
+    names = sorted(table.schema.names)
+    return sorted((tuple(row[name] for name in names) for row in table.to_pylist()), key=repr)
+
+
+def _write_all(writer: ShardWriter, life: Life, voice: _Voice) -> None:
+    failures: list[str] = []
+
+    def run(thread: int) -> None:
+        try:
+            _Scribe(writer, life, voice, thread).run()
+        except BaseException:
+            failures.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(life.threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise AssertionError("\n".join(failures))
+
+
+def _end(writer: ShardWriter, life: Life, voice: _Voice) -> None:
+    if life.ending == "close":
+        voice.say("closing")
+        writer.close()
+        voice.say("closed")
+    elif life.ending == "abort":
+        writer.abort()
+
+
+class _Scribe:
+    """One thread's writes; its keys are its own in this life."""
+
+    def __init__(self, writer: ShardWriter, life: Life, voice: _Voice, thread: int) -> None:
+        self._writer = writer
+        self._life = life
+        self._voice = voice
+        self._thread = thread
+        self._kind = TableKind(life.kind)
+        self._random = random.Random(life.seed * 8 + thread)
+        self._durable = bool(life.settings.get("durable_write", True))
+
+    def run(self) -> None:
+        """All writes of this thread."""
+        for count in range(self._life.writes):
+            number = self._life.first_number + count * self._life.threads + self._thread
+            draw = self._random.random()
+            if draw < 0.03 and not self._life.wal_only:
+                self._drain()
+            elif draw < 0.07 and self._life.compacts and self._thread == 0:
+                open_table(self._life.uri).compact()
+            elif draw < 0.16 and self._kind.has_key:
+                self._delete(number)
+            else:
+                self._put(number, draw)
+
+    def _keys(self, number: int) -> tuple[int, ...]:
+        count = self._random.choice((1, 1, 2, 3, 6))
+        if not self._kind.has_key:
+            return tuple(number * 16 + i for i in range(count))
+        own = range(self._thread, KEYS, self._life.threads)
+        return tuple(self._random.sample(own, min(count, len(own))))
+
+    def _put(self, number: int, draw: float) -> None:
+        keys = self._keys(number)
+        parts = [keys[: len(keys) // 2], keys[len(keys) // 2 :]] if draw > 0.8 and len(keys) > 1 else [keys]
+        batches = [self._kind.batch_of(part, number) for part in parts]
+        waits = 0.7 < draw < 0.8
+        self._voice.say("issued", self._thread, Write(number, keys))
+        if waits:
+            self._writer.put_nowait(batches).wait()
+        else:
+            self._writer.put(batches)
+        self._voice.say("returned", self._thread, waits or self._durable)
+
+    def _delete(self, number: int) -> None:
+        keys = self._keys(number)
+        self._voice.say("issued", self._thread, Write(number, keys, deletes=True))
+        self._writer.delete(self._kind.keys_of(keys))
+        self._voice.say("returned", self._thread, self._durable)
+
+    def _drain(self) -> None:
+        if self._thread == 0:
+            self._voice.say("draining")
+            self._writer.force_seal_active()
+            self._writer.wait_for_flush_drain()
+            self._voice.say("drained")
+        else:
+            self._writer.force_seal_active()

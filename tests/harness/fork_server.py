@@ -1,0 +1,18 @@
+"""What the server process of `tests.harness.processes` imports, once, so that its children need not.
+
+Owns the imports and one warning filter: Lance warns at every fork, rightly where it was used before; here it is only
+imported. Not for import anywhere else.
+
+Called by: the fork server of multiprocessing, by name.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import tests.harness.crash_child as _crash_child
+
+__all__ = ["PRELOADED"]
+
+PRELOADED = (_crash_child,)
+warnings.filterwarnings("ignore", message="lance is not fork-safe")

@@ -1,0 +1,102 @@
+"""Ending or stopping a process at a named point of the engine's order of effects.
+
+Owns the list of points and the handlers for `lance_memwal.crash_points`. A handler counts how often its point is reached and acts
+the n-th time: the process kills itself (nothing is flushed, no handler runs, as in a real crash) or stops itself
+(every thread, until it is continued).
+
+Called by: the crash harness and the fencing tests, inside the child process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from lance_memwal import crash_points
+
+__all__ = [
+    "BULK_POINTS",
+    "COMPACT_POINTS",
+    "FLUSH_POINTS",
+    "KEYED_FLUSH_POINTS",
+    "OPEN_POINTS",
+    "POINTS",
+    "PUT_POINTS",
+    "act_at",
+    "kill_at",
+    "stop_at",
+]
+
+OPEN_POINTS: Final = ("open.after_claim", "open.after_sentinel", "replay.before_insert")
+PUT_POINTS: Final = ("wal.before_put", "wal.after_put", "put.before_ack")
+FLUSH_POINTS: Final = (
+    "flush.before_write",
+    "flush.after_data",
+    "flush.before_dataset",
+    "flush.before_commit",
+    "flush.after_commit",
+)
+KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
+BULK_POINTS: Final = ("bulk.before_map", "bulk.before_commit", "bulk.after_commit")
+COMPACT_POINTS: Final = (
+    "compact.chosen",
+    "compact.before_delete",
+    "compact.after_delete",
+    "compact.before_upsert",
+    "compact.after_fragments",
+    "compact.before_manifest",
+    "compact.between_commits",
+    "compact.after_commit",
+    "compact.before_trim",
+    "compact.after_trim",
+)
+POINTS: Final = (
+    *OPEN_POINTS,
+    *PUT_POINTS,
+    *FLUSH_POINTS,
+    *KEYED_FLUSH_POINTS,
+    *BULK_POINTS,
+    *COMPACT_POINTS,
+)
+
+
+def act_at(point: str, count: int, action: Callable[[], None]) -> None:
+    """Run `action` in whichever thread reaches `point` for the `count`-th time from now on."""
+    if point not in POINTS:
+        raise ValueError(f"{point!r} is no point of the engine; known: {', '.join(POINTS)}")
+    if count < 1:
+        raise ValueError(f"a point is reached for the first time as number 1, not {count}")
+    lock = threading.Lock()
+    left = count
+
+    def handler(reached: str) -> None:
+        nonlocal left
+        if reached != point:
+            return
+        with lock:
+            left -= 1
+            due = left == 0
+        if due:
+            action()
+
+    crash_points.install(handler)
+
+
+def kill_at(point: str, count: int = 1) -> None:
+    """Let this process die by SIGKILL when it reaches `point` for the `count`-th time."""
+    act_at(point, count, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stop_at(point: str, count: int = 1, *, before: Callable[[], None] | None = None) -> None:
+    """Let this process stop by SIGSTOP at `point`; `before` runs right before, to tell somebody."""
+
+    def stop() -> None:
+        if before is not None:
+            before()
+        # Sent to this thread, so that it takes no further step; a signal to the process may stop another one first.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+    act_at(point, count, stop)
