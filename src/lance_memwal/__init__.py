@@ -10,6 +10,7 @@ os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
 logging.getLogger("lance_memwal").addHandler(logging.NullHandler())
 
 from lance_memwal.compact.policy import CompactionPolicy
+from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import (
     ClosedError,
@@ -24,7 +25,7 @@ from lance_memwal.errors import (
     UnsupportedFormatError,
     WriterPoisonedError,
 )
-from lance_memwal.lance.details import MemWalDetails, ShardingField, ShardingSpec
+from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
@@ -33,16 +34,8 @@ from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, rout
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.table import ShardInfo, Table, create_table, enable, open_table
 from lance_memwal.table_writer import TableWriter
-from lance_memwal.types import ShardManifest, ShardStatus, SsTable, WalEntry
-from lance_memwal.upkeep.reports import (
-    CompactionReport,
-    FlushReport,
-    GcReport,
-    Problem,
-    RepairReport,
-    TableStats,
-    VerifyReport,
-)
+from lance_memwal.types import ShardingField, ShardingSpec, ShardManifest, ShardStatus, SsTable, WalEntry
+from lance_memwal.upkeep.reports import FlushReport, GcReport, Problem, RepairReport, TableStats, VerifyReport
 from lance_memwal.write.appender import WalAppender
 from lance_memwal.write.engine import Ack, WriteResult
 

@@ -21,22 +21,22 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.dataset import Index, LanceOperation
+from lance.dataset import LanceOperation
 from lance.fragment import write_fragments
-from lance.lance import Bitmap
 
 from lance_memwal.arguments import check_flag, check_instance, check_names, check_text
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import ConflictError, InvalidInputError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
-from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, TABLE_ID_KEY, MemWalDetails, encode_details
+from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
+from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from lance_memwal.lance.restored import unlisted_mark
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
 from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.wal import list_positions
-from lance_memwal.read.snapshot import list_shards
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.normal_form import no_rows
@@ -277,27 +277,6 @@ def _marks_of_shards(location: Location) -> dict[str, int]:
     """What the shards that are there no longer list: it belongs to the rows of the base table, as that is now."""
     manifests = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
     return {m.shard_id: unlisted_mark(m) for m in manifests if m is not None and unlisted_mark(m) > 0}
-
-
-def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
-    """Put an index entry with these details on the table; Lance refuses it if the version clashes."""
-    index = Index(
-        uuid=entry_id,
-        name=INDEX_NAME,
-        fields=[],
-        dataset_version=base.version,
-        fragment_ids=Bitmap(),
-        index_version=0,
-        index_details=(DETAILS_TYPE_URL, encode_details(details)),
-    )
-    with lance_errors("committing the MemWAL index"):
-        lance.LanceDataset.commit(
-            base.location.dataset_uri,
-            LanceOperation.CreateIndex([index], []),
-            read_version=base.version,
-            max_retries=0,
-            storage_options=lance_options(base.location),
-        )
 
 
 def _entry_id(base: BaseTable) -> str | None:

@@ -26,7 +26,6 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.sharding import sharding_of
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.write.engine import ShardEngine
@@ -63,27 +62,10 @@ class ShardWriter(ShardEngine):
         base = BaseTable.open(location)
         settings = writer_config(base, config, overrides, indexes)
         if base is not None:
-            settings = with_shard(settings, sharding_of(base))
+            settings = with_shard(settings, base.sharding)
             check_table(base)
             base = for_writing(base, clock)
         return cls(target_of(location, base, schema, indexes=indexes, clock=clock), settings, clock)
-
-    def evolve_schema(self) -> None:
-        """Move to the columns that the base table has now: added, renamed and dropped ones.
-
-        Writes wait meanwhile. What was written before is flushed under the old columns, and is read by field id.
-        """
-        watch = self._target.watch
-        base = BaseTable.open(self._target.location) if watch is None else watch.look()
-        if base is None:
-            raise InvalidInputError("there is no base table whose columns this writer could take over")
-        given = self._target.indexes.given if self._target.indexes is not None else ()
-        kept = [spec for spec in given if spec.column in base.schema.names]
-        target = target_of(
-            self._target.location, base, None, routed=self._target.check_rows is None, indexes=kept, watch=watch
-        )
-        if target.schema != self._target.schema:
-            self._move_to(target)
 
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""

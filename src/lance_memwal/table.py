@@ -51,7 +51,6 @@ from lance_memwal.rows.sharding import (
     Manual,
     Sharding,
     shard_ids,
-    sharding_of,
     shards_for_values,
 )
 from lance_memwal.shard_writer import ShardWriter
@@ -436,7 +435,7 @@ class Table(Maintenance):
     def _sharding(self, base: BaseTable) -> Sharding:
         if base.details is None:
             raise no_entry(self.location)
-        return sharding_of(base)
+        return base.sharding
 
     def _candidates(self, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
         """The shards in which rows can match, or None for all."""

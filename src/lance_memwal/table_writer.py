@@ -9,7 +9,7 @@ Owns `TableWriter`. Invariants:
 4. The shards that it writes are compacted in the background by a `CompactionPolicy` (None: never); a failure there is
    logged and tried again, and touches no write.
 5. A writer belongs to the table that it was opened on. Once that was removed, overwritten, restored or made anew at the
-   same place, it takes no more writes and compacts nothing (`TableReplacedError`; see `lance_memwal.lance.identity` for how soon).
+   same place, it takes no more writes and compacts nothing (`TableReplacedError`; see `lance.identity` for how soon).
 
 Called by: users, through `Table.writer`.
 """

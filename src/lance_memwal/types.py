@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 import pyarrow as pa
 
@@ -28,7 +28,11 @@ __all__ = [
     "SeenTransaction",
     "ShardManifest",
     "ShardStatus",
+    "ShardingField",
+    "ShardingSpec",
     "SsTable",
+    "TOMBSTONE",
+    "TOMBSTONE_FIELD",
     "Transaction",
     "WalEntry",
     "WalPosition",
@@ -38,6 +42,8 @@ __all__ = [
 Epoch = NewType("Epoch", int)
 WalPosition = NewType("WalPosition", int)
 Generation = NewType("Generation", int)
+TOMBSTONE: Final = "_tombstone"  # the column that flags deleted rows, the last one wherever it is stored
+TOMBSTONE_FIELD: Final = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -196,3 +202,23 @@ class FlushResult:
     rows: int
     covered_position: int
     seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingField:
+    """One value that a sharding spec derives per row; `source_ids` are Lance field ids."""
+
+    field_id: str
+    source_ids: tuple[int, ...]
+    transform: str | None
+    result_type: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    expression: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSpec:
+    """How rows map to shards."""
+
+    spec_id: int
+    fields: tuple[ShardingField, ...] = ()

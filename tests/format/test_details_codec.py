@@ -9,15 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError
-from lance_memwal.lance.details import (
-    MAX_DETAILS_BYTES,
-    MemWalDetails,
-    ShardingField,
-    ShardingSpec,
-    decode_details,
-    encode_details,
-)
+from lance_memwal.lance.details import MAX_DETAILS_BYTES, MemWalDetails, decode_details, encode_details
 from lance_memwal.lance.proto import mem_wal_pb2
+from lance_memwal.types import ShardingField, ShardingSpec
 
 A, B = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
 BUCKET = ShardingSpec(1, (ShardingField("bucket", (0,), "bucket", "int32", {"num_buckets": "4"}),))

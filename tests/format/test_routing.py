@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.lance.details import MemWalDetails, ShardingField, ShardingSpec, decode_details, encode_details
+from lance_memwal.lance.details import MemWalDetails, decode_details, encode_details
 from lance_memwal.rows.bucket import bucket_of
 from lance_memwal.rows.shard_ids import encode_identity_value, identity_shard_id, shard_id_of_name
 from lance_memwal.rows.sharding import (
@@ -32,7 +32,7 @@ from lance_memwal.rows.sharding import (
     bucket_shard_id,
     check_rows_in_shard,
     check_sharding,
-    from_details,
+    from_specs,
     num_shards,
     route,
     shard_id_for,
@@ -40,6 +40,7 @@ from lance_memwal.rows.sharding import (
     shards_for_values,
     to_spec,
 )
+from lance_memwal.types import ShardingField, ShardingSpec
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("region", pa.string()), ("score", pa.float64()), ("tags", pa.list_(pa.string()))]
@@ -268,7 +269,7 @@ def test_a_sharding_survives_the_tables_details(sharding: Sharding) -> None:
     check_sharding(sharding, SCHEMA)
     spec = to_spec(sharding, SCHEMA, FIELD_IDS)
     details = MemWalDetails(num_shards=num_shards(sharding), sharding_specs=(spec,) if spec else ())
-    assert from_details(decode_details(encode_details(details)), NAMES) == sharding
+    assert from_specs(decode_details(encode_details(details)).sharding_specs, NAMES) == sharding
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_our_details_of_a_sharding_are_the_bytes_of_pylance(name: str, sharding:
     details = MemWalDetails(num_shards(sharding), (spec,) if spec else (), maintain_all_indexes=True)
     data = (GOLDEN / f"{name}.binpb").read_bytes()
     assert encode_details(details) == data
-    assert from_details(decode_details(data), {0: "id", 1: "val", 2: "name"}) == sharding
+    assert from_specs(decode_details(data).sharding_specs, {0: "id", 1: "val", 2: "name"}) == sharding
 
 
 @pytest.mark.parametrize(
@@ -327,19 +328,19 @@ BUCKET_FIELD = ShardingField("bucket", (0,), "bucket", "int32", {"num_buckets": 
 )
 def test_a_sharding_that_we_do_not_know_is_never_guessed(fields: tuple[ShardingField, ...]) -> None:
     with pytest.raises(UnsupportedFormatError):
-        from_details(MemWalDetails(sharding_specs=(ShardingSpec(1, fields),)), NAMES)
+        from_specs((ShardingSpec(1, fields),), NAMES)
 
 
 @pytest.mark.parametrize("text", ["", "0", "1025", "-4", "4.0", "٤", "9" * 5_000])
 def test_a_stored_number_of_buckets_that_is_none_is_corrupt(text: str) -> None:
     spec = ShardingSpec(1, (replace(BUCKET_FIELD, parameters={"num_buckets": text}),))
     with pytest.raises(CorruptDataError, match="number of buckets"):
-        from_details(MemWalDetails(sharding_specs=(spec,)), NAMES)
+        from_specs((spec,), NAMES)
 
 
 def test_a_sharding_column_that_the_table_lost_is_corrupt() -> None:
     with pytest.raises(CorruptDataError, match="field 0"):
-        from_details(MemWalDetails(sharding_specs=(ShardingSpec(1, (BUCKET_FIELD,)),)), {1: "region"})
+        from_specs((ShardingSpec(1, (BUCKET_FIELD,)),), {1: "region"})
 
 
 @pytest.mark.parametrize("num_buckets", [0, 1025, -1, True, 4.0, "4"])

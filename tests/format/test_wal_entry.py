@@ -18,7 +18,6 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, Unsupported
 from lance_memwal.log import entry
 from lance_memwal.log.entry import (
     FOOTER_BYTES,
-    TOMBSTONE_FIELD,
     EntryDecoder,
     EntryEncoder,
     decode_entry,
@@ -26,7 +25,7 @@ from lance_memwal.log.entry import (
     encode_mark,
     encode_sentinel,
 )
-from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
+from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"

@@ -49,12 +49,12 @@ def shard_manifest_corpus() -> list[bytes]:
 def index_details(data: bytes) -> None:
     from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
     from lance_memwal.lance.details import decode_details, encode_details
-    from lance_memwal.rows.sharding import from_details
+    from lance_memwal.rows.sharding import from_specs
 
     details = decode_details(data)
     assert decode_details(encode_details(details)) == details
     try:
-        from_details(details, {0: "id", 1: "val", 2: "name"})
+        from_specs(details.sharding_specs, {0: "id", 1: "val", 2: "name"})
     except (CorruptDataError, UnsupportedFormatError):
         return
 
@@ -227,8 +227,8 @@ def _stream_of_a_sentinel() -> bytes:
 def _our_entries() -> list[bytes]:
     import pyarrow as pa
 
-    from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
-    from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
+    from lance_memwal.log.entry import EntryEncoder, encode_mark, encode_sentinel
+    from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
     seen = {"app": SeenTransaction(7, 1_700_000_000_000, "q")}
     nested = pa.struct([("a", pa.int32()), ("b", pa.list_(pa.string()))])

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder, encode_mark, encode_sentinel
+from lance_memwal.log.entry import EntryEncoder, encode_mark, encode_sentinel
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.types import (
+    TOMBSTONE_FIELD,
     EntryFooter,
     EntryTransaction,
     SeenTransaction,

@@ -219,7 +219,7 @@ def test_frozen_memtables_hide_each_others_older_rows(tmp_path: Path, monkeypatc
         def full(*_: object, **__: object) -> None:
             raise OSError("no space left")
 
-        patch.setattr("lance_memwal.write.target.write_sstable", full)
+        patch.setattr("lance_memwal.sstable.target.write_sstable", full)
         for key in (10_000, 20_000, 30_000):
             moved = rows([key]).set_column(0, table.schema.field("id"), pa.array([500], pa.int64()))
             writer.put(moved)

@@ -13,10 +13,10 @@ import lance
 import pyarrow as pa
 
 import lance_memwal as mw
+from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.spark.distributed import DistributedCompactor, newest_base
 from lance_memwal.spark.stages import Job
 from lance_memwal.store.location import resolve
-from lance_memwal.upkeep.reports import CompactionReport
 
 KINDS = ("number", "text", "composite", "append")
 SHARDS = 3

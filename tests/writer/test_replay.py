@@ -35,12 +35,13 @@ from writer_kit import (
 
 import lance_memwal as mw
 from lance_memwal import CorruptDataError, FencedError, UnavailableError
-from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder
+from lance_memwal.log.entry import EntryEncoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from lance_memwal.types import TOMBSTONE_FIELD
 
 
 def wal_file(root: Path, position: int) -> Path:

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from lance_memwal.upkeep.reports import Progress as Told
+from lance_memwal.compact.reports import Progress as Told
 
 __all__ = ["file_bar", "step_bars", "working"]
 

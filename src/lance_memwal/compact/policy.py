@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.errors import InvalidInputError, ObjectNotFoundError, TableReplacedError
 from lance_memwal.lance.base import BaseTable
@@ -24,7 +25,6 @@ from lance_memwal.process.background import Task, is_ending
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
-from lance_memwal.upkeep.reports import CompactionReport
 
 __all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_shards"]
 

@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_callable, check_names, check_number
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
+from lance_memwal.compact.reports import CompactionReport, Progress, ShardCompaction
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
@@ -50,7 +51,6 @@ from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_n
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import SeenMap, ShardManifest, SsTable
-from lance_memwal.upkeep.reports import CompactionReport, Progress, ShardCompaction
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",

@@ -56,6 +56,7 @@ from lance_memwal.lance.manifest import (
 from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import use_lance
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
+from lance_memwal.rows.sharding import Manual, Sharding, from_specs
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 
@@ -371,7 +372,14 @@ class BaseTable:
         """The indexes of this version."""
         return self.manifest.index_entries
 
-    @property
+    @cached_property
+    def sharding(self) -> Sharding:
+        """How the MemWAL index spreads rows over shards; a table without an index has manual shards."""
+        if self.details is None:
+            return Manual()
+        return from_specs(self.details.sharding_specs, {number: name for name, number in self.column_ids.items()})
+
+    @cached_property
     def details(self) -> MemWalDetails | None:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)

@@ -30,7 +30,7 @@ from typing import Any
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.lance.proto import mem_wal_pb2
 from lance_memwal.lance.proto.bounded import parse_message
-from lance_memwal.types import check_shard_id
+from lance_memwal.types import ShardingField, ShardingSpec, check_shard_id
 
 __all__ = [
     "DETAILS_TYPE_URL",
@@ -38,8 +38,6 @@ __all__ = [
     "MAX_DETAILS_BYTES",
     "TABLE_ID_KEY",
     "MemWalDetails",
-    "ShardingField",
-    "ShardingSpec",
     "decode_details",
     "encode_details",
 ]
@@ -48,26 +46,6 @@ INDEX_NAME = "__lance_mem_wal"
 TABLE_ID_KEY = "memwal.table_id"  # among the writer settings: a UUID that tells tables at one place apart
 DETAILS_TYPE_URL = "/lance.table.MemWalIndexDetails"
 MAX_DETAILS_BYTES = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ShardingField:
-    """One value that a sharding spec derives per row; `source_ids` are Lance field ids."""
-
-    field_id: str
-    source_ids: tuple[int, ...]
-    transform: str | None
-    result_type: str
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    expression: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ShardingSpec:
-    """How rows map to shards."""
-
-    spec_id: int
-    fields: tuple[ShardingField, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

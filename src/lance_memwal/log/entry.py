@@ -41,8 +41,6 @@ from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTrans
 __all__ = [
     "FOOTER_BYTES",
     "MAX_ENTRY_BYTES",
-    "TOMBSTONE",
-    "TOMBSTONE_FIELD",
     "EntryDecoder",
     "EntryEncoder",
     "RowEncoder",
@@ -55,8 +53,6 @@ __all__ = [
     "unknown_metadata",
 ]
 
-TOMBSTONE: Final = "_tombstone"
-TOMBSTONE_FIELD: Final = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
 MAX_ENTRY_BYTES: Final = 1 << 31
 FOOTER_BYTES: Final = 28
 _MAGIC: Final = b"MWALEND1"

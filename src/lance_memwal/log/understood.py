@@ -17,11 +17,11 @@ from functools import cached_property
 from lance_memwal.errors import MemWalError, UnsupportedFormatError
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
-from lance_memwal.log.entry import TOMBSTONE, unknown_metadata
+from lance_memwal.log.entry import unknown_metadata
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import WalEntry
+from lance_memwal.types import TOMBSTONE, WalEntry
 
 __all__ = ["KnownColumns", "refuse_unknown", "warn_unknown"]
 

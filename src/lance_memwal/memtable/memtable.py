@@ -28,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.dictionaries import SmallDictionaries
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.types import TOMBSTONE
 
 __all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
 

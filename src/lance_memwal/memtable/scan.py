@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_number, check_text
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.memtable.index import (
     BTreeMemIndex,
     CorpusStats,
@@ -46,6 +45,7 @@ from lance_memwal.rows.dictionaries import take_rows
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema, checked_columns
+from lance_memwal.types import TOMBSTONE
 
 __all__ = ["MemTableScanner", "indexes_used", "matching_rows", "narrowed", "newest_of", "winners"]
 

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.memtable.memtable import key_values
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.merge import SHARED_INDEXES, ShardMerge
@@ -27,6 +26,7 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.keys import distinct, key_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import checked_columns
+from lance_memwal.types import TOMBSTONE
 
 __all__ = ["lookup_rows"]
 

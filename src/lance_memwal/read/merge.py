@@ -22,7 +22,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.clock import thread_pool
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.memtable.scan import matching_rows, narrowed, winners
 from lance_memwal.read.fresh import FreshIndex, FreshIndexCache
@@ -30,6 +29,7 @@ from lance_memwal.read.snapshot import ShardView, Snapshot
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array, one_array
 from lance_memwal.sstable.read import SHARED_CACHE, SsTableReader
+from lance_memwal.types import TOMBSTONE
 
 __all__ = [
     "GENERATION",

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.rows.normal_form import normal, nulls
 from lance_memwal.rows.schema import TableSchema, is_another_column
+from lance_memwal.types import TOMBSTONE
 
 __all__ = ["RowAdapter", "with_flags"]
 

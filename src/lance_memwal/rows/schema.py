@@ -22,10 +22,11 @@ from lance.schema import LanceSchema
 
 from lance_memwal.arguments import check_choice, check_names
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
+from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
+from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
     "EntryCheck",

@@ -3,7 +3,7 @@
 Owns `Unsharded`, `Bucket`, `Identity`, `Manual`, their validation, their form in the table's details, and `route`. Invariants:
 
 1. Routing depends on the column's value and type in the *table* alone: every process, and LanceDB, routes alike.
-2. `from_details(details with to_spec(s, ...), ...) == s`.
+2. `from_specs([to_spec(s, ...)], ...) == s`.
 3. On a primary-key table the column is part of the key and shards are not named by hand, unless the user allowed keys
    across shards: otherwise two rows of one key could live in two shards, and newest-wins would hold per shard only.
 4. `route` keeps every row exactly once, in its order within its shard.
@@ -27,10 +27,9 @@ import pyarrow.compute as pc
 
 from lance_memwal.arguments import check_instance, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.details import MemWalDetails, ShardingField, ShardingSpec
 from lance_memwal.rows.bucket import bucket_of, is_bucket_type
 from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
+from lance_memwal.types import ShardingField, ShardingSpec
 
 __all__ = [
     "MAX_BUCKETS",
@@ -44,12 +43,11 @@ __all__ = [
     "bucket_shard_id",
     "check_rows_in_shard",
     "check_sharding",
-    "from_details",
+    "from_specs",
     "num_shards",
     "route",
     "shard_id_for",
     "shard_ids",
-    "sharding_of",
     "shards_for_values",
     "to_spec",
 ]
@@ -157,16 +155,16 @@ def to_spec(sharding: Sharding, schema: pa.Schema, field_ids: Mapping[str, int])
     return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, source, "identity", result_type),))
 
 
-def from_details(details: MemWalDetails, column_names: Mapping[int, str]) -> Sharding:
-    """The sharding that a table's details record; `UnsupportedFormatError` if it is none that we know.
+def from_specs(specs: Sequence[ShardingSpec], column_names: Mapping[int, str]) -> Sharding:
+    """The sharding that the specs of a table record; `UnsupportedFormatError` if it is none that we know.
 
     `column_names` maps Lance field ids to column names (nested ones dotted).
     """
-    if not details.sharding_specs:
+    if not specs:
         return Manual()
-    if len(details.sharding_specs) > 1 or len(details.sharding_specs[0].fields) != 1:
+    if len(specs) > 1 or len(specs[0].fields) != 1:
         raise UnsupportedFormatError("the table has a sharding of several specs or fields")
-    part = details.sharding_specs[0].fields[0]
+    part = specs[0].fields[0]
     if part.transform == "unsharded" and part.expression is None:
         return Unsharded()
     if part.transform not in ("bucket", "identity") or part.expression is not None or len(part.source_ids) != 1:
@@ -177,13 +175,6 @@ def from_details(details: MemWalDetails, column_names: Mapping[int, str]) -> Sha
     if part.transform == "identity":
         return Identity(column)
     return Bucket(column, _stored_buckets(part.parameters.get("num_buckets", "")))
-
-
-def sharding_of(base: BaseTable) -> Sharding:
-    """How the MemWAL index of a base table spreads rows over shards; a table without an index has manual shards."""
-    if base.details is None:
-        return Manual()
-    return from_details(base.details, {number: name for name, number in base.column_ids.items()})
 
 
 def shard_ids(sharding: Sharding) -> list[str] | None:

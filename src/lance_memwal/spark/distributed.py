@@ -41,7 +41,7 @@ from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.superseded import is_key_indexed
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
-from lance_memwal.rows.sharding import Bucket, Identity, Unsharded, sharding_of
+from lance_memwal.rows.sharding import Bucket, Identity, Unsharded
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
@@ -225,7 +225,7 @@ def _units(base: BaseTable, chosen: Chosen) -> list[Unit]:
 
 
 def _keys_stay_apart(base: BaseTable) -> bool:
-    sharding = sharding_of(base)
+    sharding = base.sharding
     if isinstance(sharding, Bucket | Identity):
         return sharding.column in base.primary_key
     return isinstance(sharding, Unsharded)

@@ -21,20 +21,13 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.compact.reports import CompactionReport, ShardCompaction
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.spark.distributed import DistributedCompactor, is_big, newest_base
 from lance_memwal.spark.stages import Job
 from lance_memwal.table import open_table
-from lance_memwal.upkeep.reports import (
-    CollectedObject,
-    CompactionReport,
-    FlushedShard,
-    FlushReport,
-    GcReport,
-    Problem,
-    ShardCompaction,
-)
+from lance_memwal.upkeep.reports import CollectedObject, FlushedShard, FlushReport, GcReport, Problem
 from lance_memwal.write.table_target import writer_config
 
 __all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "run_tasks"]

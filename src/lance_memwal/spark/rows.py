@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 from pyspark.sql import types as st
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.rows.keys import as_numbers, key_array
 from lance_memwal.rows.schema import TableSchema, fills_missing, refuse_missing
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, route
 from lance_memwal.spark.options import Operation, Options
 from lance_memwal.spark.types import arrow_type, to_arrow_columns
 from lance_memwal.table import Table
+from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.once import RowFitter
 
 __all__ = ["OP", "SEQUENCE", "WritePlan", "newest_rows"]

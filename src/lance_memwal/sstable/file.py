@@ -37,10 +37,9 @@ from lance_memwal.lance.manifest import (
     parse_version_name,
     version_path,
 )
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import SsTable
+from lance_memwal.types import TOMBSTONE, SsTable
 
 __all__ = ["SsTableFile", "check_has_flags", "simple_file"]
 

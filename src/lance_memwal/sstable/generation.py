@@ -28,14 +28,13 @@ import pyarrow as pa
 from lance_memwal.clock import thread_pool
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance.base import lance_options, lance_reading
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.normal_form import no_rows, nulls
 from lance_memwal.rows.schema import TableSchema, is_another_column
 from lance_memwal.sstable.file import SsTableFile, check_has_flags, simple_file
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import SsTable
+from lance_memwal.types import TOMBSTONE, SsTable
 
 __all__ = ["Folded", "Generation", "fold_all", "fold_newest"]
 

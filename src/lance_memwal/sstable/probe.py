@@ -35,7 +35,7 @@ from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import HandMade, InTwo, Ready, merge_rows
 from lance_memwal.lance.prepared import Unheld
-from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, decode_entry
+from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.key_encoding import primary_key_columns
@@ -44,10 +44,10 @@ from lance_memwal.rows.normal_form import blank, no_rows, normal, nulls
 from lance_memwal.rows.schema import Reconciler, TableSchema, as_lance, tombstones
 from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
 from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.metrics import Recorder
-from lance_memwal.types import SsTable
-from lance_memwal.write.target import ShardTarget
+from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, SsTable
 
 __all__ = ["check_columns", "check_table", "is_plain"]
 

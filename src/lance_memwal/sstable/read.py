@@ -36,7 +36,6 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import lance_options, lance_reading
 from lance_memwal.lance.manifest import VERSIONS_DIR
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
@@ -45,7 +44,7 @@ from lance_memwal.rows.schema import TableSchema, is_another_column
 from lance_memwal.sstable.sidecar import PkSidecar, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import SsTable
+from lance_memwal.types import TOMBSTONE, SsTable
 
 __all__ = ["SHARED_CACHE", "SsTableCache", "SsTableReader"]
 

@@ -54,14 +54,13 @@ from lance_memwal.lance.manifest import (
     parse_lance_manifest,
     version_path,
 )
-from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
 from lance_memwal.rows.key_encoding import check_primary_key, key_hashes
 from lance_memwal.sstable.bloom import build_bloom
 from lance_memwal.sstable.sidecar import SortedKeys, sort_keys, write_sidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, SsTable
+from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, ShardManifest, SsTable
 
 __all__ = ["SsTableSchema", "commit_sstable", "discard_sstable", "has_null_struct", "not_published", "write_sstable"]
 

@@ -1,5 +1,5 @@
 """Storage below the engine: the port, its adapters, retry and metering, and the paths of a table.
 
 Owns everything that touches object storage or the filesystem, except what Lance reads and writes itself. The engine
-imports `lance_memwal.store.location`, `lance_memwal.store.port` and `lance_memwal.store.paths`; nothing else here is needed above.
+imports `location`, `port` and `paths`; nothing else here is needed above.
 """

@@ -1,7 +1,7 @@
 """Garbage collection: propose, verify, delete.
 
 Owns `Collector`. It deletes only what the newest manifest and the newest base version prove dead, in three phases:
-propose (one listing per shard), verify (`lance_memwal.upkeep.verify` finds no fault, and manifest and base, read again, still prove
+propose (one listing per shard), verify (`upkeep.verify` finds no fault, and manifest and base, read again, still prove
 it), delete. Invariants:
 
 1. No sentinel is ever deleted, nor is the newest entry: a writer that slept through its successor's claim finds the
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from lance_memwal.arguments import check_callable, check_flag, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.compact.reports import Progress
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
@@ -40,7 +41,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest
-from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem, Progress
+from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem
 from lance_memwal.upkeep.verify import ShardFindings, inspect_shard
 
 __all__ = ["Collector"]

@@ -14,6 +14,7 @@ from typing import Any
 from lance_memwal.arguments import check_choice, check_flag
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.policy import CompactionPolicy
+from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.lance.base import BaseTable
@@ -21,15 +22,7 @@ from lance_memwal.log.shards import list_shards
 from lance_memwal.store.location import Location
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.repair import repair_table
-from lance_memwal.upkeep.reports import (
-    CompactionReport,
-    FlushReport,
-    GcReport,
-    Progress,
-    RepairReport,
-    TableStats,
-    VerifyReport,
-)
+from lance_memwal.upkeep.reports import FlushReport, GcReport, RepairReport, TableStats, VerifyReport
 from lance_memwal.upkeep.restored import Restored
 from lance_memwal.upkeep.stats import collect_stats
 from lance_memwal.upkeep.tails import flush_tails

@@ -26,11 +26,11 @@ from dataclasses import replace
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
-from lance_memwal.create import commit_entry
 from lance_memwal.errors import ConflictError, CorruptDataError, MemWalError, UnavailableError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import COUNTER_SHARD
+from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.restored import held_marks
 from lance_memwal.log.entry import decode_entry, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore

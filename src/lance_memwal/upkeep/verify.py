@@ -37,7 +37,7 @@ from lance_memwal.lance.base import BaseTable, lance_options, lance_reading
 from lance_memwal.lance.damage import find_damage, version_names
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import REMEDY, given_up, is_restored
-from lance_memwal.log.entry import TOMBSTONE, EntryDecoder
+from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.transactions import is_whole
@@ -48,7 +48,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, SsTable
+from lance_memwal.types import TOMBSTONE, ShardManifest, SsTable
 from lance_memwal.upkeep.reports import Problem
 
 __all__ = ["EntryInfo", "ShardFindings", "damaged_newest", "inspect_base", "inspect_shard", "sstable_faults"]

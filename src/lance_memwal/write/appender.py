@@ -30,7 +30,7 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, RowEncoder
+from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun
@@ -41,11 +41,11 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing, nullable_except
-from lance_memwal.rows.sharding import Manual, Sharding, check_rows_in_shard, sharding_of
+from lance_memwal.rows.sharding import Manual, Sharding, check_rows_in_shard
 from lance_memwal.sstable.probe import check_columns, check_table
+from lance_memwal.sstable.target import check_storable
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import EntryFooter, EntryTransaction, Transaction
-from lance_memwal.write.target import check_storable
+from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, EntryFooter, EntryTransaction, Transaction
 
 __all__ = ["WalAppender"]
 
@@ -100,7 +100,7 @@ class WalAppender:
             schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
         if base is not None and base.details is not None:
             watch = TableWatch(for_writing(base, clock), clock)
-            sharding = sharding_of(base)
+            sharding = base.sharding
             config = WriterConfig.from_defaults(base.details.writer_config_defaults)
             spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
         sync = fsync and location.is_local

@@ -27,6 +27,7 @@ from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import as_transaction
@@ -40,6 +41,7 @@ from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.ingest import key_batch, to_batches
 from lance_memwal.rows.schema import Missing, Reconciler, fills_missing, tombstones
 from lance_memwal.sstable.mirrors import IndexSet
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.columns import WriteGate, move_core
@@ -51,7 +53,7 @@ from lance_memwal.write.put_queue import QueuedPut
 from lance_memwal.write.replay import replay
 from lance_memwal.write.state import CLOSED, CLOSING, OPEN
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
-from lance_memwal.write.target import ShardTarget
+from lance_memwal.write.table_target import target_of
 
 __all__ = ["Ack", "ShardEngine", "WriteResult"]
 
@@ -247,6 +249,23 @@ class ShardEngine:
     @property
     def _target(self) -> ShardTarget:
         return self._targets[0]
+
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now: added, renamed and dropped ones.
+
+        Writes wait meanwhile. What was written before is flushed under the old columns, and is read by field id.
+        """
+        watch = self._target.watch
+        base = BaseTable.open(self._target.location) if watch is None else watch.look()
+        if base is None:
+            raise InvalidInputError("there is no base table whose columns this writer could take over")
+        given = self._target.indexes.given if self._target.indexes is not None else ()
+        kept = [spec for spec in given if spec.column in base.schema.names]
+        target = target_of(
+            self._target.location, base, None, routed=self._target.check_rows is None, indexes=kept, watch=watch
+        )
+        if target.schema != self._target.schema:
+            self._move_to(target)
 
     def _move_to(self, target: ShardTarget) -> None:
         """Go on with the columns of `target`; everything before is flushed under the old ones."""

@@ -46,7 +46,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, RowEncoder, decode_entry, encode_mark
+from lance_memwal.log.entry import EntryEncoder, RowEncoder, decode_entry, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun
@@ -56,12 +56,21 @@ from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_r
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
-from lance_memwal.rows.sharding import check_rows_in_shard, sharding_of
+from lance_memwal.rows.sharding import check_rows_in_shard
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import EntryFooter, EntryTransaction, ShardManifest, SsTable, Transaction, WalEntry
+from lance_memwal.types import (
+    TOMBSTONE,
+    TOMBSTONE_FIELD,
+    EntryFooter,
+    EntryTransaction,
+    ShardManifest,
+    SsTable,
+    Transaction,
+    WalEntry,
+)
 from lance_memwal.write.table_target import target_of, writer_config
 
 __all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "RowFitter", "ShardClaim", "ShardTail"]
@@ -145,7 +154,7 @@ class OnceAppender:
         self._target = target_of(self.location, base, None, watch=self._watch)
         self._base = base  # not before its columns were checked
         self._config = writer_config(base, None, {}, ())
-        self._sharding = sharding_of(base)
+        self._sharding = base.sharding
         self._rows = RowFitter(self._target.schema)
         self._encoder = RowEncoder(self._target.schema.wal)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
-from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.write.engine import ShardEngine
 from lance_memwal.write.parking import Parked
 from lance_memwal.write.stats import WriteStats
 
@@ -26,17 +26,18 @@ __all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
 DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
 T = TypeVar("T")
+W = TypeVar("W", bound=ShardEngine)
 
 
-class OpenShards:
+class OpenShards(Generic[W]):
     """The shards that one table writer writes. Threads may share it."""
 
-    def __init__(self, open_shard: Callable[[str | None, Parked | None], ShardWriter], limit: int) -> None:
+    def __init__(self, open_shard: Callable[[str | None, Parked | None], W], limit: int) -> None:
         """`open_shard` claims a shard (None: the default one), or takes a parked one up again."""
         self._open_shard = open_shard
         self._limit = limit
         self._lock = threading.RLock()
-        self._open: dict[str, ShardWriter] = {}
+        self._open: dict[str, W] = {}
         self._parked: dict[str, Parked] = {}
         self._used: dict[str, int] = {}
         self._ticks = count()
@@ -46,7 +47,7 @@ class OpenShards:
     # ------------------------------------------------------------------------------------------------------ looking
 
     @property
-    def open(self) -> dict[str, ShardWriter]:
+    def open(self) -> dict[str, W]:
         """The writers that are open now, by shard."""
         return dict(self._open)
 
@@ -77,7 +78,7 @@ class OpenShards:
                     self._default = writer.shard_id
         return self._default
 
-    def write(self, shard_id: str, call: Callable[[ShardWriter], T]) -> T:
+    def write(self, shard_id: str, call: Callable[[W], T]) -> T:
         """What `call` does with the writer of the shard."""
         while True:
             writer = self._open.get(shard_id)
@@ -91,7 +92,7 @@ class OpenShards:
                     raise
                 self._drop(shard_id, writer)
 
-    def _take_up(self, shard_id: str) -> ShardWriter:
+    def _take_up(self, shard_id: str) -> W:
         refuse_on_top(self._lock, "a write")
         with self._lock:
             writer = self._open.get(shard_id)
@@ -102,14 +103,14 @@ class OpenShards:
                 self._parked.pop(shard_id, None)
             return writer
 
-    def _drop(self, shard_id: str, writer: ShardWriter) -> None:
+    def _drop(self, shard_id: str, writer: W) -> None:
         """Forget a parked writer, as whoever parks it is about to, unless an interrupt kept it from that."""
         refuse_on_top(self._lock, "a write")
         with self._lock:
             if self._open.get(shard_id) is writer:
                 del self._open[shard_id]
 
-    def _opened(self, shard_id: str | None, parked: Parked | None) -> ShardWriter:
+    def _opened(self, shard_id: str | None, parked: Parked | None) -> W:
         self.refuse_closed()
         writer = self._open_shard(shard_id, parked)
         if self.closed:  # by a signal handler, meanwhile
@@ -148,13 +149,13 @@ class OpenShards:
         if is_on_top():
             raise on_top_error("flush")
         deadline = None if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
-        sealed: dict[str, ShardWriter] = {}
+        sealed: dict[str, W] = {}
 
-        def seal(writer: ShardWriter) -> None:
+        def seal(writer: W) -> None:
             writer.force_seal_active()
             sealed[writer.shard_id] = writer
 
-        def drain(writer: ShardWriter) -> None:
+        def drain(writer: W) -> None:
             if sealed.get(writer.shard_id) is not writer:
                 seal(writer)
             left = None if deadline is None else max(0.0, deadline - SYSTEM_CLOCK.monotonic())
@@ -171,13 +172,13 @@ class OpenShards:
     def close(self) -> list[Exception]:
         """Flush and close every shard; returns what failed. On top of another call, shards that are parked stay as they
         are: their rows are durable."""
-        return self._end(ShardWriter.close, self._close_parked)
+        return self._end(ShardEngine.close, self._close_parked)
 
     def abort(self) -> list[Exception]:
         """Stop without flushing."""
-        return self._end(ShardWriter.abort, list)
+        return self._end(ShardEngine.abort, list)
 
-    def _end(self, end: Callable[[ShardWriter], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
+    def _end(self, end: Callable[[ShardEngine], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
         was_closed, self.closed = self.closed, True
         waits = not is_on_top()
         if waits:
@@ -209,7 +210,7 @@ class OpenShards:
         self._lock, self.closed = threading.RLock(), True
 
 
-def _failure(end: Callable[[ShardWriter], None], writer: ShardWriter) -> Exception | None:
+def _failure(end: Callable[[ShardEngine], None], writer: ShardEngine) -> Exception | None:
     try:
         end(writer)
     except Exception as error:

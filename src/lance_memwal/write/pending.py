@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.log.entry import TOMBSTONE_FIELD, EntryEncoder, RowEncoder
+from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import EntryFooter, Transaction
+from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, Transaction
 
 if TYPE_CHECKING:
     from lance_memwal.write.put_queue import QueuedPut

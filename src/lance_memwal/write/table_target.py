@@ -20,11 +20,11 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.memtable.index import IndexSpec
 from lance_memwal.rows.schema import TableSchema, as_lance
-from lance_memwal.rows.sharding import Manual, Sharding, Unsharded, check_rows_in_shard, shard_id_for, sharding_of
+from lance_memwal.rows.sharding import Manual, Sharding, Unsharded, check_rows_in_shard, shard_id_for
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.probe import check_columns, check_table
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location
-from lance_memwal.write.target import ShardTarget
 
 __all__ = ["table_schema", "target_of", "with_shard", "writer_config"]
 
@@ -79,7 +79,7 @@ def target_of(
             "Call memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
         )
     check_table(base)
-    sharding = sharding_of(base)
+    sharding = base.sharding
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
     check = None if routed or isinstance(sharding, Manual) else partial(_check_rows, sharding, columns.columns)
     return ShardTarget(

@@ -18,13 +18,12 @@ from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.entry import TOMBSTONE
 from lance_memwal.rows.dictionaries import check_dictionaries
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.write import SsTableSchema, has_null_struct, write_sstable
 from lance_memwal.store.location import Location
-from lance_memwal.types import SsTable
+from lance_memwal.types import TOMBSTONE, SsTable
 
 __all__ = ["ShardTarget", "check_storable"]
 

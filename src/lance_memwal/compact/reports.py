@@ -1,0 +1,48 @@
+"""What a compaction did, as values.
+
+Owns `CompactionReport`, `ShardCompaction` and `Progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["CompactionReport", "Progress", "ShardCompaction"]
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardCompaction:
+    """What compaction folded of one shard: generations `first` to `last`, and how many the manifest no longer lists."""
+
+    shard_id: str
+    first: int
+    last: int
+    trimmed: int = 0
+
+    @property
+    def generations(self) -> int:
+        """How many generations were folded."""
+        return max(0, self.last - self.first + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table."""
+
+    shards: tuple[ShardCompaction, ...] = ()
+    rows_written: int = 0
+    rows_deleted: int = 0
+    size_bytes: int = 0
+    commits: int = 0
+    conflicts: int = 0
+    base_version: int = 0
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def generations(self) -> int:
+        """Generations folded in all shards."""
+        return sum(shard.generations for shard in self.shards)

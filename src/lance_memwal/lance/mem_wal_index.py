@@ -1,0 +1,36 @@
+"""The entry of the MemWAL index in a base table's manifest.
+
+Owns its making. Invariant: the entry is committed on the version that it was made for, or not at all.
+"""
+
+from __future__ import annotations
+
+import lance
+from lance.dataset import Index, LanceOperation
+from lance.lance import Bitmap
+
+from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
+
+__all__ = ["commit_entry"]
+
+
+def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None:
+    """Put an index entry with these details on the table; Lance refuses it if the version clashes."""
+    index = Index(
+        uuid=entry_id,
+        name=INDEX_NAME,
+        fields=[],
+        dataset_version=base.version,
+        fragment_ids=Bitmap(),
+        index_version=0,
+        index_details=(DETAILS_TYPE_URL, encode_details(details)),
+    )
+    with lance_errors("committing the MemWAL index"):
+        lance.LanceDataset.commit(
+            base.location.dataset_uri,
+            LanceOperation.CreateIndex([index], []),
+            read_version=base.version,
+            max_retries=0,
+            storage_options=lance_options(base.location),
+        )
