@@ -101,7 +101,7 @@ def test_every_test_folder_that_a_guarantee_names_has_tests() -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert metadata.version("memwal") == project["version"]
+    assert metadata.version("lance-memwal") == project["version"]
     first = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first is not None
     assert first.group(1) in {"Unreleased", project["version"]}
@@ -120,4 +120,4 @@ def test_every_direct_dependency_is_pinned() -> None:
     pinned = {
         line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
-    assert names - {"memwal"} <= pinned
+    assert names - {"lance-memwal"} <= pinned

@@ -49,7 +49,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
-        print(f"memwal {importlib.metadata.version('memwal')}")
+        print(f"memwal {importlib.metadata.version('lance-memwal')}")
         raise typer.Exit
 
 
