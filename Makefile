@@ -37,11 +37,11 @@ test: lint docs pytest ## lint, then every test of the ci profile
 pytest: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
-lint: setup ## ruff, mypy --strict, the import-layer check
+lint: setup ## ruff, mypy --strict, the rooms (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tools/check_layers.py
+	$(BIN)/lint-imports --no-logo
 
 format: setup ## rewrite the code the way `make lint` wants it
 	$(BIN)/ruff check --fix .

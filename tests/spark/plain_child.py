@@ -27,7 +27,9 @@ def main(root: str) -> None:
         "read": read.count(),
         "sql": [list(row) for row in spark.sql("SELECT value, n FROM v WHERE id = 1000").collect()],
         "copied": spark.read.format("memwal").load(f"{root}/copy").where("value = 'u'").count(),
-        "imported": sorted(name for name in sys.modules if name.partition(".")[0] in ("lance_memwal", "pyspark_memwal")),
+        "imported": sorted(
+            name for name in sys.modules if name.partition(".")[0] in ("lance_memwal", "pyspark_memwal")
+        ),
     }
     Path(root, "result.json").write_text(json.dumps(result))
     spark.stop()

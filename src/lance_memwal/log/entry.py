@@ -36,6 +36,7 @@ import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.log.ipc_frames import end_of_stream
+from lance_memwal.rows.schema import validate_rows
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
 
 __all__ = [
@@ -92,31 +93,41 @@ _ARROW_ERRORS: Final = (
 class RowEncoder:
     """Encodes rows of one schema as messages of an Arrow stream, which entries of any epoch and generation take over.
 
-    What cannot be encoded fails here, before anybody relies on it.
+    What cannot be encoded fails here, before anybody relies on it, and so does what our own decoder would refuse. Rows are
+    validated before they come here; what the encoding builds anew (dictionaries, above all) is read back.
     """
 
-    __slots__ = ("_has_dictionaries", "_prefix_bytes", "_schema")
+    __slots__ = ("_is_read_back", "_prefix", "_schema")
 
     def __init__(self, fields: pa.Schema) -> None:
         """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
-        self._schema = fields
-        self._has_dictionaries = any(_holds_dictionary(field.type) for field in fields)
-        self._prefix_bytes = len(_prefix(fields))
+        self._schema = fields.with_metadata({_EPOCH_KEY: "1", _GENERATION_KEY: "1"})  # of the entry that is read back
+        self._is_read_back = not all(_is_plain(field.type) for field in fields)
+        self._prefix = _prefix(self._schema)
 
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front."""
-        if not self._has_dictionaries:
-            return [batch.serialize() for batch in batches]
-        stream = pa.py_buffer(_encode_stream(self._schema, batches))
-        return [stream.slice(self._prefix_bytes, stream.size - self._prefix_bytes - len(_END_OF_STREAM))]
+        if self._is_read_back:
+            return self._read_back(batches)
+        return [batch.serialize() for batch in batches]
+
+    def _read_back(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
+        stream = _encode_stream(self._schema, batches)
+        try:
+            decode_entry(stream)
+        except (CorruptDataError, UnsupportedFormatError) as error:
+            for batch in batches:
+                validate_rows(batch)
+            raise InvalidInputError(f"these rows could not be read back from the log: {error}") from None
+        return [pa.py_buffer(stream)[len(self._prefix) : -len(_END_OF_STREAM)]]
 
     def measure(self, batches: Sequence[pa.RecordBatch]) -> int:
         """The bytes of `messages`, without making them."""
-        if not self._has_dictionaries:
+        if not self._is_read_back:
             return sum(ipc.get_record_batch_size(batch) for batch in batches)
         sink = pa.MockOutputStream()
         _write_stream(sink, self._schema, batches)
-        return int(sink.size()) - self._prefix_bytes - len(_END_OF_STREAM)
+        return int(sink.size()) - len(self._prefix) - len(_END_OF_STREAM)
 
 
 class EntryEncoder:
@@ -227,6 +238,18 @@ def _encode_extension(footer: EntryFooter) -> bytes:
 def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
     """The JSON value of a transaction map, keys in order."""
     return {app: [s.version, s.written_ms, s.query] for app, s in sorted(seen.items())}
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow writes the very buffers that it was given."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_plain(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_list_view(kind):
+        return False
+    if types.is_string_view(kind) or types.is_binary_view(kind) or types.is_large_list_view(kind):
+        return False
+    return all(_is_plain(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _holds_dictionary(data_type: pa.DataType) -> bool:

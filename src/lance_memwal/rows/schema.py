@@ -21,15 +21,13 @@ import pyarrow as pa
 from lance.schema import LanceSchema
 
 from lance_memwal.arguments import check_choice, check_names
-from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.log.entry import EntryEncoder, decode_entry
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
-    "EntryCheck",
     "FieldId",
     "Missing",
     "Reconciler",
@@ -42,6 +40,7 @@ __all__ = [
     "nullable_except",
     "refuse_missing",
     "tombstones",
+    "validate_rows",
 ]
 
 _FIELD_ID = b"lance:field_id"
@@ -210,7 +209,7 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 class Reconciler:
     """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
 
-    __slots__ = ("_absent", "_accepted", "_check", "_fills", "_loose", "_not_null", "_plan", "columns")
+    __slots__ = ("_absent", "_accepted", "_fills", "_loose", "_not_null", "_plan", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
@@ -218,7 +217,6 @@ class Reconciler:
             i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
         ]
         self._loose = [i for i, column in enumerate(schema.columns) if not is_always_normal(column.type)]
-        self._check = EntryCheck(schema)
         self._fills = not schema.primary_key
         self._absent: list[str] = []
         self._accepted: pa.Schema | None = None
@@ -229,7 +227,7 @@ class Reconciler:
 
         With `fill` columns that it leaves out are null; without they are refused. None: as the table has it.
         """
-        _validate(batch)
+        validate_rows(batch)
         schema = batch.schema
         if self._accepted is None or not schema.equals(self._accepted):
             self._plan = self._make_plan(schema)
@@ -245,7 +243,6 @@ class Reconciler:
             if batch.column(index).null_count:
                 name = self.columns.field(index).name
                 raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
-        self._check.check(batch)
         return batch
 
     def _in_normal_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -304,46 +301,7 @@ def tombstones(keys: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
         keys.column(column.name) if column.name in schema.primary_key else nulls(keys.num_rows, column.type)
         for column in schema.nullable
     ]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
-    EntryCheck(schema).check(batch)
-    return batch
-
-
-class EntryCheck:
-    """Refuses rows that our own decoder would refuse, before anybody calls them written.
-
-    Input is validated when it is fitted, and so is what the normal form makes of it. What the encoding itself builds anew
-    (dictionaries, above all) is not covered by that; where it writes the buffers as they are, nothing is done here.
-    """
-
-    __slots__ = ("_encoder",)
-
-    def __init__(self, schema: TableSchema) -> None:
-        plain = all(_is_plain(column.type) for column in schema.columns)
-        self._encoder = None if plain else EntryEncoder(schema.wal, 1, 1)
-
-    def check(self, batch: pa.RecordBatch) -> None:
-        """Return only if an entry with `batch`, which has the table's columns, can be read."""
-        if self._encoder is None or not batch.num_rows:
-            return
-        flags = pa.repeat(False, batch.num_rows)
-        try:
-            decode_entry(self._encoder.encode([batch.append_column(TOMBSTONE_FIELD, flags)]))
-        except (CorruptDataError, UnsupportedFormatError, pa.ArrowException) as error:
-            _validate(batch)
-            raise InvalidInputError(f"these rows could not be read back from the log: {error}") from None
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Arrow writes the very buffers that it was given."""
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_plain(kind.storage_type)
-    if types.is_dictionary(kind) or types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_list_view(kind):
-        return False
-    if types.is_string_view(kind) or types.is_binary_view(kind) or types.is_large_list_view(kind):
-        return False
-    return all(_is_plain(kind.field(i).type) for i in range(kind.num_fields))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
 
 
 Missing = Literal["error", "null", "keep"]
@@ -388,7 +346,7 @@ def _left_out(given: pa.Schema | pa.DataType, wanted: pa.Schema | pa.DataType) -
     return _left_out(given.value_type, wanted.value_type) if _is_list(given) and _is_list(wanted) else []
 
 
-def _validate(batch: pa.RecordBatch) -> None:
+def validate_rows(batch: pa.RecordBatch) -> None:
     """Refuse what nobody could read back: an entry with it would make the shard impossible to open."""
     try:
         batch.validate(full=True)

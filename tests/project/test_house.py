@@ -1,0 +1,114 @@
+"""The shape of the source tree: what import-linter and ruff do not see, and that they see what they should."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "lance_memwal"
+PATHS = PACKAGE / "store" / "paths.py"
+SPELLED_ONCE = {"_mem_wal", "memwal_stage", "version_hint.json", "_pk_index", "bloom_filter.bin"}
+SPELLED_ONCE |= {"memwal_txn.json", "memwal_quarantine"}
+SAYS_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def texts(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Every text of a module that is not a docstring."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node
+
+
+def spelled(source: str) -> list[str]:
+    """The names of objects on storage that `source` spells."""
+    return sorted(
+        part for node in texts(ast.parse(source)) for part in SPELLED_ONCE.intersection(node.value.split("/"))
+    )
+
+
+def test_names_on_storage_are_spelled_in_one_module() -> None:
+    others = [file for file in PACKAGE.rglob("*.py") if file != PATHS]
+    assert {str(file): found for file in others if (found := spelled(file.read_text()))} == {}
+    assert spelled(PATHS.read_text())
+    assert spelled('path = f"_mem_wal/{x}"\n"""about memwal_stage"""') == ["_mem_wal"]
+
+
+def test_the_root_of_the_package_is_small_and_every_room_says_what_it_is() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 12
+    for room in (folder for folder in PACKAGE.rglob("*") if folder.is_dir() and any(folder.glob("*.py"))):
+        assert ast.get_docstring(ast.parse((room / "__init__.py").read_text())), room
+    assert SAYS_NOTHING.isdisjoint(file.stem for file in PACKAGE.rglob("*.py"))
+
+
+def lint(tool: str, *arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name(tool)), *arguments]
+    environment = {"PYTHONPATH": str(at / "src"), "PATH": "/usr/bin:/bin", "COLUMNS": "200"}
+    return subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("house")
+    shutil.copytree(PACKAGE, root / "src" / "lance_memwal", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "expected"),
+    [
+        (
+            "log/wal.py",
+            "from lance_memwal.write import engine",
+            "lance_memwal.log is not allowed to import lance_memwal.write",
+        ),
+        (
+            "write/engine.py",
+            "import lance_memwal.read.scan",
+            "lance_memwal.write is not allowed to import lance_memwal.read",
+        ),
+        ("log/wal.py", "def f():\n    import obstore", "lance_memwal.log is not allowed to import obstore"),
+        ("rows/keys.py", "import tempfile", "lance_memwal.rows is not allowed to import tempfile"),
+    ],
+)
+def test_an_import_that_points_up_or_through_a_closed_door_is_found(
+    copy: Path, module: str, line: str, expected: str
+) -> None:
+    file = copy / "src" / "lance_memwal" / module
+    text = file.read_text()
+    file.write_text(f"{text}\n{line}\n")
+    try:
+        done = lint("lint-imports", "--no-cache", "--no-logo", at=copy)
+    finally:
+        file.write_text(text)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert expected in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import time",
+        "from uuid import uuid4",
+        "import threading\n\nX = threading.Thread",
+        "from datetime import datetime\n\nX = datetime.now",
+        "from concurrent.futures import ThreadPoolExecutor",
+    ],
+)
+def test_time_chance_and_threads_come_through_one_door(copy: Path, line: str) -> None:
+    file = copy / "src" / "lance_memwal" / "log" / "seeded.py"
+    file.write_text(f"{line}\n")
+    try:
+        done = lint("ruff", "check", "--no-cache", "--select", "TID251", "src", at=copy)
+    finally:
+        file.unlink()
+    assert done.returncode == 1
+    assert "TID251" in done.stdout
