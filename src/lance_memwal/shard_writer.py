@@ -1,8 +1,6 @@
 """The public writer of one shard.
 
 Owns `ShardWriter`: the engine, and reads of what it holds. Invariants are those of `lance_memwal.write.engine`.
-
-Called by: users, the table facade.
 """
 
 from __future__ import annotations
@@ -17,19 +15,18 @@ from lance_memwal.arguments import check_instance
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable.scan import MemTableScanner
-from lance_memwal.read.base_keys import BaseLookup
-from lance_memwal.read.lookup import lookup_rows
+from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
-from lance_memwal.read.snapshot import Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.ingest import key_batch
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.write.engine import ShardEngine
-from lance_memwal.write.table_target import table_schema, target_of, with_shard, writer_config
+from lance_memwal.write.parking import Parked
+from lance_memwal.write.table_target import target_of, with_shard, writer_config
 
 __all__ = ["ShardWriter"]
 
@@ -67,6 +64,22 @@ class ShardWriter(ShardEngine):
             base = for_writing(base, clock)
         return cls(target_of(location, base, schema, indexes=indexes, clock=clock), settings, clock)
 
+    @classmethod
+    def of_table(
+        cls,
+        base: BaseTable,
+        settings: WriterConfig,
+        *,
+        routed: bool,
+        watch: TableWatch | None = None,
+        parked: Parked | None = None,
+    ) -> ShardWriter:
+        """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
+        settings = with_shard(settings, base.sharding)
+        check_table(base)
+        target = target_of(base.location, for_writing(base), None, routed=routed, watch=watch)
+        return cls(target, settings, SYSTEM_CLOCK, parked=parked)
+
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
         return MemTableScanner(self.in_memory_memtable_refs(), self._target.schema)
@@ -82,14 +95,15 @@ class ShardWriter(ShardEngine):
         with_generation: bool = False,
     ) -> Scan:
         """All live rows of this shard and the base table: base, SSTables, frozen and active memtables."""
-        return Scan(
-            self._capture_all,
-            columns=columns,
-            filter=filter,
-            limit=limit,
-            offset=offset,
+        return self._reader.scan(
+            columns,
+            filter,
+            limit,
+            offset,
             with_row_address=with_row_address,
             with_generation=with_generation,
+            shards=[self.shard_id],
+            in_memory=self.in_memory_memtable_refs(),
         )
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -99,30 +113,11 @@ class ShardWriter(ShardEngine):
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys in this shard or the base table, in no order."""
-        named = key_batch(keys, self._target.schema)
-
-        def read(snapshot: Snapshot) -> pa.Table:
-            wanted = snapshot.schema.columns.names if columns is None else columns
-            return lookup_rows(snapshot, self._base_lookup, named, wanted)
-
-        return with_restarts(self._capture_all, read)
-
-    def _capture_all(self) -> Snapshot:
-        return self._snapshots.capture(shards=[self.shard_id], in_memory=self.in_memory_memtable_refs())
+        return self._reader.lookup(keys, columns, shards=[self.shard_id], in_memory=self.in_memory_memtable_refs())
 
     @cached_property
-    def _snapshots(self) -> SnapshotSource:
+    def _reader(self) -> Reader:
         base = BaseTable.open(self._target.location)
         if base is None:
             raise InvalidInputError("there is no base table yet: scan() reads the memtables, create the table for more")
-        newest = [base]
-
-        def refreshed() -> BaseTable:
-            newest[0] = newest[0].refresh()
-            return newest[0]
-
-        return SnapshotSource(self._target.location, refreshed, table_schema, self._clock)
-
-    @cached_property
-    def _base_lookup(self) -> BaseLookup:
-        return BaseLookup(self._target.schema.primary_key)
+        return Reader(NewestBase(base), self._clock)

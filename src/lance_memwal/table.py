@@ -1,67 +1,60 @@
-"""The facade: a table, its writers and its reads.
+"""The facade: a table, its writers, its reads, and what keeps it small and sound.
 
-Owns `create_table`, `enable`, `open_table` and `Table`; no engine logic. Invariants:
+Owns `create_table`, `enable`, `open_table` and `Table`; no engine logic, every method is a call into a room below.
+Invariants:
 
 1. A table follows new base versions by itself: every read and every new writer looks at the newest one. It also follows
    a table that was dropped and created anew at the same place.
 2. A table whose MemWAL entry was lost (overwritten or dropped base) says so and gives no writer.
-
-Called by: users, the command line, Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import lance
 import pyarrow as pa
 
-from lance_memwal.arguments import check_instance, check_number
-from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
+from lance_memwal.compact.reports import CompactionReport, Progress
+from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.config import WriterConfig
 from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.details import INDEX_NAME, MemWalDetails
+from lance_memwal.lance.base import BaseTable, NewestBase, no_index
+from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.memtable.index import Metric
-from lance_memwal.memtable.memtable import InMemoryMemTables
-from lance_memwal.read.base_keys import BaseLookup
-from lance_memwal.read.lookup import lookup_rows
-from lance_memwal.read.memory_get import Undecided, get_from_memory
+from lance_memwal.read.reader import MemTables, Reader
 from lance_memwal.read.scan import Scan
-from lance_memwal.read.search import SearchRequest, search
-from lance_memwal.read.snapshot import Consistency, Snapshot, SnapshotSource, list_shards, no_entry, with_restarts
+from lance_memwal.read.search import SearchRequest
+from lance_memwal.read.snapshot import Consistency
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.prune import values_in_filter
-from lance_memwal.rows.schema import TableSchema, checked_columns
-from lance_memwal.rows.sharding import (
-    ONE_SHARD,
-    Bucket,
-    Identity,
-    Manual,
-    Sharding,
-    shard_ids,
-    shards_for_values,
-)
+from lance_memwal.rows.sharding import ONE_SHARD, Manual, Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table_writer import TableWriter
-from lance_memwal.types import ShardManifest, ShardStatus
-from lance_memwal.upkeep.maintenance import Maintenance
+from lance_memwal.types import ShardStatus
+from lance_memwal.upkeep.gc import Collector
+from lance_memwal.upkeep.repair import repair_table
+from lance_memwal.upkeep.reports import FlushReport, GcReport, RepairReport, TableStats, VerifyReport
+from lance_memwal.upkeep.restored import Restored
+from lance_memwal.upkeep.stats import collect_stats
+from lance_memwal.upkeep.tails import flush_tails
+from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.parking import Parked
-from lance_memwal.write.table_target import table_schema, target_of, with_shard, writer_config
+from lance_memwal.write.table_target import writer_config
 
 __all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
 
@@ -170,20 +163,18 @@ def _need_base(location: Location, *, for_repair: bool = False) -> BaseTable:
     return base
 
 
-class Table(Maintenance):
+class Table:
     """A Lance table with a write path in front: fresh reads over all tiers, writers for its shards."""
 
     def __init__(self, location: Location, base: BaseTable) -> None:
         """Use `open_table`, `create_table` or `enable`."""
         self.location = location
-        self._base = base
-        self._schemas: tuple[BaseTable, TableSchema] | None = None
-        self._snapshots = SnapshotSource(location, self._newest_base, self._schema_of)
-        self._lookup = BaseLookup(base.primary_key)
+        self._newest = NewestBase(base)
+        self._reader = Reader(self._newest)
 
     def __repr__(self) -> str:
-        key = ", ".join(self._base.primary_key) or "none"
-        return f"Table({self.uri!r}, primary_key=({key}), version={self._base.version})"
+        base = self._newest.known
+        return f"Table({self.uri!r}, primary_key=({', '.join(base.primary_key) or 'none'}), version={base.version})"
 
     # ------------------------------------------------------------------------------------------------------ the table
 
@@ -193,30 +184,35 @@ class Table(Maintenance):
         return self.location.describe()
 
     @property
+    def base(self) -> BaseTable:
+        """The newest version of the base table, as the engine sees it."""
+        return self._newest()
+
+    @property
     def schema(self) -> pa.Schema:
         """The columns of the newest base version."""
-        return self._newest_base().schema
+        return self.base.schema
 
     @property
     def primary_key(self) -> list[str]:
         """The key columns in key order; empty for an append-only table."""
-        return list(self._base.primary_key)
+        return list(self._newest.known.primary_key)
 
     @property
     def sharding(self) -> Sharding:
         """How rows are spread over shards."""
-        return self._sharding(self._newest_base())
+        return self._newest.with_index().sharding
 
     @property
     def dataset(self) -> lance.LanceDataset:
         """The newest version of the base table, as a dataset of the caller's own: what it commits moves no read of ours."""
-        return self._newest_base().handle()
+        return self.base.handle()
 
     def details(self) -> MemWalDetails:
         """What the MemWAL index of the newest base version records."""
-        base = self._newest_base()
+        base = self.base
         if base.details is None:
-            raise no_entry(self.location)
+            raise no_index(self.location)
         return replace(base.details, compacted=recorded(base))
 
     def shards(self) -> list[ShardInfo]:
@@ -242,7 +238,7 @@ class Table(Maintenance):
             manifest = ShardManifestStore(self.location, shard_id).read_latest()
             if manifest is not None:
                 positions = list_positions(self.location, shard_id)
-                known = read_transactions(self.location, manifest, positions, tag=self._base.tag)
+                known = read_transactions(self.location, manifest, positions, tag=self._newest.known.tag)
                 known.merge(load_generation_maps(self.location, manifest))
                 found[shard_id] = {app: item.version for app, item in known.whole().items()}
         return found
@@ -266,54 +262,29 @@ class Table(Maintenance):
         check_number("max_open_shards", max_open_shards, least=1)
         if compaction is not None:
             check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
-        self.details()
-        base = self._newest_base()
+        base = self._newest.with_index()
         settings = writer_config(base, config, overrides, ())
-        if settings.shard_id is not None and not isinstance(self._sharding(base), Manual):
+        if settings.shard_id is not None and not isinstance(base.sharding, Manual):
             raise InvalidInputError(
                 "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
             )
         check_table(base)
         base = for_writing(base)
         watch = TableWatch(base)
-        return TableWriter(
-            self,
-            self._schema_of(base),
-            self._sharding(base),
-            lambda shard_id, parked: self._open_shard(
-                shard_id, config, overrides, routed=True, watch=watch, parked=parked
-            ),
-            watch,
-            compaction,
-            max_open_shards,
-        )
+
+        def open_shard(shard_id: str | None, parked: Parked | None) -> ShardWriter:
+            newest = watch.look()
+            named = _settings(newest, shard_id, config, overrides)
+            return ShardWriter.of_table(newest, named, routed=True, watch=watch, parked=parked)
+
+        return TableWriter(base, self._reader, open_shard, watch, compaction, max_open_shards)
 
     def shard_writer(
         self, shard_id: str | None = None, *, config: WriterConfig | None = None, **overrides: Any
     ) -> ShardWriter:
         """The writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
-        self.details()
-        return self._open_shard(shard_id, config, overrides, routed=False)
-
-    def _open_shard(
-        self,
-        shard_id: str | None,
-        config: WriterConfig | None,
-        overrides: dict[str, Any],
-        *,
-        routed: bool,
-        watch: TableWatch | None = None,
-        parked: Parked | None = None,
-    ) -> ShardWriter:
-        base = self._newest_base() if watch is None else watch.look()
-        settings = writer_config(base, config, overrides, ())
-        if shard_id is not None:
-            settings = settings.replace(shard_id=shard_id)
-        settings = with_shard(settings, self._sharding(base))
-        check_table(base)
-        base = for_writing(base)
-        target = target_of(self.location, base, None, routed=routed, watch=watch)
-        return ShardWriter(target, settings, SYSTEM_CLOCK, parked=parked)
+        base = self._newest.with_index()
+        return ShardWriter.of_table(base, _settings(base, shard_id, config, overrides), routed=False)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -328,52 +299,28 @@ class Table(Maintenance):
         with_generation: bool = False,
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
-        in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
+        in_memory: MemTables | None = None,
     ) -> Scan:
         """All live rows of all tiers as of now; see `Scan` for the ways to read them."""
-
-        def capture() -> Snapshot:
-            candidates = self._candidates(filter)
-            return self._snapshots.capture(
-                consistency=consistency, shards=shards, in_memory=in_memory, candidates=candidates
-            )
-
-        return Scan(
-            capture,
-            columns=columns,
-            filter=filter,
-            limit=limit,
-            offset=offset,
+        return self._reader.scan(
+            columns,
+            filter,
+            limit,
+            offset,
             with_row_address=with_row_address,
             with_generation=with_generation,
+            consistency=consistency,
+            shards=shards,
+            in_memory=in_memory,
         )
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
-        base = self._readable_base()
-        schema = self._schema_of(base)
-        if columns is not None:
-            columns = checked_columns(columns, schema.columns)
-        row = get_from_memory(self.location.key, base.table_id, schema, key, columns, self._newest_manifest)
-        if not isinstance(row, Undecided):
-            return row
-        found = self.lookup([key], columns)
-        return found.to_pylist()[0] if found.num_rows else None
+        return self._reader.get(key, columns)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""
-        base = self._readable_base()
-        named = key_batch(keys, self._schema_of(base))
-
-        def capture() -> Snapshot:
-            return self._snapshots.capture(candidates=self._shards_of_keys(named, base))
-
-        def read(snapshot: Snapshot) -> pa.Table:
-            return lookup_rows(
-                snapshot, self._lookup, named, snapshot.schema.columns.names if columns is None else columns
-            )
-
-        return with_restarts(capture, read)
+        return self._reader.lookup(keys, columns)
 
     def search(
         self,
@@ -395,79 +342,92 @@ class Table(Maintenance):
         They come with `_distance`, `_score` or, for both, `_relevance`. `filter` restricts the rows before they are ranked.
         """
         request = SearchRequest(vector, text, column, k, filter, columns, metric, nprobes, refine_factor, ef)
-        return with_restarts(lambda: self._snapshots.capture(consistency=consistency), lambda s: search(s, request))
+        return self._reader.search(request, consistency)
 
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""
         return self.scan(filter=filter, consistency=consistency).count_rows()
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------------------------------ upkeep
 
-    def _newest_manifest(self, shard_id: str) -> ShardManifest | None:
-        return self._snapshots.manifests(shard_id).read_latest()
+    def flush(
+        self, *, shards: Collection[str] | None = None, idle_seconds: float = 60, force: bool = False
+    ) -> FlushReport:
+        """Turn the log tails of shards that nobody writes any more into SSTables.
 
-    def _newest_base(self) -> BaseTable:
-        known, base = self._base, self._base.refresh()
-        if base.origin is not known.origin:
-            self._forget(base)
-        self._base = base
-        return base
+        This claims the shards. Those whose newest entry is younger than `idle_seconds`, or that a writer of this process
+        owns, are skipped and reported; `force=True` takes them too, and fences their writers.
+        """
 
-    def _forget(self, base: BaseTable) -> None:
-        """Drop what was learned of another table that was at this place before."""
-        self._schemas = None
-        self._snapshots.forget()
-        self._lookup = BaseLookup(base.primary_key)
+        base = self.base
 
-    def _readable_base(self) -> BaseTable:
-        """The newest base version, which has a MemWAL entry."""
-        base = self._newest_base()
-        if base.manifest.index(INDEX_NAME) is None:
-            raise no_entry(self.location)
-        return base
+        def open_shard(shard_id: str) -> ShardWriter:
+            settings = _settings(base, shard_id, None, {"enable_memtable": True})
+            return ShardWriter.of_table(base, settings, routed=True)
 
-    def _schema_of(self, base: BaseTable) -> TableSchema:
-        known = self._schemas
-        if known is None or known[0] is not base:  # not by its number: a table made anew has it too
-            known = self._schemas = (base, table_schema(base))
-        return known[1]
+        return flush_tails(
+            self.location, open_shard, shards=shards, idle_seconds=idle_seconds, force=force, tag=base.tag
+        )
 
-    def _sharding(self, base: BaseTable) -> Sharding:
-        if base.details is None:
-            raise no_entry(self.location)
-        return base.sharding
+    def compact(
+        self,
+        *,
+        shards: Collection[str] | None = None,
+        max_generations: int | None = None,
+        progress: Progress | None = None,
+        memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    ) -> CompactionReport:
+        """Fold published generations into the base table, newest row per key, data and progress together.
 
-    def _candidates(self, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
-        """The shards in which rows can match, or None for all."""
-        base = self._base
-        sharding = self._sharding(base)
-        if not isinstance(filter, str) or not isinstance(sharding, Bucket | Identity):
-            return None
-        if base.primary_key and sharding.column not in base.primary_key:
-            return None
-        values = values_in_filter(filter, sharding.column, base.schema.names)
-        return None if values is None else self._shards_of_values(sharding, values, base)
+        Runs beside writers and readers and fences nobody; several may run at once. `max_generations` bounds the work per
+        shard, `memory_bytes` the memory; `progress` is told what was done and how much is left.
+        """
+        compactor = Compactor(self.location, self._newest, memory_bytes=memory_bytes)
+        return compactor.run(shards=shards, max_generations=max_generations, progress=progress)
 
-    def _shards_of_values(self, sharding: Bucket | Identity, values: Any, base: BaseTable) -> set[str] | None:
-        named = shards_for_values(sharding, values, base.schema.field(sharding.column).type)
-        if named is None:
-            return None
-        derived = set(shard_ids(sharding) or ())
-        return {s for s in list_shards(self.location) if s in named or not _is_derived(s, derived)}
+    def gc(
+        self,
+        *,
+        dry_run: bool = False,
+        grace_seconds: float = 3600,
+        progress: Progress | None = None,
+        optimize_indices: bool = False,
+    ) -> GcReport:
+        """Delete what nobody needs any more: covered log entries, compacted SSTables, old manifests, orphans.
 
-    def _shards_of_keys(self, keys: pa.RecordBatch, base: BaseTable) -> set[str] | None:
-        sharding = self._sharding(base)
-        if not isinstance(sharding, Bucket | Identity):
-            return None
-        if sharding.column not in base.primary_key:
-            return None
-        column = keys.column(base.primary_key.index(sharding.column))
-        return self._shards_of_values(sharding, column, base)
+        What became unneeded within the grace period stays. `optimize_indices` lets the indexes of the base table catch up
+        first, since an index that lags keeps its SSTables.
+        """
+        collector = Collector(self.location, self._newest)
+        return collector.run(
+            dry_run=dry_run, grace_seconds=grace_seconds, optimize_indices=optimize_indices, progress=progress
+        )
+
+    def verify(self) -> VerifyReport:
+        """Check every invariant of the table on storage; reads only, and may run beside writers."""
+        return verify_table(self._newest.readable)
+
+    def repair(self, *, dry_run: bool = True, restored: Restored | None = None) -> RepairReport:
+        """Put right what can be without losing anything: a torn last entry, a lost MemWAL index.
+
+        After the base table was restored to a version before a compaction, a person must decide: `restored="keep_base"`
+        takes it as it is, and what was compacted after that version is gone; `restored="bring_back"` lists the compacted
+        generations again, if they still exist.
+        """
+        check_flag("dry_run", dry_run)
+        if restored is not None:
+            check_choice("restored", restored, ("keep_base", "bring_back"))
+        return repair_table(self.location, self._newest.readable, dry_run=dry_run, restored=restored)
+
+    def stats(self) -> TableStats:
+        """Tiers, rows and bytes, and what compaction and collection would do."""
+        garbage = Collector(self.location, self._newest).run(dry_run=True)
+        return collect_stats(self.location, self.base, garbage, CompactionPolicy())
 
 
-def _is_derived(shard_id: str, derived: Collection[str]) -> bool:
-    """Whether routing made this shard; others (opened by hand with an id of their own) may hold any row.
-
-    Identity shards cannot be enumerated, but routed ones are UUIDs of version 5, which nobody draws at random.
-    """
-    return shard_id in derived if derived else shard_id[14] == "5"
+def _settings(
+    base: BaseTable, shard_id: str | None, config: WriterConfig | None, overrides: Mapping[str, Any]
+) -> WriterConfig:
+    """The settings of a shard's writer: the table's defaults or `config`, then `overrides`, then the shard."""
+    settings = writer_config(base, config, dict(overrides), ())
+    return settings if shard_id is None else settings.replace(shard_id=shard_id)

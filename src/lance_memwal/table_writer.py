@@ -10,8 +10,6 @@ Owns `TableWriter`. Invariants:
    logged and tried again, and touches no write.
 5. A writer belongs to the table that it was opened on. Once that was removed, overwritten, restored or made anew at the
    same place, it takes no more writes and compacts nothing (`TableReplacedError`; see `lance.identity` for how soon).
-
-Called by: users, through `Table.writer`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -28,13 +26,16 @@ from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
+from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
+from lance_memwal.read.search import SearchRequest
 from lance_memwal.rows.ingest import key_batch, to_batches
-from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
-from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
+from lance_memwal.rows.schema import Missing, Reconciler, fills_missing
+from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
@@ -42,9 +43,6 @@ from lance_memwal.write.engine import Ack, WriteResult
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from lance_memwal.write.parking import Parked
 from lance_memwal.write.stats import WriteStats
-
-if TYPE_CHECKING:
-    from lance_memwal.table import Table
 
 __all__ = ["TableAck", "TableWriter"]
 
@@ -79,23 +77,21 @@ class TableWriter:
 
     def __init__(
         self,
-        table: Table,
-        schema: TableSchema,
-        sharding: Sharding,
+        base: BaseTable,
+        reader: Reader,
         open_shard: Callable[[str | None, Parked | None], ShardWriter],
         watch: TableWatch,
         compaction: CompactionPolicy | None = None,
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
     ) -> None:
         """Use `Table.writer`."""
-        self._table = table
-        self._schema = schema
-        self._sharding = sharding
-        self._reconciler = Reconciler(schema)
+        self._location = base.location
+        self._reader = reader
+        self._take_columns(base)
         self._lock = threading.RLock()
         self._shards = OpenShards(open_shard, max_open_shards)
         self._watch = watch
-        self._compaction = Background(compaction, table.location, watch.look, self._shards.names)
+        self._compaction = Background(compaction, base.location, watch.look, self._shards.names)
         weakref.finalize(self, self._compaction.stop).atexit = False
         close_in_child(self)
 
@@ -173,7 +169,7 @@ class TableWriter:
         def to_shard(shard_id: str) -> T:
             return self._shards.write(shard_id, lambda writer: write(writer, routed[shard_id]))
 
-        if len(routed) < 2 or self._table.location.is_local:
+        if len(routed) < 2 or self._location.is_local:
             return {shard_id: to_shard(shard_id) for shard_id in routed}
         with thread_pool(min(_PARALLEL_SHARDS, len(routed)), "memwal-put") as pool:
             return dict(zip(routed, pool.map(to_shard, routed), strict=True))
@@ -186,9 +182,11 @@ class TableWriter:
         check_table(base)
         with self._lock:
             self._shards.evolve()
-            self._schema = self._table._schema_of(base)
-            self._reconciler = Reconciler(self._schema)
-            self._sharding = self._table._sharding(base)
+            self._take_columns(base)
+
+    def _take_columns(self, base: BaseTable) -> None:
+        self._schema, self._sharding = base.columns, base.sharding
+        self._reconciler = Reconciler(self._schema)
 
     # ------------------------------------------------------------------------------------------------------ closing
 
@@ -246,24 +244,25 @@ class TableWriter:
 
     def scan(self, *args: Any, **options: Any) -> Scan:
         """`Table.scan`, with everything that this writer acknowledged."""
-        return self._table.scan(*args, **options)
+        return self._reader.scan(*args, **options)
 
     def get(self, key: Any, columns: list[str] | None = None) -> dict[str, Any] | None:
         """`Table.get`, with everything that this writer acknowledged."""
-        return self._table.get(key, columns)
+        return self._reader.get(key, columns)
 
     def lookup(self, keys: Any, columns: list[str] | None = None) -> pa.Table:
         """`Table.lookup`, with everything that this writer acknowledged."""
-        return self._table.lookup(keys, columns)
+        return self._reader.lookup(keys, columns)
 
     def search(self, **options: Any) -> pa.Table:
         """`Table.search`, with everything that this writer acknowledged."""
-        return self._table.search(**options)
+        consistency = options.pop("consistency", "fresh")
+        return self._reader.search(SearchRequest(**options), consistency)
 
     def count_rows(self, *args: Any, **options: Any) -> int:
         """`Table.count_rows`, with everything that this writer acknowledged."""
-        return self._table.count_rows(*args, **options)
+        return self._reader.scan(None, *args, **options).count_rows()
 
     def __repr__(self) -> str:
         state = "closed" if self._shards.closed else "open"
-        return f"TableWriter({self._table.uri!r}, shards={len(self._shards.names())}, {state})"
+        return f"TableWriter({self._location.describe()!r}, shards={len(self._shards.names())}, {state})"

@@ -127,7 +127,7 @@ def test_the_commit_number_grows_by_one_and_is_no_shard(tmp_path: Path) -> None:
     for count in range(1, 4):
         kept.generations(1)
         kept.table.compact()
-        assert commit_number(kept.table._newest_base()) == count
+        assert commit_number(kept.table.base) == count
     assert COUNTER_SHARD not in kept.table.details().compacted
     assert COUNTER_SHARD not in [info.shard_id for info in kept.table.shards()]
 
@@ -145,18 +145,18 @@ def test_between_the_two_commits_of_an_append_readers_count_every_row_once(tmp_p
     kept.generations(1)
     kept.table.compact()
     kept.generations(2)
-    assert not kept.table._newest_base().takes_hand_commit
+    assert not kept.table.base.takes_hand_commit
     run_once_at("compact.between_commits", _stop)
     with pytest.raises(_StoppedError):
         kept.table.compact()
-    assert unmarked(kept.table._newest_base())
+    assert unmarked(kept.table.base)
     assert kept.shown() == kept.expected
     assert mw.open_table(kept.uri).scan(consistency="flushed").count_rows() == sum(kept.expected.values())
     kept.table.dataset.delete("false")  # somebody else commits meanwhile
     assert kept.shown() == kept.expected
     kept.generations(1)
     kept.table.compact()
-    assert not unmarked(kept.table._newest_base())
+    assert not unmarked(kept.table.base)
     assert kept.plain() == kept.expected
 
 

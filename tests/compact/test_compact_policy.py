@@ -112,10 +112,10 @@ def test_count_bytes_and_age_make_a_shard_due(tmp_path: Path, policy: mw.Compact
     with table.writer(compaction=None) as writer:
         generations(writer, 4)
     time.sleep(0.002)
-    found = due_shards(table.location, table._newest_base(), policy, SYSTEM_CLOCK)
+    found = due_shards(table.location, table.base, policy, SYSTEM_CLOCK)
     assert bool(found) is due
     table.compact()
-    assert due_shards(table.location, table._newest_base(), policy, SYSTEM_CLOCK) == []
+    assert due_shards(table.location, table.base, policy, SYSTEM_CLOCK) == []
 
 
 def test_a_policy_that_makes_no_sense_is_refused() -> None:

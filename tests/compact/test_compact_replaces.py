@@ -244,7 +244,7 @@ def test_every_compaction_counts(tmp_path: Path) -> None:
     for count in (1, 2, 3):
         write(table, put=[count])
         table.compact()
-        assert commit_number(table._newest_base()) == count
+        assert commit_number(table.base) == count
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_the_compacted_version_is_synced_before_the_manifest_forgets(tmp_path: P
 
     location = resolve(kept.uri, wrap=wrap)
     data_before = {path.name for path in (tmp_path / "t" / "data").iterdir()}
-    Compactor(location, lambda: kept.table._newest_base().__class__.open(location)).run()  # type: ignore[arg-type,return-value]
+    Compactor(location, lambda: kept.table.base.__class__.open(location)).run()  # type: ignore[arg-type,return-value]
     calls = watched[0].calls
     first_trim = next(i for i, (what, path) in enumerate(calls) if what == "create" and "_mem_wal" in path)
     synced = {path for what, path in calls[:first_trim] if what == "sync"}
@@ -246,7 +246,7 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path) -> None:
         return watched[0]  # type: ignore[return-value]
 
     location = resolve(kept.uri, wrap=wrap)
-    Compactor(location, lambda: kept.table._newest_base().__class__.open(location)).run()  # type: ignore[arg-type,return-value]
+    Compactor(location, lambda: kept.table.base.__class__.open(location)).run()  # type: ignore[arg-type,return-value]
     assert [call for call in watched[0].calls if call[0] == "sync"] == []
     assert ShardManifestStore(location, kept.table.shards()[0].shard_id).read_latest().sstables == ()  # type: ignore[union-attr]
 

@@ -273,7 +273,7 @@ def test_the_hint_is_right_before_the_first_manifest_goes(tmp_path: Path) -> Non
         return ordered[0]  # type: ignore[return-value]
 
     location = resolve(table.uri, wrap=wrap)
-    Collector(location, table._newest_base).run(grace_seconds=0)
+    Collector(location, lambda: table.base).run(grace_seconds=0)
     calls = ordered[0].calls
     gone = [
         i for i, (what, path) in enumerate(calls) if what == "delete" and path.startswith(paths.manifest_dir(shard))

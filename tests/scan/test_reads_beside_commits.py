@@ -12,12 +12,11 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.compact.run import Compactor
-from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.snapshot import SnapshotSource
 from lance_memwal.store.location import resolve
-from lance_memwal.write.table_target import table_schema
 
 PLAIN = pa.schema([("id", pa.int64()), ("note", pa.string())])
 KEY = pa.field("id", pa.int64(), False, metadata={"lance-schema:unenforced-primary-key": "true"})
@@ -77,13 +76,8 @@ def test_a_lookup_finds_every_row_of_its_snapshot_while_its_process_compacts(tmp
     table = _table(tmp_path / "t", way)
     newest = BaseTable.open(resolve(table.uri))
     assert newest is not None
-    held: list[BaseTable] = [newest]
-
-    def base() -> BaseTable:
-        held[0] = held[0].refresh()
-        return held[0]
-
-    source, lookup = SnapshotSource(newest.location, base, table_schema), BaseLookup(["id"])
+    base = NewestBase(newest)
+    source, lookup = SnapshotSource(base), BaseLookup()
     keys = pa.record_batch([pa.array([1, 2, 3])], names=["id"])
     with table.writer(compaction=None) as writer:
         for _ in range(12):  # enough for an index of key hashes

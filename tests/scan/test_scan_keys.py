@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lance_memwal as mw
+from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.reader import Reader
 from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.keys import KeySet, distinct
 from lance_memwal.sstable.read import SHARED_CACHE
@@ -128,15 +130,15 @@ def test_a_table_of_two_boolean_keys_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in KEYS if len(KEYS[name][0]) == 1 and "large_binary" not in name])
 def test_base_rows_are_found_by_its_scalar_index_and_without_room_for_our_own(tmp_path: Path, name: str) -> None:
     types, keys = KEYS[name]
-    table, names = _make(str(tmp_path / "t"), types)
+    table, _ = _make(str(tmp_path / "t"), types)
     upsert_base(
         table.uri, pa.Table.from_pylist([{"k0": key[0], "v": repr(key)} for key in keys[:6]], schema=table.schema)
     )
-    table._lookup = BaseLookup(names, limit_bytes=0)  # filters that Lance answers
+    reader = Reader(NewestBase(table.base), lookup=BaseLookup(limit_bytes=0))  # filters that Lance answers
     for attempt in ("without an index", "with an index"):
-        found = table.lookup([key[0] for key in keys]).to_pylist()
+        found = reader.lookup([key[0] for key in keys]).to_pylist()
         assert {row["k0"]: row["v"] for row in found} == {key[0]: repr(key) for key in keys[:6]}, attempt
-        assert [table.get(key[0]) is not None for key in keys] == [True] * 6 + [False] * (len(keys) - 6), attempt
+        assert [reader.get(key[0]) is not None for key in keys] == [True] * 6 + [False] * (len(keys) - 6), attempt
         lance.dataset(table.uri).create_scalar_index("k0", "BTREE")
 
 
@@ -145,8 +147,8 @@ def test_composite_base_keys_are_found_without_room_for_our_own_index(tmp_path: 
     table, names = _make(str(tmp_path / "t"), types)
     rows = [dict(zip(names, key, strict=True)) | {"v": "x"} for key in keys[:5]]
     upsert_base(table.uri, pa.Table.from_pylist(rows, schema=table.schema))
-    table._lookup = BaseLookup(names, limit_bytes=0)
-    assert sorted(table.lookup(keys).to_pylist(), key=repr) == sorted(rows, key=repr)
+    reader = Reader(NewestBase(table.base), lookup=BaseLookup(limit_bytes=0))
+    assert sorted(reader.lookup(keys).to_pylist(), key=repr) == sorted(rows, key=repr)
 
 
 def test_lookups_follow_new_base_versions(tmp_path: Path) -> None:

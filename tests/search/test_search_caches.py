@@ -118,7 +118,7 @@ def test_keys_of_a_table_made_anew_with_the_same_version_are_found_where_they_ar
 ) -> None:
     uri = str(tmp_path / "t")
     schema = pa.schema([pa.field("id", key, nullable=False), pa.field("n", pa.int64())])
-    lookup, found = BaseLookup(["id"]), []
+    lookup, found = BaseLookup(), []
     for order in (range(40), reversed(range(40))):
         ids = list(order)
         rows = pa.table([pa.array(ids).cast(key), pa.array(ids, pa.int64())], schema=schema)

@@ -94,8 +94,8 @@ def test_a_table_that_is_gone_says_so(tmp_path: Path) -> None:
 def test_a_version_that_lance_cleaned_up_is_no_new_table(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     kept = _make(uri, "old")
-    before = kept._newest_base()
+    before = kept.base
     kept.dataset.delete("id = 1")
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     assert _shown(kept) == dict.fromkeys([2, 3, 4], "old")
-    assert kept._newest_base().version > before.version
+    assert kept.base.version > before.version

@@ -15,8 +15,8 @@ from lance_memwal.cli.output import note, print_batches, print_json, rows_as_jso
 from lance_memwal.cli.progress import step_bars
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer, list_positions
-from lance_memwal.read.snapshot import list_shards
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import WalEntry
 

@@ -261,7 +261,7 @@ class Compactor:
     # ----------------------------------------------------------------------------------------------------- one commit
 
     def _fold(self, base: BaseTable, chosen: Mapping[str, Sequence[SsTable]], tally: _Tally) -> BaseTable:
-        schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+        schema = base.columns
         marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
         members = [(shard_id, sstable) for shard_id, sstables in chosen.items() for sstable in sstables]
         generations = open_generations(self._location, members, schema, self._memory_bytes)

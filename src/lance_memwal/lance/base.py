@@ -56,11 +56,21 @@ from lance_memwal.lance.manifest import (
 from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import use_lance
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Manual, Sharding, from_specs
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 
-__all__ = ["RESERVED", "BaseTable", "lance_errors", "lance_options", "lance_read", "lance_reading"]
+__all__ = [
+    "RESERVED",
+    "BaseTable",
+    "NewestBase",
+    "lance_errors",
+    "lance_options",
+    "lance_read",
+    "lance_reading",
+    "no_index",
+]
 
 T = TypeVar("T")
 TAG_DIGITS = 8
@@ -315,6 +325,11 @@ class BaseTable:
         return pa.schema([_as_named(field, item) for field, item in fields], metadata=kept or None)
 
     @cached_property
+    def columns(self) -> TableSchema:
+        """The columns with their field ids, as rows are fitted to them."""
+        return TableSchema.from_lance(self.schema, self.dataset.lance_schema)
+
+    @cached_property
     def field_ids(self) -> tuple[int, ...]:
         """The Lance ids of all fields, nested ones included, in pre-order."""
         return tuple(number for item in self.dataset.lance_schema.fields() for number in _ids(item))
@@ -396,6 +411,51 @@ class BaseTable:
     def tag(self) -> str | None:
         """What the entries of this table carry: the first digits of its id."""
         return None if self.table_id is None else self.table_id[:TAG_DIGITS]
+
+
+class NewestBase:
+    """The newest version of one base table, whenever it is asked for; `known` is the last answer. Threads may share it."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, base: BaseTable) -> None:
+        self.known = base
+
+    @property
+    def location(self) -> Location:
+        """Where the table is."""
+        return self.known.location
+
+    def __call__(self) -> BaseTable:
+        """The newest version."""
+        self.known = base = self.known.refresh()
+        return base
+
+    def with_index(self) -> BaseTable:
+        """The newest version, which has a MemWAL index; else an error that says how it can get one."""
+        base = self()
+        if base.manifest.index(INDEX_NAME) is None:
+            raise no_index(base.location)
+        return base
+
+    def readable(self) -> BaseTable:
+        """The newest version, or the newest that can be read where that one is damaged."""
+        try:
+            return self()
+        except CorruptDataError:
+            base = BaseTable.open_newest_readable(self.location)
+            if base is None:
+                raise
+            return base
+
+
+def no_index(location: Location) -> InvalidInputError:
+    """The error for a table without a MemWAL index."""
+    return InvalidInputError(
+        f"the table at {location.describe()} has no MemWAL index: it was never enabled, or its base was overwritten or "
+        "the index dropped, and rows in its shards cannot be read. Call memwal.enable(); with adopt_shards=True it takes "
+        "over what the shards hold"
+    )
 
 
 def _as_named(field: pa.Field, item: Any) -> pa.Field:

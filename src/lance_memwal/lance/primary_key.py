@@ -99,11 +99,7 @@ def _committed(base: BaseTable, change: Callable[[lance.LanceDataset], object]) 
 
 
 def _field_ids(base: BaseTable) -> list[int]:
-    return [
-        number
-        for field in TableSchema.from_lance(base.schema, base.dataset.lance_schema).field_ids or ()
-        for number in field.in_order()
-    ]
+    return [number for field in base.columns.field_ids or () for number in field.in_order()]
 
 
 def unmark(base: BaseTable, before: BaseTable) -> None:

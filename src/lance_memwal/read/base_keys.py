@@ -38,8 +38,7 @@ _ROW_ID = "_rowid"
 class BaseLookup:
     """Row lookups of one table's base, by key; follows the base version that it is asked about."""
 
-    def __init__(self, primary_key: Sequence[str], limit_bytes: int = _LIMIT_BYTES) -> None:
-        self._key = list(primary_key)
+    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.RLock()
         self._known: tuple[object, ...] = ()
@@ -48,19 +47,19 @@ class BaseLookup:
 
     def find(self, base: BaseTable, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
-        wanted = list(dict.fromkeys([*columns, *self._key]))
+        wanted = list(dict.fromkeys([*columns, *base.primary_key]))
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
             return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
         index = self._index_for(base)
         with base.reading("looking keys up in the base table"):
             if index is None:
-                return self._by_filter(base, keys, wanted)
+                return _by_filter(base, keys, wanted)
             row_ids = index.propose(keys)
             if not len(row_ids):
                 return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
             rows = base.dataset._take_rows(row_ids.tolist(), columns=wanted)
         table = rows if isinstance(rows, pa.Table) else pa.table(rows)
-        return table if index.exact else self._verified(table, keys)
+        return table if index.exact else _verified(table, keys, base.primary_key)
 
     def _index_for(self, base: BaseTable) -> _HashIndex | None:
         with self._lock:
@@ -69,24 +68,29 @@ class BaseLookup:
                 self._known, self._asked, self._index = version, 0, None
             self._asked += 1
             if self._index is None and self._worth_building(base):
-                self._index = _HashIndex.build(base, self._key)
+                self._index = _HashIndex.build(base, list(base.primary_key))
             return self._index
 
     def _worth_building(self, base: BaseTable) -> bool:
         fits = base.dataset.count_rows() * _BYTES_PER_ROW <= self._limit_bytes
-        indexed = any(self._covers(entry.field_ids, base) for entry in base.index_entries)
+        indexed = any(_covers(entry.field_ids, base) for entry in base.index_entries)
         return fits and (not indexed or self._asked > _INDEX_AFTER_LOOKUPS)
 
-    def _covers(self, fields: Sequence[int], base: BaseTable) -> bool:
-        return len(self._key) == 1 and list(fields) == [base.column_ids[self._key[0]]]
 
-    def _by_filter(self, base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
-        conditions = [in_list(name, keys.column(i)) for i, name in enumerate(self._key)]
-        return self._verified(base.dataset.to_table(columns=wanted, filter=" and ".join(conditions)), keys)
+def _covers(fields: Sequence[int], base: BaseTable) -> bool:
+    key = base.primary_key
+    return len(key) == 1 and list(fields) == [base.column_ids[key[0]]]
 
-    def _verified(self, table: pa.Table, keys: pa.RecordBatch) -> pa.Table:
-        found = pc.is_in(key_array(table.select(self._key).columns), value_set=key_array(keys.columns))
-        return table.filter(found)
+
+def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
+    conditions = [in_list(name, keys.column(i)) for i, name in enumerate(base.primary_key)]
+    found = base.dataset.to_table(columns=wanted, filter=" and ".join(conditions))
+    return _verified(found, keys, base.primary_key)
+
+
+def _verified(table: pa.Table, keys: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
+    found = pc.is_in(key_array(table.select(list(key)).columns), value_set=key_array(keys.columns))
+    return table.filter(found)
 
 
 class _HashIndex:

@@ -31,7 +31,7 @@ import pyarrow as pa
 from lance_memwal.arguments import check_choice, check_names
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
-from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.base import BaseTable, NewestBase, no_index
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
@@ -51,8 +51,6 @@ __all__ = [
     "ShardView",
     "Snapshot",
     "SnapshotSource",
-    "list_shards",
-    "no_entry",
     "tail_memtables",
     "with_restarts",
 ]
@@ -103,19 +101,12 @@ class _Upper:
 class SnapshotSource:
     """Captures snapshots of one table."""
 
-    def __init__(
-        self,
-        location: Location,
-        base: Callable[[], BaseTable],
-        schema: Callable[[BaseTable], TableSchema],
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """`base` gives the newest base version, `schema` the columns of a version."""
-        self.location = location
-        self._base = base
-        self._schema = schema
+    def __init__(self, base: NewestBase, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.location = base.location
+        self._newest = base
         self._clock = clock
         self._manifests: dict[str, ShardManifestStore] = {}
+        self._origin = base.known.origin
 
     def manifests(self, shard_id: str) -> ShardManifestStore:
         """The manifests of one shard."""
@@ -124,9 +115,12 @@ class SnapshotSource:
             found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
         return found
 
-    def forget(self) -> None:
-        """Drop the manifests that were read: they belong to a table that was at this place before."""
-        self._manifests.clear()
+    def _base(self) -> BaseTable:
+        base = self._newest()
+        if base.origin is not self._origin:  # what was read of the shards belongs to a table that was here before
+            self._origin = base.origin
+            self._manifests.clear()
+        return base
 
     def capture(
         self,
@@ -151,7 +145,7 @@ class SnapshotSource:
         for _ in range(_MAX_TRIES):
             before = self._base()
             captured = {s: self._ours(given.get(s) or self._live(s, consistency), before) for s in wanted}
-            schema = self._schema(before)
+            schema = before.columns
             uppers = self._each(wanted, partial(self._capture_upper, captured, consistency, schema, before.tag))
             base = self._base()
             if base.table_id == before.table_id:
@@ -160,9 +154,9 @@ class SnapshotSource:
             raise ConflictError(
                 f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
             )
-        details, schema = base.details, self._schema(base)
+        details, schema = base.details, base.columns
         if details is None:
-            raise no_entry(self.location)
+            raise no_index(self.location)
         marks = compacted(base)
         for upper in uppers:
             if upper is not None:
@@ -317,12 +311,3 @@ def with_restarts(capture: Callable[[], Snapshot], read: Callable[[Snapshot], T]
                 raise CorruptDataError("the shard lists an SSTable that is not there", path=error.path) from None
         snapshot = None
     raise AssertionError("the last attempt returns or raises")
-
-
-def no_entry(location: Location) -> InvalidInputError:
-    """The error for a table without a MemWAL entry."""
-    return InvalidInputError(
-        f"the table at {location.describe()} has no MemWAL index: it was never enabled, or its base was overwritten or "
-        "the index dropped, and rows in its shards cannot be read. Call memwal.enable(); with adopt_shards=True it takes "
-        "over what the shards hold"
-    )

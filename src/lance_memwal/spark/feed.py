@@ -31,7 +31,6 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.rows.adapt import RowAdapter
-from lance_memwal.rows.schema import TableSchema
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.store import paths
@@ -160,7 +159,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         base = BaseTable.open(location)
         if base is None:
             raise InvalidInputError(f"there is no table at {location.describe()} any more")
-        adapter = RowAdapter(TableSchema.from_lance(base.schema, base.dataset.lance_schema))
+        adapter = RowAdapter(base.columns)
         wanted = spark_arrow_schema(self._schema)
         tailer = WalTailer(location, span.shard_id)
         position = span.start

@@ -26,14 +26,15 @@ from lance_memwal.errors import (
     ObjectNotFoundError,
     UnavailableError,
 )
-from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.base import BaseTable, no_index
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import list_positions, own_end, read_run
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
-from lance_memwal.read.snapshot import ShardView, Snapshot, no_entry, tail_memtables
+from lance_memwal.read.reader import candidate_shards
+from lance_memwal.read.snapshot import ShardView, Snapshot, tail_memtables
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.spark.options import Options
 from lance_memwal.store import paths
@@ -80,7 +81,7 @@ def pin_table(options: Options) -> Pin:
     """The table as it is now."""
     table = open_table(options.path, storage_options=options.storage_options)
     location = table.location
-    candidates = table._candidates(options.filter)
+    candidates = candidate_shards(table.base, options.filter)
     shards = [s for s in list_shards(location) if candidates is None or s in candidates]
     flushed = options.consistency == "flushed"
     if location.is_local or len(shards) < 2:
@@ -90,12 +91,12 @@ def pin_table(options: Options) -> Pin:
             found = list(pool.map(lambda s: _pin_shard(location, s, flushed=flushed), shards))
     base = BaseTable.open(location)
     if base is None or base.details is None:
-        raise no_entry(location)
+        raise no_index(location)
     pinned = tuple(shard for shard in found if shard is not None)
     marks = compacted(base)
     for shard in pinned:
         check_not_restored(base, shard.manifest, marks.get(shard.manifest.shard_id, 0))
-    schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+    schema = base.columns
     return Pin(SYSTEM_CLOCK.uuid4(), base.version, schema, pinned)
 
 

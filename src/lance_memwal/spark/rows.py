@@ -64,7 +64,7 @@ class WritePlan:
             raise InvalidInputError(
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
-        schema = TableSchema.from_lance(table.schema, table.dataset.lance_schema)
+        schema = table.base.columns
         plan = cls(options, schema, sharding, operation)
         plan._check(frame)
         return plan

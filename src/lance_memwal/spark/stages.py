@@ -33,7 +33,6 @@ from lance_memwal.lance.commit import write_rows
 from lance_memwal.lance.hand_made import deletion_of
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
 from lance_memwal.rows.keys import KeySet, key_array
-from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.generation import fold_all, fold_newest
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
@@ -142,7 +141,7 @@ def _stage_path(job: Job, argument: str) -> str:
 def _write_unit(
     job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]], keys_path: str
 ) -> NewRows:
-    schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+    schema = base.columns
     generations = open_generations(location, members, schema, job.memory_bytes)
     if not schema.primary_key:
         folded = fold_all(generations, schema)

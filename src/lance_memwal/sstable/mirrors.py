@@ -125,7 +125,7 @@ def _entries(base: BaseTable) -> dict[str, IndexEntry]:
 def check_maintained(base: BaseTable, names: Sequence[str]) -> None:
     """Return only if every named index of the table exists and can be mirrored."""
     entries = _entries(base)
-    schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema) if names else None
+    schema = base.columns if names else None
     for name in names:
         if name not in entries or schema is None:
             listed = ", ".join(sorted(entries)) or "none"

@@ -41,7 +41,7 @@ from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.key_set import KeySet
 from lance_memwal.rows.normal_form import blank, no_rows, normal, nulls
-from lance_memwal.rows.schema import Reconciler, TableSchema, as_lance, tombstones
+from lance_memwal.rows.schema import Reconciler, as_lance, tombstones
 from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.target import ShardTarget
@@ -212,7 +212,7 @@ class _Probe:
         if base is None:
             raise AssertionError("the table was just made")
         self._base = base
-        self._schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+        self._schema = base.columns
         self._target = ShardTarget(location, self._schema, base.data_storage_version)
 
     def run(self) -> None:

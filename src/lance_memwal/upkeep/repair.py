@@ -37,7 +37,6 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions
-from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
@@ -190,7 +189,7 @@ def _misfit(old: BaseTable, new: BaseTable) -> str | None:
     """Why rows of the old columns cannot be read under the new ones, or None if they can."""
     if old.primary_key != new.primary_key:
         return f"its key is {list(new.primary_key)}, the shards have {list(old.primary_key)}"
-    before = TableSchema.from_lance(old.schema, old.dataset.lance_schema)
+    before = old.columns
     for column in before.columns:
         if column.name not in new.column_ids:
             continue

@@ -40,18 +40,26 @@ from lance_memwal.lance.restored import REMEDY, given_up, is_restored
 from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
+from lance_memwal.log.shards import list_shards
 from lance_memwal.log.transactions import is_whole
 from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import list_positions
 from lance_memwal.rows.key_encoding import encode_composite, primary_key_columns
-from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, ShardManifest, SsTable
-from lance_memwal.upkeep.reports import Problem
+from lance_memwal.upkeep.reports import Problem, VerifyReport
 
-__all__ = ["EntryInfo", "ShardFindings", "damaged_newest", "inspect_base", "inspect_shard", "sstable_faults"]
+__all__ = [
+    "EntryInfo",
+    "ShardFindings",
+    "damaged_newest",
+    "inspect_base",
+    "inspect_shard",
+    "sstable_faults",
+    "verify_table",
+]
 
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
@@ -89,6 +97,22 @@ class ShardFindings:
     def add(self, invariant: str, where: str, what: str, remedy: str, position: int | None = None) -> None:
         """Record one broken invariant."""
         self.problems.append(Problem(where, what, remedy, invariant, self.shard_id, position))
+
+
+def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLOCK) -> VerifyReport:
+    """Check every invariant of the table on storage; reads only, and may run beside writers."""
+    started = clock.monotonic()
+    base = newest_base()
+    shards = list_shards(base.location)
+    problems = inspect_base(base, shards)
+    found = [inspect_shard(base.location, shard_id, newest_base, clock=clock) for shard_id in shards]
+    return VerifyReport(
+        problems=problems + [problem for findings in found for problem in findings.problems],
+        shards=len(found),
+        entries=sum(len(findings.entries) for findings in found),
+        sstables=sum(findings.sstables for findings in found),
+        seconds=clock.monotonic() - started,
+    )
 
 
 def inspect_base(base: BaseTable, shards: Sequence[str]) -> list[Problem]:
@@ -227,7 +251,7 @@ class _Inspection:
 
     def _read_entries(self, positions: Sequence[int], base: BaseTable) -> None:
         decoder, tag = EntryDecoder(), base.tag
-        known = KnownColumns(self._location, TableSchema.from_lance(base.schema, base.dataset.lance_schema))
+        known = KnownColumns(self._location, base.columns)
         for position in positions:
             path = paths.wal_entry_path(self._shard_id, position)
             try:

@@ -97,7 +97,7 @@ class WalAppender:
         sharding: Sharding = Manual()
         if base is not None:
             check_table(base)
-            schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
+            schema = base.columns
         if base is not None and base.details is not None:
             watch = TableWatch(for_writing(base, clock), clock)
             sharding = base.sharding

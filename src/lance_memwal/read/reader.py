@@ -1,0 +1,165 @@
+"""Reads of one table, always of its newest state.
+
+Owns `Reader`. Invariants:
+
+1. Every read looks at the newest version of the base table. It also follows a table that was dropped and made anew at the
+   same place.
+2. Shards in which no row can match are left out, and nothing else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.lance.base import BaseTable, NewestBase, no_index
+from lance_memwal.log.shards import list_shards
+from lance_memwal.memtable.memtable import InMemoryMemTables
+from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.lookup import lookup_rows
+from lance_memwal.read.memory_get import Undecided, get_from_memory
+from lance_memwal.read.scan import Scan
+from lance_memwal.read.search import SearchRequest, search
+from lance_memwal.read.snapshot import Consistency, Snapshot, SnapshotSource, with_restarts
+from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.prune import values_in_filter
+from lance_memwal.rows.schema import checked_columns
+from lance_memwal.rows.sharding import Bucket, Identity, Sharding, shard_ids, shards_for_values
+from lance_memwal.types import ShardManifest
+
+__all__ = ["MemTables", "Reader"]
+
+MemTables = InMemoryMemTables | Iterable[InMemoryMemTables]
+
+
+class Reader:
+    """Scans, lookups and searches of one table. Threads may share it."""
+
+    def __init__(self, newest: NewestBase, clock: Clock = SYSTEM_CLOCK, lookup: BaseLookup | None = None) -> None:
+        self._newest = newest
+        self._snapshots = SnapshotSource(newest, clock)
+        self._lookup = lookup if lookup is not None else BaseLookup()
+
+    def capture(
+        self,
+        filter: FilterLike | None = None,  # noqa: A002
+        *,
+        consistency: Consistency = "fresh",
+        shards: Collection[str] | None = None,
+        in_memory: MemTables | None = None,
+    ) -> Snapshot:
+        """A snapshot of what a read with `filter` needs."""
+        candidates = candidate_shards(self._newest.known, filter)
+        return self._snapshots.capture(
+            consistency=consistency, shards=shards, in_memory=in_memory, candidates=candidates
+        )
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        limit: int | None = None,
+        offset: int | None = None,
+        *,
+        with_row_address: bool = False,
+        with_generation: bool = False,
+        consistency: Consistency = "fresh",
+        shards: Collection[str] | None = None,
+        in_memory: MemTables | None = None,
+    ) -> Scan:
+        """All live rows of all tiers as of now."""
+        return Scan(
+            lambda: self.capture(filter, consistency=consistency, shards=shards, in_memory=in_memory),
+            columns=columns,
+            filter=filter,
+            limit=limit,
+            offset=offset,
+            with_row_address=with_row_address,
+            with_generation=with_generation,
+        )
+
+    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The live row of one key, or None."""
+        base = self._newest.with_index()
+        schema = base.columns
+        if columns is not None:
+            columns = checked_columns(columns, schema.columns)
+        row = get_from_memory(base.location.key, base.table_id, schema, key, columns, self._newest_manifest)
+        if not isinstance(row, Undecided):
+            return row
+        found = self.lookup([key], columns)
+        return found.to_pylist()[0] if found.num_rows else None
+
+    def lookup(
+        self,
+        keys: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        shards: Collection[str] | None = None,
+        in_memory: MemTables | None = None,
+    ) -> pa.Table:
+        """The live rows of many keys, each once and in no order; keys without a row are left out."""
+        base = self._newest.with_index()
+        named = key_batch(keys, base.columns)
+
+        def capture() -> Snapshot:
+            candidates = shards_of_keys(base, named)
+            return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=candidates)
+
+        def read(snapshot: Snapshot) -> pa.Table:
+            wanted = snapshot.schema.columns.names if columns is None else columns
+            return lookup_rows(snapshot, self._lookup, named, wanted)
+
+        return with_restarts(capture, read)
+
+    def search(self, request: SearchRequest, consistency: Consistency = "fresh") -> pa.Table:
+        """The best live rows for a vector, a text, or both, best first."""
+        return with_restarts(lambda: self._snapshots.capture(consistency=consistency), lambda s: search(s, request))
+
+    def _newest_manifest(self, shard_id: str) -> ShardManifest | None:
+        return self._snapshots.manifests(shard_id).read_latest()
+
+
+def candidate_shards(base: BaseTable, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
+    """The shards in which rows can match, or None for all."""
+    sharding = _sharding(base)
+    if not isinstance(filter, str) or not isinstance(sharding, Bucket | Identity):
+        return None
+    if base.primary_key and sharding.column not in base.primary_key:
+        return None
+    values = values_in_filter(filter, sharding.column, base.schema.names)
+    return None if values is None else _shards_of_values(base, sharding, values)
+
+
+def shards_of_keys(base: BaseTable, keys: pa.RecordBatch) -> set[str] | None:
+    """The shards that can hold one of `keys`, or None for all."""
+    sharding = _sharding(base)
+    if not isinstance(sharding, Bucket | Identity) or sharding.column not in base.primary_key:
+        return None
+    return _shards_of_values(base, sharding, keys.column(base.primary_key.index(sharding.column)))
+
+
+def _sharding(base: BaseTable) -> Sharding:
+    if base.details is None:
+        raise no_index(base.location)
+    return base.sharding
+
+
+def _shards_of_values(base: BaseTable, sharding: Bucket | Identity, values: Any) -> set[str] | None:
+    named = shards_for_values(sharding, values, base.schema.field(sharding.column).type)
+    if named is None:
+        return None
+    derived = set(shard_ids(sharding) or ())
+    return {s for s in list_shards(base.location) if s in named or not _is_derived(s, derived)}
+
+
+def _is_derived(shard_id: str, derived: Collection[str]) -> bool:
+    """Whether routing made this shard; others (opened by hand with an id of their own) may hold any row.
+
+    Identity shards cannot be enumerated, but routed ones are UUIDs of version 5, which nobody draws at random.
+    """
+    return shard_id in derived if derived else shard_id[14] == "5"
