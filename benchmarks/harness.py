@@ -9,8 +9,6 @@ Owns `Case`, `Sample`, `Bench` and the table. Rules, so that a figure can be bel
 5. Both sides share a process. pylance's runtime keeps six threads from its first use on, but idle they cost the other
    side nothing that can be measured. A side that stays busy after its turn is another matter: such a case is
    `isolated`, each turn in a process of its own, and its callables must be importable (module-level functions).
-
-Called by: `python -m benchmarks`, and by each `bench_*` module for its types.
 """
 
 from __future__ import annotations

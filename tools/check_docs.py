@@ -5,8 +5,6 @@ Reads the Markdown files of the project. Rules:
 1. A relative link names a file of the project; an anchor names a heading of that file.
 2. Every page below docs/ is reachable by links from docs/index.md, every RFC from there too.
 3. A fenced block names its language, so that the tests know which ones to run.
-
-Called by: `make docs`, and by `tests/project`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns the `Clock` port and the system implementation. Invariant: no other module calls `time`, `random`,
 `secrets`, `uuid.uuid4` or starts a thread, so that a test injects all of them.
-
-Called by: everything that waits, names things or works in the background.
 """
 
 from __future__ import annotations

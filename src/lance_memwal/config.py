@@ -5,8 +5,6 @@ Owns `WriterConfig`. Invariants:
 1. A config that exists is valid: construction validates everything that needs no storage.
 2. `WriterConfig.from_defaults(config.to_defaults())` equals `config` in every tunable.
 3. `shard_id` and `shard_spec_id` are never stored.
-
-Called by: the writer, the table facade, the command line.
 """
 
 from __future__ import annotations

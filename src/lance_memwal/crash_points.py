@@ -2,8 +2,6 @@
 
 Owns `reach`: production code calls it where a crash would be interesting; it does nothing unless a test installed a
 handler. Invariant: a handler never changes what the engine does, it only stops, kills or delays the process.
-
-Called by: the writer, flush, compaction, garbage collection.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Owns the commit of the index entry. Invariants:
 3. A second initialisation is refused; the rows of a table are never touched.
 5. A table that gets an index has no key twice and none that is null, whoever marked its primary key.
 4. Shards that hold rows are never taken over unasked: after an overwrite they belong to rows that are gone.
-
-Called by: the table facade.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Owns the exception tree below `MemWalError`. Invariants:
 2. No error text carries credentials or row data; keys that have no place are named, a few of them.
 3. Nobody matches on message text: what a caller may need is an attribute.
 4. An error passes from one process to another (pools, Spark) as it is.
-
-Called by: every module.
 """
 
 from __future__ import annotations

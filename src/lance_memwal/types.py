@@ -2,8 +2,6 @@
 
 Owns frozen dataclasses only. Invariant: nothing here does I/O or holds a lock, so a value may be shared
 between threads and processes freely.
-
-Called by: every module above `format`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns the table `TARGETS`: to add a decoder, write a function that takes bytes and a function that returns honest bytes,
 and list them. A decode function may go on to check what it got (a round trip, say): an `AssertionError` is a failure.
 Imports of memwal happen inside the functions, so that one broken module fails its own target only.
-
-Called by: the fuzz tests and the fuzzer's child process.
 """
 
 from __future__ import annotations

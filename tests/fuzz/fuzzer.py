@@ -9,8 +9,6 @@ the limit, more time for one input than the limit. Invariants:
 2. The child's memory limit is what it uses after its imports plus `HEADROOM_BYTES`.
 
 To fuzz one more decoder: add it to `decoders.py`. To see the input of a failure: `mutate(seed, number, corpus)`.
-
-Called by: the fuzz tests; as a script by itself (the child).
 """
 
 from __future__ import annotations

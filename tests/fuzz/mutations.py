@@ -2,8 +2,6 @@
 
 Owns the kinds of damage. Invariant: `mutate(seed, number, corpus)` depends on its arguments alone, so a failure is
 reproduced from the two numbers that it prints.
-
-Called by: the fuzzer's child process, and by whoever reproduces a failure.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ every few kills the shard is closed, read by pylance too, and a new table begins
 
 Invariants that it checks: I1 to I6, I8 to I10 and I12 of the reliability contract; the first broken one ends the run
 with the seed that repeats its draws (timing differs).
-
-Called by: `tests/crash`; usable by anybody who changes the engine: `python -m tests.harness.crash 200`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns `Life` (what to do, drawn by the parent) and `live` (doing it). Messages go through a pipe in the order in which
 things happened; what was sent before the kill arrives. Tags: opened, rows, issued, returned, draining, drained, closing,
 closed, done, failed.
-
-Called by: the crash harness, as the target of a child process.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns `TableKind`: how a key number becomes key columns and back, with one integer key, with a composite key, or with no
 key at all (append-only). Invariant: `rows_of(batch_of(key, number))` gives the same key and number back, intact; any
 other note is not.
-
-Called by: the crash harness and its child process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns the imports and one warning filter: Lance warns at every fork, rightly where it was used before; here it is only
 imported. Not for import anywhere else.
-
-Called by: the fork server of multiprocessing, by name.
 """
 
 from __future__ import annotations

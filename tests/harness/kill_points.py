@@ -3,8 +3,6 @@
 Owns the list of points and the handlers for `lance_memwal.crash_points`. A handler counts how often its point is reached and acts
 the n-th time: the process kills itself (nothing is flushed, no handler runs, as in a real crash) or stops itself
 (every thread, until it is continued).
-
-Called by: the crash harness and the fencing tests, inside the child process.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ After a crash the rows must be what some *cut* of every thread's writes leaves: 
 it, and every durable write up to it. That says at once: nothing acknowledged is lost (I1), nothing appears that was never
 issued (I2), a write is whole or absent (I4), the deleted stay deleted and no key is there twice (I5). Across threads: a
 write that returned before another began is there if the later one is (I3).
-
-Called by: the crash harness; pure, so its own tests feed it lies.
 """
 
 from __future__ import annotations

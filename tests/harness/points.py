@@ -1,6 +1,6 @@
 """Something that happens once, at a named point of the engine.
 
-Owns `run_once_at`. Called by: tests of conflicts, which overtake an engine at one step.
+Owns `run_once_at`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns `start` and `Child`. Children are forked by a server process that has imported memwal and never used it: no thread,
 lock or runtime of a writer is inherited, and the import is paid once. A message that a child sent before it was killed
 arrives; a half-sent one reads as the end.
-
-Called by: the crash harness, fencing tests.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns the reading of `LANCE_MEMWAL_PROFILE`: `ci` (the default, what `make test` runs) or `prove` (what `make prove` runs).
 Invariant: an unknown profile is an error, so that a misspelt proof never passes as one.
-
-Called by: tests whose size depends on the profile.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ I9   versions have no hole; epochs never fall; each epoch has at most one sentin
      sentinel and before every later one (the sentinel of a claimer that slept may come late: it is no row)
 I10  listed generations are contiguous up to `current_generation`; every SSTable is whole: dataset, rows, sidecar, filter;
      the cursor covers every entry of a published generation and none of a later one
-
-Called by: the crash harness after every kill, fencing tests.
 """
 
 from __future__ import annotations

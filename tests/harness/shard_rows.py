@@ -3,8 +3,6 @@
 Owns `merged_rows` (base table, listed SSTables as plain Lance datasets, memtables, merged in a dictionary) and
 `peer_rows` (the same shard through pylance's own reader). Nothing here uses the engine's read path, sidecars, filters or
 indexes.
-
-Called by: crash, fencing, read-your-writes and interop tests.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns the list of commands and the exit status: 0 done, 1 failed, 2 used wrongly. An error is one line on standard error;
 `--debug` shows where it came from.
-
-Called by: the console script, `python -m lance_memwal`.
 """
 
 from __future__ import annotations

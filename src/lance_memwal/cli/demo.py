@@ -2,8 +2,6 @@
 
 Owns the story and its plain output, no logic of the engine. Invariant: every figure that it prints was measured in this
 run, and a promise that does not hold makes it fail.
-
-Called by: `python -m lance_memwal.cli.demo` and `memwal demo`; it starts itself again for the other processes of the story.
 """
 
 from __future__ import annotations

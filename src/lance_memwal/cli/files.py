@@ -4,8 +4,6 @@ Owns reading of input files. Invariants:
 
 1. A file is streamed, never loaded whole.
 2. Text (CSV, JSON) is read with the types of the table's columns where it has them, so that the key "007" stays a text.
-
-Called by: `memwal put`, `memwal create`, `memwal delete`.
 """
 
 from __future__ import annotations

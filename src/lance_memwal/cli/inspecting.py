@@ -1,6 +1,6 @@
 """Commands that look inside a table: shards, stats, manifest, and the log of a shard.
 
-Owns no engine logic: each command is one call of the engine. Called by: `lance_memwal.cli`.
+Owns no engine logic: each command is one call of the engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Commands that maintain a table: flush, compact, gc, verify, repair.
 
-Owns no engine logic: each command is one call of the facade. Called by: `lance_memwal.cli`.
+Owns no engine logic: each command is one call of the facade.
 """
 
 from __future__ import annotations

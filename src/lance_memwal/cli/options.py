@@ -2,8 +2,6 @@
 
 Owns the spelling of shared options. Invariant: a text that does not fit is a usage error (exit status 2) that names the
 option.
-
-Called by: every command.
 """
 
 from __future__ import annotations

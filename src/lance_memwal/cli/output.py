@@ -6,8 +6,6 @@ Owns all printing. Invariants:
 2. With `--json` an answer is JSON: one object, or one object per line for rows. NaN and infinities are null.
 3. An error is one line that says what to do.
 4. What is printed for people fits the width of the terminal, and no control character of the data reaches it.
-
-Called by: every command.
 """
 
 from __future__ import annotations

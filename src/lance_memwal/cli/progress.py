@@ -1,8 +1,6 @@
 """Progress of long work, on standard error, gone when the work is done.
 
 Owns the bars and their columns. Invariant: nothing is shown where standard error is no terminal, or with `--json`.
-
-Called by: commands that may take long.
 """
 
 from __future__ import annotations

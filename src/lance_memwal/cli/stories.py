@@ -1,6 +1,6 @@
 """Commands that show and measure: demo, bench.
 
-Owns where the benchmarks are found. Called by: `lance_memwal.cli`.
+Owns where the benchmarks are found.
 """
 
 from __future__ import annotations

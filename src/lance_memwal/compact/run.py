@@ -17,7 +17,7 @@ Owns `Compactor` and `choose`. Invariants:
    fit is left for the next commit, and a generation that is larger by itself is streamed.
 
 Manifests are read before the base: a generation that a manifest no longer lists is then marked in the base that is read
-after it. Called by: the table facade, the background compaction of the table writer, Spark.
+after it.
 """
 
 from __future__ import annotations

@@ -10,8 +10,6 @@ Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
    no scan, lookup or cache sees its version change.
 5. A table that was dropped and created anew at the same place is noticed, also at the same version number: the manifest
    that this value was opened from is no longer the same object. `origin` tells such tables apart.
-
-Called by: the table facade, the writer, the reader, flush, compaction.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Arrow deletion files, which Lance itself writes for small vectors, are Lance's o
 1. Offsets are unsigned 32-bit and survive a round trip, sorted and unique.
 2. Bytes that are no complete bitmap are `CorruptDataError`, never a shorter vector.
 3. A vector is expanded only if it fits the rows that it belongs to: a few hostile bytes can name four billion.
-
-Called by: flush (writing), compaction (reading).
 """
 
 from __future__ import annotations

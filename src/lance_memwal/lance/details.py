@@ -16,8 +16,6 @@ Invariants:
 2. `encode_details(decode_details(b)) == b` for bytes in canonical field order, whatever the order inside the maps (the
    peer's is random) and whatever fields we do not know: what was not changed is written back as it was read.
 3. A shard, an index and a sharding spec occur once; everything else is `CorruptDataError`.
-
-Called by: the table facade, compaction (progress), the base-manifest codec, readers (which generations to skip).
 """
 
 from __future__ import annotations

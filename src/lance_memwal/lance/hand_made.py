@@ -11,8 +11,6 @@ Owns building the transaction and manifest bytes of that version from the bytes 
 
 `hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know, stable row
 ids above all (their fragments carry row ids), would become unreadable.
-
-Called by: compaction, in one process and distributed; reading generations (`hand_commit_is_safe`).
 """
 
 from __future__ import annotations

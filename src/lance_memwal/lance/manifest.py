@@ -9,8 +9,6 @@ Owns the file layout `[index section][transaction section][u32 length][Manifest]
 2. `generation_manifest` has the layout of the reference's own flush of duplicates: version 1, one fragment, no
    transaction, base field ids.
 3. Nothing here does I/O or draws random numbers: names, ids and times come from the caller.
-
-Called by: flush, the base-table wrapper, compaction (through `lance_memwal.lance.hand_made`), verify.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns the name of its file and the few operations that decide which rows a version holds. The bytes stand in the manifest,
 in a file of their own, or in both. Invariant: an operation that is not modelled here reads as one that keeps rows and marks.
-
-Called by: whoever asks whether the base table went back; hand-made commits.
 """
 
 from __future__ import annotations

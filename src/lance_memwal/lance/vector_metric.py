@@ -2,8 +2,6 @@
 
 Owns `vector_metric`. The description of an index names it; an index of an older Lance does not, then its statistics do,
 for which Lance loads the index and warns about its size.
-
-Called by: maintained indexes, the vector search over SSTables.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ keeps everything that we do not know. Invariants:
 
 1. `join(parse(data)) == data` for every message in canonical varint spelling.
 2. Input is hostile: anything that is no complete message raises `CorruptDataError`, in time linear in its size.
-
-Called by: `lance_memwal.lance.manifest`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ footer. Invariants:
    The first is for structural damage alone: an empty file, frames that do not lead to the end of the stream, a wrong
    checksum. What is whole but refused (a type, an IPC feature, metadata or content that we do not take) is the second.
 4. Equal input gives equal bytes, so that a retry sends exactly what the first attempt sent.
-
-Called by: `lance_memwal.log.wal`.
 """
 
 from __future__ import annotations

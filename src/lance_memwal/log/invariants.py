@@ -20,8 +20,6 @@ I-13 A repair may list generations again that were trimmed (`check_relisting`): 
      without a gap up to it, and nothing else changes.
 
 A breach is our own bug or a caller's bad function: `InvalidInputError`, and nothing has been written.
-
-Called by: the manifest store before each commit; verify (`manifest_faults`).
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ Owns `ShardManifestStore`. Invariants:
    mean could say whether those are right. Maintenance (a trim) is allowed.
 7. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
    the way to us would be written back for good.
-
-Called by: the log (claims), the writer (flush commits), compaction (trims), readers (`read_latest`).
 """
 
 from __future__ import annotations

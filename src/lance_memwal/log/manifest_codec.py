@@ -14,8 +14,6 @@ Invariants:
 3. Fields that we do not know, nested ones too, stay with the value and are written back as they were. An unknown status
    is such a field; it reads as ACTIVE, as the peer does. `unknown_fields` names them all.
 4. Cross-version rules (what may follow what) are not checked here but in `lance_memwal.log.invariants`.
-
-Called by: the manifest store, verify, the command line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Which shards a table has on storage.
 
 Owns `list_shards`. Invariant: a name that is no shard id (staging, stray files) is no shard.
-
-Called by: the read path, compaction, garbage collection, verify, the table facade.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Owns `unflushed` and `LogRun`. Invariants:
    peer refuses a generation that passes its limits in several entries, and before its dictionaries would have more
    values than one file can hold.
 3. A tail that cannot be read is damage only as long as nobody has fenced us.
-
-Called by: replay, writers without a memtable, the appender.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the rea
    done now and then while entries are written, and a log whose table is another one says so.
 8. An entry of another table (RFC 0004) takes its position and says nothing: it is skipped whatever its epoch, fences
    nobody, and what lies above a missing position counts only if it is ours.
-
-Called by: the writer, the appender, the read path, garbage collection.
 """
 
 from __future__ import annotations

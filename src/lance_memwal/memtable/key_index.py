@@ -4,8 +4,6 @@ Owns `KeyIndex` and the hashable form of keys. Invariants:
 
 1. Rows of one key are linked in both directions, so that a capture of fewer rows is answered from the same index.
 2. It grows with the rows. An interrupted `extend` is made good by the next one.
-
-Called by: the memtable, scans of memtables.
 """
 
 from __future__ import annotations

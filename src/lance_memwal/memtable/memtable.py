@@ -12,8 +12,6 @@ indexes of one writer). Invariants:
    write that was interrupted and forgotten leaves nothing there. Batches are combined only after that.
 5. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
    slice out of a large parent that it would keep alive; a large slice counts its parent.
-
-Called by: the writer (append, freeze), the read path (captures), flush.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Owns `MemTableScanner`, the newest-wins merge of memtables, and the use of BTree
 2. Tombstones never appear and never count.
 3. A scanner reads the capture with which it was made, however often it is run.
 4. A BTree index only narrows the rows down; the filter itself is evaluated on what is left.
-
-Called by: `ShardWriter.scan`, the read path.
 """
 
 from __future__ import annotations

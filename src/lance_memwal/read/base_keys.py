@@ -6,8 +6,6 @@ where there is none, an index of key hashes and row ids is built in memory, if i
 1. A hash only ever proposes rows; the key of every proposed row is compared before it is an answer.
 2. The index belongs to one version of one table and is dropped with it.
 3. Beyond the limit, lookups are filters that Lance answers itself.
-
-Called by: lookups.
 """
 
 from __future__ import annotations

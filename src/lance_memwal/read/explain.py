@@ -1,8 +1,6 @@
 """A read, told to a person.
 
 Owns the text of `Scan.explain`. Invariant: it says what the snapshot says, and reads nothing.
-
-Called by: `Scan`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `FreshIndex`, made once per list of SSTables and kept. Invariants:
 1. Every key is listed once, with the newest generation that has it and the row's offset there.
 2. `hidden` names, per SSTable, the rows that a newer SSTable of the same shard replaced (or a newer row of its own, where
    its deletion vector does not); no other row is hidden.
-
-Called by: the merge, lookups.
 """
 
 from __future__ import annotations

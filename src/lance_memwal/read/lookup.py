@@ -7,8 +7,6 @@ Owns `lookup_rows`. Invariants:
 3. A tier is asked once for all keys that are left, and for each of them once.
 4. A lookup finds what a scan shows: keys are compared within a shard, and between any shard and the base table. Where
    a key lives in two shards (see `allow_keys_across_shards`), both rows are found.
-
-Called by: the table facade, `ShardWriter.get` and `lookup`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `get_from_memory`. Invariants:
 1. A memtable answers only if its writer is one of this table, its epoch is that of the newest manifest and its generation
    is not flushed yet; then nothing on storage can be newer.
 2. "Not decided" is an answer too: the caller then reads all tiers.
-
-Called by: `Table.get`.
 """
 
 from __future__ import annotations

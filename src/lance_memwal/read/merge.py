@@ -7,8 +7,6 @@ Owns `Merge`. Order of output: memory, SSTables, base table. Invariants:
 2. Keys are compared within a shard, and between any shard and the base table.
 3. Tombstones never appear. Every row of an append-only table does.
 4. Base rows stream; memory holds the keys of the fresh tiers and one batch per source.
-
-Called by: `Scan`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns `Ranked` and the fusion of two rankings. Invariants:
 
 1. A row is known by its source and position, so the same row in two rankings of one snapshot is recognised.
 2. The answer is ordered; equal scores keep the order of sources and positions.
-
-Called by: vector, text and hybrid search.
 """
 
 from __future__ import annotations

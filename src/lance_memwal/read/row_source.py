@@ -7,8 +7,6 @@ Owns `RowSource` and its kinds. Invariants:
 3. What is derived from immutable rows (their text index, their vectors' norms) is kept beside them, within the byte
    limit of the cache.
 4. Of an SSTable that is too large to be kept, a search reads the columns that it needs and no others.
-
-Called by: vector, text and hybrid search.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Owns the public `Scan`. Invariants:
 3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
    read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
    (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
-
-Called by: the table facade, `ShardWriter.lsm_scan`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `search`: which column, which metric, and the shape of the answer. Invarian
 1. Recency is decided before top-k, in every tier.
 2. BM25 statistics are those of the live rows of all tiers, so that scores of different tiers compare.
 3. A hybrid answer is the reciprocal rank fusion of the two rankings of the same snapshot.
-
-Called by: `Table.search`.
 """
 
 from __future__ import annotations

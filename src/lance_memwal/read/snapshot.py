@@ -15,8 +15,6 @@ then WAL tails from their cursors, then the base version may meet a row twice bu
    they were written.
 6. A table without a MemWAL entry is not read: what lies in its shards may belong to rows that were overwritten.
 7. Rows that are missing because the base table was restored to before a compaction are an error, never an answer.
-
-Called by: `Scan`, lookups, search.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `TextCache`. Invariants:
 1. A key says which bytes on storage the value was made of: files that never change, deletion vectors by their file, columns
    by their id or place there. Names, version numbers and counts mean something else after a rename or a restore.
 2. It holds at most its limit of bytes; the least recently used goes first.
-
-Called by: row sources.
 """
 
 from __future__ import annotations

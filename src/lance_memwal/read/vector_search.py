@@ -8,8 +8,6 @@ stream; the base table is searched by Lance, over indexed and unindexed fragment
    has no more.
 2. Where an index is missing or has another metric the search is exact: slower, never empty.
 3. Distances are computed from the vectors themselves, alike in every tier.
-
-Called by: `lance_memwal.read.search`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Owns `RowAdapter`. Invariants:
 2. A column that the rows lack reads as null; a column that the table lacks is ignored; a null key is corruption.
 3. A missing key column and a type that differs from the table's are not understood; nothing is cast.
 4. Rows have the normal form (`lance_memwal.rows.normal_form`), whoever wrote them.
-
-Called by: replay, the read path (WAL tails and SSTables of an older schema).
 """
 
 from __future__ import annotations

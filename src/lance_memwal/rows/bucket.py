@@ -13,8 +13,6 @@ that a change in the evaluator cannot pass unseen. Invariants:
 
 1. A value's bucket depends on value, type and `num_buckets` alone, not on chunks, slices or neighbours.
 2. A type that the public layout does not bucket is an `InvalidInputError`.
-
-Called by: `lance_memwal.rows.sharding`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns the reading of a filter's top-level conjunction. Invariants:
 1. Every row for which the filter is true satisfies every predicate that is returned: a part may be missed, none is
    invented. Whoever uses the predicates evaluates the filter itself on what they leave.
 2. Text that is not certainly understood (comments, prefixed strings, OR or CASE at the top) gives nothing.
-
-Called by: scans of memtables.
 """
 
 from __future__ import annotations

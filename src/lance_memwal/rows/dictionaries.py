@@ -2,8 +2,6 @@
 
 Owns `SmallDictionaries` and `take_rows`. Arrow cannot join arrays, and Lance cannot read a file, whose dictionaries hold
 more values together than the index type of the column can count; so a generation never does.
-
-Called by: the schema, the memtable, the writer, searches.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns the conversion of input. Invariants:
 1. Arrow input is not copied.
 2. Plain Python values are converted with the table's types, so that `[1, 2]` fits an int32 and a uint64 column alike.
 3. What cannot be converted is an `InvalidInputError` that names the column or the kind of input.
-
-Called by: the writer, the appender, the table facade.
 """
 
 from __future__ import annotations

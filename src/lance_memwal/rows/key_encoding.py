@@ -13,8 +13,6 @@ plus 2^63), booleans as one byte, strings and binaries with `00` escaped as `00 
 
 Hash layout, per key column: `01` for null, else `00` and the value: int32 and int64 little-endian in their width,
 strings as bytes plus `ff`, binaries as u64 length plus bytes. Every other type contributes nothing after the `00`.
-
-Called by: flush, the sidecar reader, the memtable, the scan planner.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Primary keys as one array: a single column as it is, several in their order-preserving encoding.
 
 Owns joining, comparing and thinning out such arrays. Sets of them are `lance_memwal.rows.key_set`.
-
-Called by: the merge, lookups.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ reads. Invariants of what `normal` returns; the values are those that it was giv
    of a dictionary it is one that its dictionary holds.
 2. No dictionary holds a null: a null is in the indices. (Arrow cannot join dictionaries that hold one.)
 3. What was made anew on the way was validated fully.
-
-Called by: fitting input, replay, whatever fills a column that rows lack.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns frozen values only. Invariants:
 1. A null value matches nothing, as in SQL; only `IsNull` finds nulls.
 2. A value that the column's type cannot hold is refused when the index is asked, not rounded or clamped
    (floats excepted: a value is rounded to the width of the column, as Lance does with literals).
-
-Called by: scan planning (which turns filters into these), `btree`.
 """
 
 from __future__ import annotations

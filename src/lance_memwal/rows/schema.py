@@ -7,8 +7,6 @@ Owns `TableSchema` and `Reconciler`. Invariants:
    that a tombstone can hold nulls; `_tombstone` is last.
 3. A reconciled batch has exactly the table's types, only values that replay accepts, no null in a key and none in a NOT
    NULL column, or it was refused with the column's name.
-
-Called by: the writer, the appender, flush, the read path.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Owns the derivation: UUID version 5 in the namespace `LSMWRITE_SHARD01` (16 ASCII bytes) of the name `unsharded`,
 `bucket-{n}` (decimal) or `identity-` + value bytes. Value bytes: integers little-endian in the width of their type,
 booleans one byte, strings UTF-8. Invariant: the ids are those that LanceDB derives.
-
-Called by: `lance_memwal.rows.sharding`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Owns `Unsharded`, `Bucket`, `Identity`, `Manual`, their validation, their form i
 4. `route` keeps every row exactly once, in its order within its shard.
 
 A table on storage without a sharding spec has manual shards.
-
-Called by: the table facade, the table writer, scan (pruning), Spark.
 """
 
 from __future__ import annotations

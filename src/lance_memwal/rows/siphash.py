@@ -8,8 +8,6 @@ implementation, which is this one). Invariants:
 
 Each message is padded to whole 64-bit words, the last word holding the tail and, in its top byte, the length modulo
 256; then word `j` of all messages that have one is mixed in one step.
-
-Called by: `lance_memwal.rows.key_encoding`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ add, such as that the table had the batch already. Invariants:
 1. Nothing is written for a run that no listener announced, and the listener removes what it announced.
 2. A report is an aid: one that cannot be written or read is logged, and never disturbs a commit or a query.
 3. The directory belongs to this user alone; one that somebody else made is not used.
-
-Called by: the sinks (driver side), the progress listener.
 """
 
 from __future__ import annotations

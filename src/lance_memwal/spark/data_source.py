@@ -6,8 +6,6 @@ Owns `MemWalSource`. Invariants:
 2. Filters are never pushed down by Spark (it caches one read plan per relation, so that one DataFrame used with two
    filters would return wrong rows); the options `filter` and `columns` do it instead.
 3. A source that only writes pins nothing.
-
-Called by: Spark.
 """
 
 from __future__ import annotations

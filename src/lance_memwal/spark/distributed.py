@@ -16,8 +16,6 @@ reported is `lance_memwal.compact.run`'s. Invariants:
 
 A base table that takes no hand-made commit (`BaseTable.takes_hand_commit`: stable row ids above all) is compacted by
 one process.
-
-Called by: `lance_memwal.spark.compact`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Owns executor mode and the routing expression. Invariants:
 3. The driver claims the shards once per query run (outside a query: once per call) and hands out the epochs; after a
    failure it claims again, since a task of the failed attempt may still be alive.
 4. Flushing happens on the driver, after every task of the version has ended.
-
-Called by: users (inside foreachBatch), the merge builder.
 """
 
 from __future__ import annotations

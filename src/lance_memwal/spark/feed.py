@@ -10,8 +10,6 @@ offset names, per shard, the next position to read. Invariants:
    goes on where the log begins, and says so in the log.
 
 Rows that were published as a generation without a WAL entry (bulk writes above `maxEntryBytes`) are not in the feed.
-
-Called by: the data source.
 """
 
 from __future__ import annotations

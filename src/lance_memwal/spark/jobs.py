@@ -6,8 +6,6 @@ Owns `flush`, `compact` and `gc`. Invariants:
 2. Flushing is one task per shard. Collection is one task, and so is the compaction of a small table: one merge is
    faster there than many tasks. That of a big one is a task per shard and per base fragment, and one commit.
 3. Tasks answer with plain values; the report is put together by the caller, also over Connect.
-
-Called by: users, and by schedulers.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Owns `merge_into`. Invariants:
    any upsert.
 2. Clauses of one kind are tried in the order in which they were given; the first that applies decides a row.
 3. Every row of the source that no clause takes is left alone. Two source rows of one key are an error.
-
-Called by: users.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `Options`. Invariants:
 1. An option that nobody knows is an error with the nearest known name; a value that does not fit says what would.
 2. What Spark itself passes along (checkpoints, query names) is let through.
 3. Credentials (`storage.*`) are in no repr and in no error.
-
-Called by: the data source.
 """
 
 from __future__ import annotations

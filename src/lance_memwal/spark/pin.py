@@ -6,8 +6,6 @@ Owns `Pin`. It names what a read sees (shard manifests, the end of each log, the
    a row may be met twice, which the rebuilt snapshot drops, but never missed.
 2. The end of a log is the tip only if the listing has no hole and the manifest did not move meanwhile.
 3. A rebuilt snapshot is equal everywhere; if collection removed a part of it, that is a `CollectedError`: load again.
-
-Called by: the data source (driver), the table source (tasks).
 """
 
 from __future__ import annotations

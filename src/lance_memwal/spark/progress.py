@@ -2,8 +2,6 @@
 
 Owns `ProgressListener`. Invariant: it reads what Spark and the sinks report and touches no table; a report that it cannot
 read is logged and never disturbs the query. Sinks report to listeners on the driver's host.
-
-Called by: users, with `spark.streams.addListener(ProgressListener())`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
 2. A row goes to the shard that the table's sharding names, whatever partition it came from.
 3. Of several rows with one key in one version the one with the largest `sequenceBy` wins; without it, duplicates are an
    error, since the order of rows inside a partition is not repeatable, unless the user says that it is.
-
-Called by: the sinks.
 """
 
 from __future__ import annotations

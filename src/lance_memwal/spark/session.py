@@ -1,8 +1,6 @@
 """A Spark session that works without set-up, and the registration of the format.
 
 Owns `session` and `register`. Invariant: settings that the user gives, here or in the environment, are never overridden.
-
-Called by: users.
 """
 
 from __future__ import annotations

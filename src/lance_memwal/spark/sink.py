@@ -11,8 +11,6 @@ Owns the writers and their commit messages. Invariants:
    (`compactGenerations`); both happen after the commit and never fail it.
 
 Spark calls `streamWriter` anew for every step, so that state lives in commit messages and, for claims, per process.
-
-Called by: the data source.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Invariants:
 1. A base task hides every row whose key any fresh tier of the snapshot has, whether or not the newer row matches the
    filter; a shard task decides by key first and filters afterwards.
 2. Every batch has exactly the Arrow schema that Spark expects.
-
-Called by: the data source.
 """
 
 from __future__ import annotations

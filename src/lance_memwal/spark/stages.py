@@ -8,8 +8,6 @@ Owns both stages and the values that travel between driver and tasks. Invariants
    the keys of all rows that it writes or deletes.
 3. Stage B deletes in one fragment exactly the rows whose key was staged. What was deleted there before stays deleted.
 4. With `fsync` files are durable before their task ends.
-
-Called by: the distributed compactor (`lance_memwal.spark.distributed`), through Spark.
 """
 
 from __future__ import annotations

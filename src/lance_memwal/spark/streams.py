@@ -3,8 +3,6 @@
 Owns `mark_streams`. Spark asks a source for its columns without saying whether a stream or a batch will read it, and the
 feed has three columns more than the table. So the stream reader adds the option `changeFeed` when the format is named.
 Where this package was not imported, the feed says that the option is needed.
-
-Called by: `lance_memwal.spark`, once, and `register`, which may be handed a Connect session.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ Owns the mapping. Invariants:
 3. `to_spark_batch` returns exactly the Arrow schema that Spark checks: Spark looks at the first batch only, a later one
    with another schema would crash the JVM.
 4. Values that would lose precision (nanoseconds) are an error, never cut off silently.
-
-Called by: source, change feed, sinks, table creation from a DataFrame.
 """
 
 from __future__ import annotations

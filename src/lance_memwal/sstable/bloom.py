@@ -8,8 +8,6 @@ Invariants:
 2. A filter of any other size is refused, not guessed at: a denial from wrong bytes would hide a row.
 
 Where the hash ignores the value (`lance_memwal.rows.key_encoding.hash_is_exact`), the caller must not ask.
-
-Called by: flush, the sidecar reader.
 """
 
 from __future__ import annotations

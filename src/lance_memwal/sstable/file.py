@@ -8,8 +8,6 @@ its file costs. Owns `simple_file`. Invariants:
 2. What the newest version of the SSTable says is what is read; rows that its deletion vector names are left out.
 3. Columns are known by field id; `_tombstone` is none of them.
 4. Memory: one batch, however large the file is.
-
-Called by: compaction (through `lance_memwal.sstable.generation`).
 """
 
 from __future__ import annotations

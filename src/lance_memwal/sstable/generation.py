@@ -9,8 +9,6 @@ Owns `Generation` and `fold_newest`. Invariants:
 3. Keys and tombstone flags are held in memory; rows only of generations that fit the given limit, the others are read
    again as a stream. Of generations that are streamed one after the other, the next ones are read ahead, within a limit.
 4. A key that several shards hold (tables that allow it) is folded once: a row beats a tombstone, the last shard wins.
-
-Called by: compaction.
 """
 
 from __future__ import annotations

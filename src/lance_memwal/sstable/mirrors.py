@@ -10,8 +10,6 @@ Owns `IndexSet`, the reading of base indexes (`index_facts`, `spec_of`) and the 
 3. Mirrors are built by Lance on the finished dataset of a generation, before it is published. A mirror that cannot be built
    fails the flush, which is tried again; at the third attempt of a generation it is left out with a warning: reads are
    exact without it, and rows that cannot be flushed are worse than rows without an index.
-
-Called by: `shard_target` (open), the writer (new memtables, flush), `create`, search.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ machine, and its rows go the way that all rows go, with the functions that they 
 3. The columns of one table are tried once per process. If all of them are plain (`is_plain`) they are not tried: that
    such columns work is tested with the library instead.
 4. Without a temporary directory columns that must be tried are refused, never let through.
-
-Called by: whatever makes a table or opens one for writing.
 """
 
 from __future__ import annotations

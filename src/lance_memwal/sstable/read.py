@@ -8,8 +8,6 @@ Owns `SsTableReader` and `SsTableCache`. Invariants:
 3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
 4. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
-
-Called by: the merge, lookups.
 """
 
 from __future__ import annotations

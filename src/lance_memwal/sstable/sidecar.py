@@ -8,8 +8,6 @@ Invariants:
 2. A composite key is stored in its order-preserving encoding, a single key as it is.
 3. A lookup reads the one page that can hold the newest row of its key, and each page once.
 4. A sidecar that contradicts itself is `CorruptDataError`; it never turns into "no such key".
-
-Called by: flush (writing), the read path (reading).
 """
 
 from __future__ import annotations

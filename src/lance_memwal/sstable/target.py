@@ -1,8 +1,6 @@
 """What one shard writes to.
 
 Owns `ShardTarget`: place, columns and file version, and the writing of a generation with them.
-
-Called by: the shard engine, appends without a writer, the table facade.
 """
 
 from __future__ import annotations

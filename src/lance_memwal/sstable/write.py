@@ -20,8 +20,6 @@ Lance's API cannot commit chosen field ids or a deletion vector there, so that a
 then `after_data` (indexes) runs on the finished
 dataset. That order is not free: an index records field ids and adds a version, so it needs the final manifest, and
 built after it, it leaves out the replaced rows by itself. Readers accept the versions that indexes add.
-
-Called by: the writer's flush worker, `Table.flush`, bulk load.
 """
 
 from __future__ import annotations

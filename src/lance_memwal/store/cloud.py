@@ -8,8 +8,6 @@ Owns every call to obstore, and what its failures mean. Invariants, besides S1 t
 3. A missing bucket or container is trouble, never the absence of an object.
 4. A process that was forked from one that used a cloud store gets an error at once; the client's threads stayed with
    the parent, and the call would hang for ever.
-
-Called by: `lance_memwal.store.location`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Owns the names of options per service. Invariants:
 2. The same option under two names must have one value.
 3. Conditional puts stay on and obstore's own retries stay off, whatever the options say: a hidden retry would make a
    lost acknowledgement look like somebody else's object.
-
-Called by: `lance_memwal.store.cloud`.
 """
 
 from __future__ import annotations

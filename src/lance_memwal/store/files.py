@@ -6,8 +6,6 @@ Owns the calls on file descriptors. Invariants:
 2. An `OSError` becomes an `UnavailableError` whose text says what to do about it.
 3. A staged file is closed before it gets its name, so that a late write error comes first.
 4. A directory counts as durable only while its modification time is that of its last fsync.
-
-Called by: `lance_memwal.store.local`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Owns the mapping from store paths to files below one root. Invariants, besides S
    directory is checked when it is first met; whoever can swap it later can already write to the table.
 4. With `sync`, every name on the way from the root's parent down to the object is durable, whoever created the
    directories.
-
-Called by: `lance_memwal.store.location`, `lance_memwal.store.memory`.
 """
 
 from __future__ import annotations

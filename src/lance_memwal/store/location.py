@@ -9,8 +9,6 @@ Owns `Location`, the value that every part of the engine is handed. Invariants:
    (the WAL).
 4. The same URI and options give the same store in a process, so that nobody pays for a cold connection twice; a
    forked child starts with none.
-
-Called by: the table facade, the writer, the reader; created with `resolve`.
 """
 
 from __future__ import annotations

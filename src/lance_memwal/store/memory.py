@@ -5,8 +5,6 @@ Owns a private temporary directory per name, so that Lance datasets below it wor
 1. The same name is the same directory in the whole process, and in children forked from it.
 2. A directory is removed when the process that created it ends, never by a forked child.
 3. `reset` empties a directory but keeps it, so that open stores and locations stay valid.
-
-Called by: `lance_memwal.store.location`, tests.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `MeteredStore`. Invariants:
 1. Metering changes nothing: same results, same errors, one call inside for one call outside.
 2. `ObjectExistsError` and `ObjectNotFoundError` are answers of the store; only other errors count as failed.
 3. `size_bytes` counts the bytes that were stored or read, so a refused or failed call adds none.
-
-Called by: `lance_memwal.store.location`, which puts it between the adapter and the retries, so that every attempt counts.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the `Metrics` port and an in-process recorder. Invariants:
 
 1. Recording never raises and never blocks on I/O.
 2. Nothing is recorded per row.
-
-Called by: the store's metering layer, the writer's statistics.
 """
 
 from __future__ import annotations

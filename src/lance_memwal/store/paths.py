@@ -6,8 +6,6 @@ Owns every name below a table's root. Invariants:
 2. Shard ids are lower-case dashed UUIDs and SSTable directories match `[0-9a-f]{8}_gen_[0-9]+`, so that no value from
    storage can point outside its shard.
 3. WAL positions and manifest versions are 64-bit and bit-reversed, as the public layout has them.
-
-Called by: everything that names an object.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ S5. `list` returns every object whose creation was acknowledged before the call;
 S6. `delete` of an absent object succeeds.
 S7. Where the store has directories, `put_new(make_directory=False)` into one that is gone raises
     `DirectoryNotFoundError` and leaves nothing behind. Object stores have none and ignore the flag.
-
-Called by: `lance_memwal.store.location` and everything that reads or writes shards.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Owns `RetryPolicy` and `RetryingStore`. Invariants:
    whose `__cause__` is the last failure and whose `ambiguous` is true if any attempt was ambiguous.
 3. A `put_new` that finds the object after an ambiguous failure reads it: our bytes are `RECOGNISED` (and made durable
    if the caller asked), other bytes are `ObjectExistsError`. The outcome is never guessed.
-
-Called by: `lance_memwal.store.location`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns `SkippingClock`. A sleep returns at once, is remembered, and moves the monotonic time on by what was asked for, so
 that backoff and deadlines work as they do in production. Randomness is seeded.
-
-Called by: tests, through `resolve(uri, clock=...)` and the `clock` parameters of the log.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Owns `FaultyStore`, and the `FaultScript` that counts calls and decides which of
 2. Every call is recorded, so that a sweep can run a scenario once without faults and then once per call and kind.
 3. A fault that cannot apply to the call it is planned for is an error of the test, not a silent success.
 4. After a simulated crash the script is dead: no later call has an effect, whichever thread makes it.
-
-Called by: tests, through `resolve(uri, wrap=script.wrap)` or directly.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
 
 Owns the executable form of guarantees S1, S2 and S4 to S6 of `lance_memwal.store.port` (S3, power loss, needs a power switch).
 Each test gets a store that holds nothing yet.
-
-Called by: tests of back ends, in this project and in others.
 """
 # ruff: noqa: S101 - this module is tests
 

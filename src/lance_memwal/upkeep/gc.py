@@ -18,7 +18,7 @@ it), delete. Invariants:
 6. The hint is written before manifest versions are deleted; the newest few stay.
 7. A shard that verify faults is refused whole; quarantined bytes are never touched.
 
-A crash between any two deletes leaves a state from which the same rules go on. Called by: the table facade, Spark.
+A crash between any two deletes leaves a state from which the same rules go on.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ Owns `repair_table`. Invariants:
    stays away. An overwritten base keeps the old marks unless its compacted rows are asked for: whoever overwrote it
    meant them, too. It is refused where the columns no longer fit by name, id and type.
 5. A dry run writes nothing and says what would be done.
-
-Called by: the table facade.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What maintenance did, found, or would do: the values that its calls return.
 
 Owns the report dataclasses. Invariant: reports are plain values; nothing here reads storage.
-
-Called by: compaction, garbage collection, verify, repair, flush of tails, statistics, the command line.
 """
 
 from __future__ import annotations

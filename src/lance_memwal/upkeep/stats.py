@@ -1,8 +1,6 @@
 """The state of a table in numbers: tiers, rows, bytes, and the work that is due.
 
 Owns `collect_stats`. Invariant: it reads only, and every number is of one listing of its shard.
-
-Called by: the table facade.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ has to open it once so that they become SSTables. Invariants:
    whose newest entry is younger than `idle_seconds`, is skipped and reported, unless forced.
 2. A shard whose tail holds no row is not claimed.
 3. What is reported as flushed is published: the manifest lists it.
-
-Called by: the table facade.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ V-9  Nothing is marked as compacted that was not published.
 V-10 The cursor is not behind the entries of published generations (where only this implementation wrote).
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
 V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
-
-Called by: the table facade, garbage collection (which refuses a shard with problems), repair.
 """
 
 from __future__ import annotations

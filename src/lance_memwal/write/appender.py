@@ -9,8 +9,6 @@ Owns `WalAppender`. Invariants:
 5. An entry is one that every reader takes: rows of this shard, at most `max_memtable_batches` batches.
 6. An entry whose bytes may be on storage, left by an append that was interrupted, is sent again as it is before anything
    else is written. The same append, made again, is that entry.
-
-Called by: users who need a queue or a feed without a memtable.
 """
 
 from __future__ import annotations

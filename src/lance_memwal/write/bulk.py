@@ -8,8 +8,6 @@ Owns `publish_bulk`. Invariants:
    generation carries it in the whole map.
 4. A commit whose outcome is unknown poisons the writer: if it landed, the next flush would take its generation number
    for its own, and be skipped.
-
-Called by: the shard engine.
 """
 
 from __future__ import annotations

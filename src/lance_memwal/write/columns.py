@@ -7,8 +7,6 @@ Owns `WriteGate` and `move_core`. Invariants:
 2. Everything written before is durable and flushed under the old columns, so that one memtable, one entry and one
    SSTable have one set of columns.
 3. A change that fails leaves the writer with the old columns, and with all its rows.
-
-Called by: the shard engine.
 """
 
 from __future__ import annotations

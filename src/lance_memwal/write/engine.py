@@ -7,8 +7,6 @@ Owns `ShardEngine`. Invariants:
 3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence.
 4. A writer that is dropped without close flushes nothing, and its background work ends.
 5. A writer in a forked child is closed.
-
-Called by: `lance_memwal.shard_writer` (the public class), the table facade.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ Owns `flush_once` and the background tasks of a writer. Invariants:
 5. A commit is judged by content: it landed if the newest manifest lists our path, or has our epoch and a generation
    above ours.
 6. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
-
-Called by: the shard engine.
 """
 
 from __future__ import annotations

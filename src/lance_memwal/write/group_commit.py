@@ -10,8 +10,6 @@ Owns the way of writes into the log. Invariants (those of the state hold too):
 4. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
 
 Locks: the turn to lead is taken before `lock`, never inside it, and is given up before anybody waits for room.
-
-Called by: the shard engine, the flush worker, the ticker.
 """
 
 from __future__ import annotations

@@ -17,8 +17,6 @@ other processes, and each of them may append with it, without a writer and witho
 6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
 
 What was read of a log is remembered per process: entries never change, so that only new ones are read again.
-
-Called by: the Spark sinks; usable from plain Python.
 """
 
 from __future__ import annotations

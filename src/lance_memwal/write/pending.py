@@ -5,8 +5,6 @@ Owns `WriteRows`, `Pending`, `Entry` and `EntryBuilder`: values and encoding, no
 1. The totals behind a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
 2. The bytes of an entry are made once.
 3. Rows are encoded before they are pending: what cannot be encoded fails its own write, and the size of an entry is known.
-
-Called by: the core and the engine of the writer.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ one thread at a time runs, instead of all of them wanting the interpreter betwee
 3. Who waits sleeps until its put is done or until it should lead; those who were served together wake each other, one
    after the other. A wake-up that an interrupt lost costs a second.
 4. The leader never waits for room: a put that finds none stays queued, and its caller waits.
-
-Called by: the core of the writer.
 """
 
 from __future__ import annotations

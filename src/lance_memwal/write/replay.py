@@ -9,8 +9,6 @@ Owns replay. Invariants:
    streamed into its SSTable and published whole.
 4. Replayed rows are durable: they are not appended again, and readers see them.
 5. An entry of a higher epoch means that we were fenced while opening.
-
-Called by: the shard engine, while it opens.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns the public statistics values and the live counter behind them. Invariants:
 1. Counting costs no lock on the put path beyond the writer's own.
 2. A stats handle stays usable after close.
 3. Averages are None and throughputs 0.0 where nothing was counted.
-
-Called by: the writer; users through `stats()` and `stats_handle()`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a shard writer writes to, read from the table: place, columns, defaults, sharding.
 
 Owns the local checks of an open: everything here happens before a claim, so that a doomed open fences nobody.
-
-Called by: `ShardWriter.open`, the table facade.
 """
 
 from __future__ import annotations

@@ -8,6 +8,4 @@ Regenerate (`proto`), after an edit of the `.proto` file, from the root of the r
     python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/lance_memwal/format/proto/mem_wal.proto
     sed -i '1i # mypy: ignore-errors' src/lance_memwal/format/proto/mem_wal_pb2.pyi
     ruff format src/lance_memwal/format/proto
-
-Called by: `format.shard_manifest`, `format.index_details`.
 """

@@ -6,8 +6,6 @@ Owns the one door through which protobuf bytes from storage become messages. Inv
 2. Nothing is parsed that holds more than `MAX_FIELDS` fields: two bytes on the wire can become a hundred in memory, so
    a size limit alone does not stop a bomb. Input below `_WALK_FROM_BYTES` cannot do harm and is not walked.
 3. The only error is `CorruptDataError`.
-
-Called by: `format.shard_manifest`, `format.index_details`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns what a memtable answers without scanning. Each index is a pure structure over one column: no I/O, no writer, no
 table. `spec` says what an index should be, `port` what every index guarantees.
-
-Called by: memtable, scan, flush.
 """
 
 from lance_memwal.memtable.index.analyzer import Analyzer, AnalyzerOptions, analyzer_for

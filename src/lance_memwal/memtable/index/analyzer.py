@@ -9,8 +9,6 @@ Owns the analyzer options and the vectorised tokenisation of documents. Invarian
 3. A token's position is its ordinal among all tokens of its document, removed ones included, so that a phrase
    sees the gap that a stop word leaves.
 4. A null document has no tokens.
-
-Called by: `fts` (documents), `bm25` (queries).
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ Owns the corpus statistics, the binding of queries to terms and the combination 
 2. Statistics are values that add up, so that tiers are scored together: bind over all vocabularies, add the
    statistics of all tiers, then search every tier with the sum.
 3. Hits are sorted by row position; a row that does not satisfy the query is in no hits, whatever its score.
-
-Called by: `fts`, scan (merging of tiers).
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Owns sorted runs of (key, position) for one column, merged like the levels of an
 3. Order and equality are those of Lance's filters: -0.0 equals 0.0; a NaN equals only a NaN of the same bits and
    sorts above infinity (one with its sign bit set below minus infinity); strings and binaries sort by bytes.
 4. Nulls are in no run; they have a list of their own.
-
-Called by: memtable (insert), scan (positions).
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Owns the table of which characters belong to a token, per base tokenizer. Invari
 
 1. The table is learnt from `lance.tokenize`, never assumed; a character is asked for once per process.
 2. A token never spans two documents.
-
-Called by: `analyzer`.
 """
 
 from __future__ import annotations

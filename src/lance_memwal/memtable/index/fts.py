@@ -7,8 +7,6 @@ Owns the vocabulary and the segments of one column. Invariants:
 3. Positions are always kept, so phrases work whatever the base index stores; nothing falls back to "no result".
 
 A search over several tiers: take a `view` of each, `bind_over` all of them, add up their `stats`, search each with the sum.
-
-Called by: memtable (insert), scan (views and searches, `score_texts` for rows that no index covers).
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Owns one vectorised computation, over all candidate terms at once. Invariant: distance counts insertions, deletions
 and substitutions of code points (Levenshtein, no transpositions), as Lance's automaton does.
-
-Called by: `fts`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ Owns the vector blocks and the graph of one column. Invariants:
 4. The graph points into blocks, which are immutable and never moved once they are in it.
 5. At most one thread is inside the graph at a time (growing needs it alone); slices are small and waiting is in turn,
    so that a search waits for one slice at most.
-
-Called by: memtable (insert), scan (search), writer (background `catch_up`).
 """
 
 from __future__ import annotations

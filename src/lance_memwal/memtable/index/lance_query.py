@@ -6,8 +6,6 @@ Invariants:
 
 1. What is not understood completely is refused, never guessed: an unknown kind, field or trailing text.
 2. Only columns that the caller names can occur, as Lance refuses others.
-
-Called by: table search, for users who bring Lance's queries.
 """
 
 from __future__ import annotations

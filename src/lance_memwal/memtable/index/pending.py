@@ -4,8 +4,6 @@ Owns the hand-over from the one writer to whoever builds. Invariants:
 
 1. `insert` only appends and then moves `indexed_rows`; it takes no lock that a builder holds.
 2. A builder takes a prefix, and drops it only after the result is published, so that a failed build loses nothing.
-
-Called by: `btree`, `fts`, `hnsw` (as their base).
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ Owns the `MemIndex` protocol. The guarantees, which every implementation keeps:
 3. Any number of threads query at the same time, beside the writer. A query is given a watermark `n` and
    answers from the rows below `n` exactly, whether or not they were built in before.
 4. Memory grows with the rows, never with a capacity.
-
-Called by: memtable (insert, size), scan (queries), writer (background `catch_up`).
 """
 
 from __future__ import annotations

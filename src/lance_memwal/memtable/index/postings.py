@@ -5,8 +5,6 @@ Owns the layout: tokens sorted by (term, document, position), with offsets per t
 1. A segment covers the rows [start, end) and never changes; merging two neighbours makes a new one.
 2. Documents are absolute row positions and ascend within a term, so a watermark is a cut.
 3. `lengths` counts the tokens of every document; a document without tokens is no document for BM25.
-
-Called by: `fts`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns the query tree and its reading from strings. Invariants:
 1. A query is immutable and says everything that decides its result, apart from the analyzer.
 2. `column=None` means the column that is searched; `on_column` fills it in.
 3. Meaning and defaults are those of Lance's queries of the same name (`lance_query` reads those).
-
-Called by: table search, scan, `bm25`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ Owns `BTreeIndex`, `FtsIndex` and `HnswIndex`. Invariants:
 1. `validate` raises InvalidInputError for everything that `build` could not honour, without side effects.
 2. A spec never changes; `build` returns a new, empty index for each memtable.
 3. `name` defaults to Lance's default name of an index on the column, so that mirrors in SSTables match the base.
-
-Called by: users, writer (open, new memtable), flush (`lance_type`, `lance_options`).
 """
 
 from __future__ import annotations

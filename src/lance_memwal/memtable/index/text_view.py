@@ -5,8 +5,6 @@ Owns the lookup and scoring of single matches and phrases. Invariants:
 1. A view never changes: rows that come in later, merges and other readers do not touch it.
 2. A row above the watermark neither matches nor counts; a row that is not live does not count (whether it may be
    returned is the search's mask).
-
-Called by: `fts`, scan (several tiers in one search).
 """
 
 from __future__ import annotations

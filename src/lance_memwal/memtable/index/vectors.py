@@ -7,8 +7,6 @@ Owns immutable blocks of vectors and brute-force search over them. Invariants:
 2. Exact search is exact: the products only narrow the rows down, with a bound on its rounding error;
    order and distances come from the differences themselves, in double precision.
 3. Ties are ordered by row.
-
-Called by: `hnsw`, scan (rows and SSTables without an index).
 """
 
 from __future__ import annotations
