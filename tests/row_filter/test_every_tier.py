@@ -15,11 +15,9 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.memtable.index.btree import BTreeMemIndex, is_indexable
-from lance_memwal.rows.conjuncts import predicates
 from lance_memwal.rows.filter import RowFilter
-from lance_memwal.rows.predicate import Range
-from lance_memwal.rows.prune import values_in_filter
 from lance_memwal.rows.sharding import route, shards_for_values
+from lance_memwal.rows.sql import Range, parse
 from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
 
@@ -184,7 +182,7 @@ def test_what_indexes_and_shards_leave_out_the_filter_does_not_select(tmp_path: 
     used = pruned = 0
     for text in [*filter_kit.listed(WORDS), *ALL[:: scaled(ci=17, prove=1)]]:
         selected = plain(dataset, text)
-        demands = [(c, p) for c, p in predicates(text, ROWS.schema.names) if c in indexes]
+        demands = [(c, p) for c, p in parse(text).predicates(ROWS.schema.names) if c in indexes]
         if selected == "refused" or not demands:
             continue
         for column, predicate in demands:
@@ -194,7 +192,7 @@ def test_what_indexes_and_shards_leave_out_the_filter_does_not_select(tmp_path: 
                 assert set(selected) <= set(indexes[column].positions(predicate, ROWS.num_rows).tolist()), text
                 used += 1
         for column, (sharding, shard_of) in shards.items():
-            values = values_in_filter(text, column, ROWS.schema.names)
+            values = parse(text).values(column, ROWS.schema.names)
             named = None if values is None else shards_for_values(sharding, values, ROWS.schema.field(column).type)
             if named is not None:
                 assert {shard_of[row] for row in selected} <= named, text  # type: ignore[index]

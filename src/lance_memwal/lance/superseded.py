@@ -22,7 +22,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import parse_fragment
 from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.key_set import KeySet
-from lance_memwal.rows.literals import in_list
+from lance_memwal.rows.sql import in_list
 
 __all__ = ["is_key_indexed", "replaced_rows"]
 

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
-from lance_memwal.rows.literals import in_list
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
+from lance_memwal.rows.sql import in_list
 
 __all__ = ["BaseLookup"]
 

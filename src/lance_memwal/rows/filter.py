@@ -28,9 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError, is_panic
-from lance_memwal.rows.conjuncts import name_of, predicates, tokens
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.predicate import Predicate
+from lance_memwal.rows.sql import Predicate, parse
 
 __all__ = ["FilterLike", "Pushdown", "RowFilter", "pushdown"]
 
@@ -89,7 +88,7 @@ class RowFilter:
 
     def predicates(self) -> list[tuple[str, Predicate]]:
         """What every row for which the filter is true satisfies, by column; a part may be missing."""
-        return predicates(self._source, self._schema.names) if isinstance(self._source, str) else []
+        return parse(self._source).predicates(self._schema.names) if isinstance(self._source, str) else []
 
     def _holds_alike(self, stored: pa.Schema) -> bool:
         """Whether the names of this filter mean the same columns in `stored` as in the table."""
@@ -191,22 +190,13 @@ def _empty(serialized: bytes) -> pa.Table:
 
 def _named(sql: str, names: list[str]) -> tuple[str, ...]:
     """The columns among `names` that the text may name: Lance matches names whatever their case."""
-    used, depth, previous = set(), 0, ""
-    for kind, text in tokens(sql):
-        if kind == "comment":
-            continue
-        if kind == "name" and previous != ".":
-            used.add(name_of(text).lower())
-        depth += (text == "(") - (text == ")")
-        if depth < 0:
-            raise InvalidInputError("the filter cannot be applied: it closes a parenthesis that it did not open")
-        previous = text
-    if not previous:
-        raise InvalidInputError("the filter is empty")
+    parsed = parse(sql)
+    if parsed.fault is not None:
+        raise InvalidInputError(parsed.fault)
     lower = {name.lower() for name in names}
-    if foreign := sorted(used & _OF_LANCE - lower):
+    if foreign := sorted(parsed.names & _OF_LANCE - lower):
         raise InvalidInputError(f"the filter cannot be applied: {foreign[0]} is no column of the table")
-    return tuple(name for name in names if name.lower() in used)
+    return tuple(name for name in names if name.lower() in parsed.names)
 
 
 # -------------------------------------------------------------------------------------------------- pyarrow expressions

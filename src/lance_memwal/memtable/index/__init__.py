@@ -15,7 +15,7 @@ from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch,
 from lance_memwal.memtable.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
 from lance_memwal.memtable.index.text_view import FtsView
 from lance_memwal.memtable.index.vectors import METRICS, Metric, exact_search
-from lance_memwal.rows.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
+from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range
 
 __all__ = [
     "METRICS",

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index.pending import PendingColumn
 from lance_memwal.process.waiting import refuse_on_top
-from lance_memwal.rows.predicate import Equals, In, IsNotNull, IsNull, Predicate, Range
+from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range
 
 __all__ = ["BTreeMemIndex", "is_indexable"]
 

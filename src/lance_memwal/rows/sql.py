@@ -1,0 +1,266 @@
+"""Lance's SQL dialect: what the text of a filter says, and values written into such text.
+
+Owns `parse`, which reads a text once for all who ask (rows, pruning of shards, indexes), the `Predicate` values, and
+`in_list`, the only place that writes values into a text. Lance itself evaluates filters: nothing here does. Invariants:
+
+1. Every row for which the filter is true satisfies every predicate that is found: a part may be missed, none is
+   invented. Text that is not certainly understood (comments, prefixed strings, OR or CASE at the top) gives none.
+2. A null value matches nothing, as in SQL; only `IsNull` finds nulls.
+3. A value that is written into a text reads back as exactly that value: numbers are digits, binaries are hexadecimal
+   digits, and a quote inside of a string or a name is doubled.
+
+DataFusion's parser is not used: from Python it parses expressions only against a schema without columns, none of its
+dialects reads quotes, backslashes and names as Lance does, and it does not know Lance's functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from lance_memwal.errors import InvalidInputError
+
+__all__ = ["Equals", "In", "IsNotNull", "IsNull", "Parsed", "Predicate", "Range", "in_list", "parse"]
+
+_KNOWN_TEXTS = 256
+_TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<foreign>/\*|\$|\w+(?=['\"`]))|(?P<string>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
+    r"|(?P<name>`(?:[^`]|``)*`|[^\W\d]\w*)|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w))|(?P<sign><=|>=|<>|!=|[=<>(),-])"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_FLIPPED = {"=": "=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+_UNCLEAR = frozenset({"or", "xor", "case", "when", "then", "else", "end"})
+# Without quotes they are not (or not everywhere) the column that may have such a name.
+_KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "null", "true"}) | _UNCLEAR
+_SMALLEST = -(1 << 63)
+Token: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Equals:
+    """column = value."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """column IN (values); nulls among the values match nothing."""
+
+    values: Sequence[object]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """lower <(=) column <(=) upper; a bound of None is absent, a range without bounds is `IsNotNull`."""
+
+    lower: object = None
+    upper: object = None
+    lower_inclusive: bool = True
+    upper_inclusive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """column IS NULL."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsNotNull:
+    """column IS NOT NULL."""
+
+
+Predicate = Equals | In | Range | IsNull | IsNotNull
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a filter says. `names` (in lower case) may be columns; `fault` is why it is no expression, as far as it shows.
+
+    `demands` are the names, as they are written, of which its top-level conjunction demands something, and what.
+    """
+
+    names: frozenset[str]
+    demands: tuple[tuple[str, Predicate], ...]
+    fault: str | None
+
+    def predicates(self, columns: Sequence[str]) -> list[tuple[str, Predicate]]:
+        """The columns among `columns` of which the filter demands something, and what."""
+        found = ((_matched(name, columns), predicate) for name, predicate in self.demands)
+        return [(column, predicate) for column, predicate in found if column is not None]
+
+    def values(self, column: str, columns: Sequence[str]) -> list[object] | None:
+        """The values that `column`, one of `columns`, can have where the filter is true; None if that is not certain."""
+        for name, predicate in self.predicates(columns):
+            if name == column and isinstance(predicate, Equals | In):
+                values = [predicate.value] if isinstance(predicate, Equals) else list(predicate.values)
+                if all(isinstance(value, int | str) for value in values):
+                    return values
+        return None
+
+
+def _matched(name: str, columns: Sequence[str]) -> str | None:
+    """The column that a name means: Lance matches names whatever their case."""
+    if name in columns:
+        return name
+    return next((column for column in columns if column.lower() == name.lower()), None)
+
+
+@lru_cache(maxsize=_KNOWN_TEXTS)
+def parse(sql: str) -> Parsed:
+    """What the text of a filter says, as far as it is understood."""
+    tokens = [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(sql) if found.lastgroup != "space"]
+    unclear = any(kind in ("foreign", "comment") or (kind == "other" and text in "'\"`") for kind, text in tokens)
+    names, depth, previous, fault = set(), 0, "", None
+    for kind, text in tokens:
+        if kind == "comment":
+            continue
+        if kind == "name" and previous != ".":
+            names.add(_unquoted(text).lower())
+        depth += (text == "(") - (text == ")")
+        if depth < 0:
+            fault = "the filter cannot be applied: it closes a parenthesis that it did not open"
+        previous = text
+    demands = () if unclear else tuple(_demands(tokens))
+    return Parsed(frozenset(names), demands, fault if previous else "the filter is empty")
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+
+
+def _demands(tokens: list[Token]) -> Iterator[tuple[str, Predicate]]:
+    for part in _conjuncts(tokens):
+        if len(part) > 2 and part[0] == ("sign", "(") and _closes(part) == len(part) - 1:
+            yield from _demands(part[1:-1])
+        elif (found := _demand(part)) is not None:
+            yield found
+
+
+def _closes(tokens: list[Token]) -> int:
+    """Where the parenthesis that opens `tokens` is closed, or -1."""
+    depth = 0
+    for number, (_, text) in enumerate(tokens):
+        depth += (text == "(") - (text == ")")
+        if depth == 0:
+            return number
+    return -1
+
+
+def _conjuncts(tokens: list[Token]) -> list[list[Token]]:
+    """The parts joined by AND; nothing if something weaker binds them."""
+    parts: list[list[Token]] = [[]]
+    depth, between = 0, False
+    for kind, text in tokens:
+        word = text.lower() if kind == "name" else ""
+        if depth == 0 and word in _UNCLEAR:
+            return []
+        if kind == "sign":
+            depth += (text == "(") - (text == ")")
+        if depth == 0 and word == "and" and not between:
+            parts.append([])
+            continue
+        between = word == "between" or (between and not (depth == 0 and word == "and"))
+        parts[-1].append((kind, text))
+    return parts
+
+
+def _demand(tokens: list[Token]) -> tuple[str, Predicate] | None:
+    """What one part of the conjunction demands: the column comes first, or (after a literal and a sign) last."""
+    if (name := _name(tokens[:1])) is not None:
+        predicate = _of_rest(tokens[1:])
+    elif (name := _name(tokens[-1:])) is not None and len(tokens) >= 3 and tokens[-2][1] in _FLIPPED:
+        predicate = _compared(_FLIPPED[tokens[-2][1]], tokens[:-2])
+    else:
+        return None
+    return None if predicate is None else (name, predicate)
+
+
+def _name(tokens: list[Token]) -> str | None:
+    if not tokens or tokens[0][0] != "name" or tokens[0][1].lower() in _KEYWORDS:
+        return None
+    return _unquoted(tokens[0][1])
+
+
+def _of_rest(tokens: list[Token]) -> Predicate | None:
+    """The predicate that these tokens, which follow a column, stand for."""
+    words = [text.lower() if kind == "name" else text for kind, text in tokens]
+    if words == ["is", "null"]:
+        return IsNull()
+    if words == ["is", "not", "null"]:
+        return IsNotNull()
+    if words[:1] == ["between"] and words.count("and") == 1:
+        middle = words.index("and")
+        lower, upper = _literal(tokens[1:middle]), _literal(tokens[middle + 1 :])
+        return None if lower is None or upper is None else Range(lower, upper)
+    if words[:2] == ["in", "("] and words[-1:] == [")"]:
+        values = _literals(tokens[2:-1])
+        return None if None in values else In(values)
+    return _compared(words[0], tokens[1:]) if words else None
+
+
+def _compared(sign: str, tokens: list[Token]) -> Predicate | None:
+    value = _literal(tokens)
+    if value is None:
+        return None
+    if sign == "=":
+        return Equals(value)
+    if sign in (">", ">="):
+        return Range(lower=value, lower_inclusive=sign == ">=")
+    if sign in ("<", "<="):
+        return Range(upper=value, upper_inclusive=sign == "<=")
+    return None
+
+
+def _literals(tokens: list[Token]) -> tuple[object | None, ...]:
+    commas = [at for at, token in enumerate(tokens) if token == ("sign", ",")]
+    starts, ends = [0, *(at + 1 for at in commas)], [*commas, len(tokens)]
+    return tuple(_literal(tokens[start:end]) for start, end in zip(starts, ends, strict=True))
+
+
+def _literal(tokens: list[Token]) -> object | None:
+    """The value of one literal; None if these tokens are something else."""
+    negative = tokens[:1] == [("sign", "-")]
+    kind, text = tokens[-1] if len(tokens) == 1 + negative else ("", "")
+    if kind == "number":
+        number = int(text) if text.isdecimal() else float(text)
+        return -number if negative else number
+    if negative:
+        return None
+    if kind == "string":
+        return text[1:-1].replace(text[0] * 2, text[0])
+    return text.lower() == "true" if kind == "name" and text.lower() in ("true", "false") else None
+
+
+# ------------------------------------------------------------------------------------------------------ values as text
+
+
+def in_list(column: str, values: pa.Array) -> str:
+    """SQL for "`column` has one of `values`" (without nulls)."""
+    encode = _encoder(values.type)
+    listed = ", ".join(encode(value) for value in values.unique().to_pylist())
+    return f"`{column.replace('`', '``')}` in ({listed})"
+
+
+def _integer(value: int) -> str:
+    """The smallest 64-bit number has no literal: the minus sign is read after the digits, which are too large."""
+    return str(value) if value > _SMALLEST else f"{_SMALLEST + 1} - 1"
+
+
+def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
+    types = pa.types
+    if types.is_integer(kind):
+        return _integer
+    if types.is_boolean(kind):
+        return lambda value: "true" if value else "false"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return lambda value: "'" + str(value).replace("'", "''") + "'"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return lambda value: "X'" + bytes(value).hex() + "'"
+    raise InvalidInputError(f"a value of type {kind} cannot be written into a filter")
