@@ -16,6 +16,7 @@ from lance_memwal.compact.run import Compactor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,23 +190,20 @@ def test_keys_that_several_shards_hold_are_folded_once(tmp_path: Path) -> None:
     assert sorted(lance.dataset(table.uri).to_table()["id"].to_pylist()) == [1, 2, *range(10, 18)]
 
 
-class _Watched:
+class _Watched(WrappedStore):
     """A store that writes down which objects were synced and created."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.calls: list[tuple[str, str]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def put_new(self, path: str, data: bytes, **options: bool) -> Any:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> Any:
         self.calls.append(("create", path))
-        return self._inner.put_new(path, data, **options)
+        return super().put_new(path, data, sync=sync, make_directory=make_directory)
 
     def sync_tree(self, prefix: str) -> None:
         self.calls.append(("sync", prefix))
-        self._inner.sync_tree(prefix)
+        super().sync_tree(prefix)
 
 
 @pytest.mark.parametrize("kind", ["key", "append", "append_in_two"])

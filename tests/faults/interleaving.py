@@ -14,6 +14,7 @@ from typing import Any
 
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
 
 _SECONDS = 30.0
@@ -98,17 +99,12 @@ class Scheduler:
             raise TimeoutError(f"the schedule stands still: {self._waiting}, {self._running}, chosen {self._chosen}")
 
 
-class _Gated:
+class _Gated(WrappedStore):
     def __init__(self, inner: ObjectStore, scheduler: Scheduler, client: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._scheduler = scheduler
         self._client = client
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-
-        def call(path: str, *arguments: Any, **options: Any) -> Any:
-            self._scheduler.gate(self._client, f"{name} {path[-70:]}")
-            return method(path, *arguments, **options)
-
-        return call
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        self._scheduler.gate(self._client, f"{kind} {path[-70:]}")
+        return call(path, *rest, **options)

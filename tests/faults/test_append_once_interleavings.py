@@ -24,6 +24,7 @@ from faults.interleaving import Scheduler
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import Transaction
 from lance_memwal.upkeep.gc import Collector
@@ -38,27 +39,22 @@ class CrashError(BaseException):
     """A process that ends in the middle of a store call."""
 
 
-class _Crashing:
+class _Crashing(WrappedStore):
     """A store whose caller dies at one call, right before or right after it takes effect."""
 
     def __init__(self, inner: ObjectStore, at: int, *, before: bool) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._left = at
         self._before = before
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self._left -= 1
-            if self._left == 0 and self._before:
-                raise CrashError
-            result = method(*arguments, **options)
-            if self._left == 0:
-                raise CrashError
-            return result
-
-        return call
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        self._left -= 1
+        if self._left == 0 and self._before:
+            raise CrashError
+        result = call(path, *rest, **options)
+        if self._left == 0:
+            raise CrashError
+        return result
 
 
 class _Job:

@@ -20,6 +20,7 @@ from lance_memwal.log.manifest_codec import decode_manifest
 from lance_memwal.sstable.write import SsTableSchema, write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 
 SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
 
@@ -29,7 +30,7 @@ def tables(tmp_path: Path) -> Tables:
     return Tables(tmp_path, SCHEMA)
 
 
-class RecordingStore:
+class RecordingStore(WrappedStore):
     """Passes everything on, and remembers the calls in order."""
 
     def __init__(
@@ -42,20 +43,16 @@ class RecordingStore:
         why: str = "the store is gone",
         failing: Callable[[], object] = bool,
     ) -> None:
-        self._inner, self._calls, self._fail = inner, calls, fail
+        super().__init__(inner)
+        self._calls, self._fail = calls, fail
         self._only, self._why, self._failing = only, why, failing
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-
-        def call(path: str, *args: Any, **options: Any) -> Any:
-            self._calls.append((name, path))
-            if self._fail is not None and self._fail in path and name.startswith(self._only or "put"):
-                self._failing()
-                raise UnavailableError(self._why, retryable=False)
-            return method(path, *args, **options)
-
-        return call
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        self._calls.append((kind, path))
+        if self._fail is not None and self._fail in path and kind.startswith(self._only or "put"):
+            self._failing()
+            raise UnavailableError(self._why, retryable=False)
+        return call(path, *rest, **options)
 
 
 @pytest.mark.parametrize("nothing", [[], SCHEMA.append(pa.field("_tombstone", pa.bool_())).empty_table()])

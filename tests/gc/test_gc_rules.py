@@ -18,6 +18,7 @@ from lance_memwal.log.wal import WalTailer, list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.upkeep.gc import Collector
 from tests.harness.profile import scaled
 
@@ -241,23 +242,20 @@ def test_a_table_that_lost_its_index_is_refused(tmp_path: Path) -> None:
     assert objects(table) == before
 
 
-class _Ordered:
+class _Ordered(WrappedStore):
     """A store that writes down puts and deletes."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.calls: list[tuple[str, str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
         self.calls.append(("put", path))
-        self._inner.put(path, data, sync=sync)
+        super().put(path, data, sync=sync)
 
     def delete(self, path: str) -> None:
         self.calls.append(("delete", path))
-        self._inner.delete(path)
+        super().delete(path)
 
 
 def test_the_hint_is_right_before_the_first_manifest_goes(tmp_path: Path) -> None:

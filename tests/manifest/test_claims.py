@@ -19,6 +19,7 @@ from lance_memwal.log.manifest import with_generation
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.store import paths
 from lance_memwal.store.port import ObjectStore, PutResult
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable
 from wal.wal_kit import SHARD, manifests_at, place
@@ -95,22 +96,19 @@ def test_a_claim_that_cannot_be_written_is_an_error_and_not_a_claim(tmp_path: Pa
     assert manifests_at(place(tmp_path)).list_versions() == []
 
 
-class _Sleepy:
+class _Sleepy(WrappedStore):
     """A store whose first create of a manifest happens only after `meanwhile` has run."""
 
     def __init__(self, inner: ObjectStore, meanwhile: list[object]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._meanwhile = meanwhile
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def put_new(self, path: str, data: bytes, **options: bool) -> PutResult:
+    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         if self._meanwhile:
             run = self._meanwhile.pop()
             assert callable(run)
             run()
-        return self._inner.put_new(path, data, **options)
+        return super().put_new(path, data, sync=sync, make_directory=make_directory)
 
 
 def test_a_claim_above_which_a_newer_version_exists_is_claimed_again(tmp_path: Path) -> None:
@@ -182,20 +180,17 @@ def test_a_bit_that_flips_on_the_way_is_never_written_back(tmp_path: Path) -> No
     assert outcomes["refused"] > 8 * len(data)
 
 
-class _Flipping:
+class _Flipping(WrappedStore):
     """A store that flips one bit in the n-th read of one path."""
 
     def __init__(self, inner: ObjectStore, path: str, bit: int, read: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._path = path
         self._bit = bit
         self._left = read
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
     def get(self, path: str) -> bytes:
-        data = self._inner.get(path)
+        data = super().get(path)
         if path != self._path:
             return data
         self._left -= 1

@@ -143,7 +143,7 @@ def test_a_store_is_shared_until_somebody_asks_for_its_own(tmp_path: Path) -> No
 def test_tables_in_one_bucket_share_a_client() -> None:
     one = resolve("s3://bucket/one", _SECRETS, metrics=Recorder())
     two = resolve("s3://bucket/two", dict(reversed(_SECRETS.items())), metrics=Recorder())
-    clients = {id(location.store_once._inner._client) for location in (one, two)}  # type: ignore[attr-defined]
+    clients = {id(location.store_once.inner._client) for location in (one, two)}  # type: ignore[attr-defined]
     assert len(clients) == 1
 
 

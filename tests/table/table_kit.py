@@ -28,6 +28,8 @@ from lance_memwal import crash_points
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.hand_made import append_commit, fragment_of
 from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 
 FAST = {"fsync": False, "stats_log_interval_ms": None}
 TOMBSTONE = "_tombstone"
@@ -174,28 +176,21 @@ def files_below(directory: str) -> dict[str, int]:
     return found
 
 
-class Interceptor:
+class Interceptor(WrappedStore):
     """A store that tells `seen` of every call before it is made."""
 
-    def __init__(self, store: Any, seen: Callable[[str, str], None]) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, seen: Callable[[str, str], None]) -> None:
+        super().__init__(store)
         self._seen = seen
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._store, name)
-        if not callable(call):
-            return call
-
-        def told(path: str, *arguments: Any, **options: Any) -> Any:
-            self._seen(name, path)
-            return call(path, *arguments, **options)
-
-        return told
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        self._seen(kind, path)
+        return call(path, *rest, **options)
 
 
 def watched_table(uri: str, seen: Callable[[str, str], None]) -> mw.Table:
     """The table at `uri`, each of whose own requests is told to `seen`; those that Lance makes are not."""
-    location = resolve(uri, wrap=lambda store: Interceptor(store, seen))  # type: ignore[arg-type,return-value]
+    location = resolve(uri, wrap=lambda store: Interceptor(store, seen))
     base = BaseTable.open(location)
     assert base is not None
     return mw.Table(location, base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from lance_memwal.log.entry import encode_mark, encode_sentinel
 from lance_memwal.log.wal import PersistPolicy, ShardLog, open_log
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest
@@ -193,23 +193,22 @@ def test_a_sentinel_whose_answer_was_lost_is_recognised_and_no_second_one_is_wri
     location = place(tmp_path)
     WalAppender.open(location, SHARD).append(rows(1))
     script = FaultScript(FaultPlan(at={0: FaultKind.ERROR_AFTER}))
-    only_the_log: Any = _OnlyTheLog(script, location)
-    through = replace(location, store_once=only_the_log)
+    through = replace(location, store_once=_OnlyTheLog(script, location))
     opened = open_log(manifests_at(through), policy=NO_SYNC, clock=SkippingClock())
     assert len(script.injected) == 1
     assert (opened.replay_end, opened.log.next_position) == (2, 3)
     assert story(read_all(location)) == [(1, 1, [1]), (2, 2, "sentinel")]
 
 
-class _OnlyTheLog:
+class _OnlyTheLog(WrappedStore):
     """A store with faults for WAL entries, and none for the hint of the manifest."""
 
     def __init__(self, script: FaultScript, location: Location) -> None:
-        self._faulty = script.wrap(location.store_once)
+        super().__init__(script.wrap(location.store_once))
         self._plain = location.store_once
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._plain if name == "put" else self._faulty, name)
+    def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        self._plain.put(path, data, sync=sync)
 
 
 def test_a_takeover_between_two_attempts_of_one_append_fences_it(tmp_path: Path) -> None:

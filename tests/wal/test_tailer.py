@@ -17,6 +17,7 @@ from lance_memwal.log.wal import read_run
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
 from wal.wal_kit import (
@@ -263,7 +264,7 @@ def test_a_reader_that_sleeps_at_any_call_while_its_position_is_written_flushed_
     assert sleeper.awake
 
 
-class _Sleeping:
+class _Sleeping(WrappedStore):
     """Runs `meanwhile` right before store call number `call`."""
 
     def __init__(self, call: int, meanwhile: Callable[[], None]) -> None:
@@ -271,21 +272,16 @@ class _Sleeping:
         self._meanwhile = meanwhile
         self.awake = False
 
-    def wrap(self, store: ObjectStore) -> Any:
-        self._store = store
+    def wrap(self, store: ObjectStore) -> ObjectStore:
+        super().__init__(store)
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
-
-        def run(*arguments: Any, **options: Any) -> Any:
-            if self._left == 0:
-                self.awake = True
-                self._meanwhile()
-            self._left -= 1
-            return method(*arguments, **options)
-
-        return run
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        if self._left == 0:
+            self.awake = True
+            self._meanwhile()
+        self._left -= 1
+        return call(path, *rest, **options)
 
 
 # ------------------------------------------------------------------------------------------------- following

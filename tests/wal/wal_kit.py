@@ -19,6 +19,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, SeenTransaction, ShardManifest, SsTable
 
@@ -52,29 +53,23 @@ def interrupted(
     return lambda store: _Interrupted(store, call, path, action, before)
 
 
-class _Interrupted:
+class _Interrupted(WrappedStore):
     def __init__(self, inner: ObjectStore, call: str, path: str, action: Callable[[], object], before: bool) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._call = call
         self._path = path
         self._pending = [action]
         self._before = before
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
-        return self._interrupt(method) if name == self._call else method
-
-    def _interrupt(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(path: str, *arguments: Any, **options: Any) -> Any:
-            action = self._pending.pop() if path == self._path and self._pending else None
-            if action is not None and self._before:
-                action()
-            result = method(path, *arguments, **options)
-            if action is not None and not self._before:
-                action()
-            return result
-
-        return run
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        meets = kind == self._call and path == self._path and self._pending
+        action = self._pending.pop() if meets else None
+        if action is not None and self._before:
+            action()
+        result = call(path, *rest, **options)
+        if action is not None and not self._before:
+            action()
+        return result
 
 
 def manifests_at(location: Location, shard_id: str = SHARD) -> ShardManifestStore:

@@ -21,6 +21,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.retry import RetryPolicy
+from lance_memwal.store.wrap import WrappedStore
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 SECONDS = 30.0  # the longest that a test waits for something that should happen at once
@@ -180,11 +181,11 @@ class Rule:
         assert self.reached.wait(SECONDS), f"no {self.kind} of {self.part} happened"
 
 
-class WatchedStore:
+class WatchedStore(WrappedStore):
     """A real store; rules hold or fail calls, every call is recorded."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._changed = threading.Condition()
         self.rules: list[Rule] = []
         self.calls: list[tuple[str, str]] = []
@@ -221,29 +222,24 @@ class WatchedStore:
             )
         assert done, f"fewer than {count} {kind} of {part}"
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._inner, name)
-
-        def through(path: str, *args: Any, **kwargs: Any) -> Any:
-            matching = [r for r in self.rules if r.kind == name and r.part in path and self._take(r)]
-            for rule in matching:
-                rule.reached.set()
-                if rule.error is None:
-                    assert rule.opened.wait(SECONDS), "a held call was never let go"
-                elif not rule.after:
-                    raise rule.error()
-            result = call(path, *args, **kwargs)
-            for rule in matching:
-                if rule.error is not None:
-                    raise rule.error()
-            with self._changed:
-                self.calls.append((name, path))
-                if "sync" in kwargs:
-                    self.synced.append((path, kwargs["sync"]))
-                self._changed.notify_all()
-            return result
-
-        return through
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        matching = [r for r in self.rules if r.kind == kind and r.part in path and self._take(r)]
+        for rule in matching:
+            rule.reached.set()
+            if rule.error is None:
+                assert rule.opened.wait(SECONDS), "a held call was never let go"
+            elif not rule.after:
+                raise rule.error()
+        result = call(path, *rest, **options)
+        for rule in matching:
+            if rule.error is not None:
+                raise rule.error()
+        with self._changed:
+            self.calls.append((kind, path))
+            if "sync" in options:
+                self.synced.append((path, options["sync"]))
+            self._changed.notify_all()
+        return result
 
     def _take(self, rule: Rule) -> bool:
         with self._changed:

@@ -13,15 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from lance_memwal.store.port import ObjectMeta, ObjectStore, PutResult
+from lance_memwal.store.port import ObjectStore, PutResult
+from lance_memwal.store.wrap import WrappedStore
 
 __all__ = ["RetryPolicy", "RetryingStore"]
 
 _T = TypeVar("_T")
+_VERBS = {
+    "make_directory": "make the directory",
+    "put": "replace",
+    "get": "read",
+    "get_range": "read",
+    "get_tail": "read",
+    "head": "look at",
+    "list": "list",
+    "list_names": "list",
+    "delete": "delete",
+    "sync_tree": "sync",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +92,13 @@ class _Attempts:
         return UnavailableError(text, ambiguous=self.ambiguous, retryable=error.retryable)
 
 
-class RetryingStore:
+class RetryingStore(WrappedStore):
     """Retries what `inner` could not do, by `policy`."""
 
     def __init__(self, inner: ObjectStore, policy: RetryPolicy | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._policy = policy or RetryPolicy()
         self._clock = clock
-
-    def __repr__(self) -> str:
-        return f"RetryingStore({self._inner!r})"
 
     def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
         """Create `path` with `data`, whole, or raise `ObjectExistsError` if it holds other bytes.
@@ -98,7 +108,7 @@ class RetryingStore:
         attempts = _Attempts(f"create {path}", self._policy, self._clock)
         while True:
             try:
-                return self._inner.put_new(path, data, sync=sync, make_directory=make_directory)
+                return self.inner.put_new(path, data, sync=sync, make_directory=make_directory)
             except ObjectExistsError:
                 if not attempts.ambiguous:
                     raise
@@ -115,58 +125,19 @@ class RetryingStore:
             else:
                 raise ObjectExistsError(path)
 
-    def make_directory(self, path: str) -> None:
-        """Let the directory `path` exist, where the store has directories."""
-        self._retry(f"make the directory {path}", lambda: self._inner.make_directory(path))
-
-    def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Replace `path` atomically."""
-        self._retry(f"replace {path}", lambda: self._inner.put(path, data, sync=sync))
-
-    def get(self, path: str) -> bytes:
-        """All bytes of `path`."""
-        return self._retry(f"read {path}", lambda: self._inner.get(path))
-
-    def get_range(self, path: str, start: int, length: int) -> bytes:
-        """At most `length` bytes from `start` on; shorter where the object ends."""
-        return self._retry(f"read {path}", lambda: self._inner.get_range(path, start, length))
-
-    def get_tail(self, path: str, length: int) -> bytes:
-        """The last `length` bytes, or the whole object if it is shorter."""
-        return self._retry(f"read {path}", lambda: self._inner.get_tail(path, length))
-
-    def head(self, path: str) -> ObjectMeta:
-        """Size and time of `path`."""
-        return self._retry(f"look at {path}", lambda: self._inner.head(path))
-
-    def list_names(self, prefix: str) -> list[str]:
-        """The names directly below the directory `prefix`, objects and directories alike, in no order."""
-        return self._retry(f"list {prefix}", lambda: self._inner.list_names(prefix))
-
-    def list(self, prefix: str) -> list[ObjectMeta]:
-        """Every object below the directory `prefix` (recursive), in no order."""
-        return self._retry(f"list {prefix}", lambda: self._inner.list(prefix))
-
-    def delete(self, path: str) -> None:
-        """Remove `path`; absent is fine."""
-        self._retry(f"delete {path}", lambda: self._inner.delete(path))
-
-    def sync_tree(self, prefix: str) -> None:
-        """Make every file and directory below `prefix`, and the name `prefix` itself, survive power loss."""
-        self._retry(f"sync {prefix}", lambda: self._inner.sync_tree(prefix))
-
     def _is_ours(self, path: str, data: bytes, sync: bool) -> bool:
         """Whether `path` holds `data`; if so, it is then durable too: the attempt may have failed at just that."""
-        if self._inner.get(path) != data:
+        if self.inner.get(path) != data:
             return False
         if sync:
-            self._inner.sync_tree(path)
+            self.inner.sync_tree(path)
         return True
 
-    def _retry(self, what: str, call: Callable[[], _T]) -> _T:
-        attempts = _Attempts(what, self._policy, self._clock)
+    def around(self, kind: str, call: Callable[..., _T], path: str, *rest: Any, **options: Any) -> _T:
+        """Carry the call out, again and again if it must be."""
+        attempts = _Attempts(f"{_VERBS[kind]} {path}", self._policy, self._clock)
         while True:
             try:
-                return call()
+                return call(path, *rest, **options)
             except UnavailableError as error:
                 attempts.failed(error)

@@ -7,6 +7,8 @@ Owns `FaultyStore`, and the `FaultScript` that counts calls and decides which of
 2. Every call is recorded, so that a sweep can run a scenario once without faults and then once per call and kind.
 3. A fault that cannot apply to the call it is planned for is an error of the test, not a silent success.
 4. After a simulated crash the script is dead: no later call has an effect, whichever thread makes it.
+
+A script goes around a store with `resolve(uri, wrap=script.wrap)`, or directly.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
-from lance_memwal.store.port import ObjectMeta, ObjectStore, PutResult
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 
 __all__ = ["FaultKind", "FaultPlan", "FaultScript", "FaultyStore", "SimulatedCrash", "StoreCall"]
 
@@ -193,69 +196,30 @@ class FaultScript:
         return SimulatedCrash(f"at call {call.index}: {call.kind} {call.path}")
 
 
-class FaultyStore:
+class FaultyStore(WrappedStore):
     """`inner` as seen through a bad network, by `script` (or a plan, for a script of its own)."""
 
     def __init__(
         self, inner: ObjectStore, script: FaultScript | FaultPlan | None = None, clock: Clock = SYSTEM_CLOCK
     ) -> None:
+        super().__init__(inner)
         self.script = script if isinstance(script, FaultScript) else FaultScript(script, clock)
-        self._inner = inner
 
-    def __repr__(self) -> str:
-        return f"FaultyStore({self._inner!r})"
-
-    def put_new(self, path: str, data: bytes, *, sync: bool = False, make_directory: bool = True) -> PutResult:
-        """Create `path`, unless the script says otherwise."""
-        call = self.script.begin("put_new", path)
-        return self._write(
-            call, data, lambda part: self._inner.put_new(path, part, sync=sync, make_directory=make_directory)
-        )
-
-    def make_directory(self, path: str) -> None:
-        """Let the directory `path` exist, unless the script says otherwise."""
-        self._do(self.script.begin("make_directory", path), lambda: self._inner.make_directory(path))
-
-    def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Replace `path`, unless the script says otherwise."""
-        call = self.script.begin("put", path)
-        self._write(call, data, lambda part: self._inner.put(path, part, sync=sync))
-
-    def get(self, path: str) -> bytes:
-        """All bytes of `path`, unless the script says otherwise."""
-        return self._read(self.script.begin("get", path), lambda: self._inner.get(path))
-
-    def get_range(self, path: str, start: int, length: int) -> bytes:
-        """Bytes from `start` on, unless the script says otherwise."""
-        return self._read(self.script.begin("get_range", path), lambda: self._inner.get_range(path, start, length))
-
-    def get_tail(self, path: str, length: int) -> bytes:
-        """The last bytes, unless the script says otherwise."""
-        return self._read(self.script.begin("get_tail", path), lambda: self._inner.get_tail(path, length))
-
-    def head(self, path: str) -> ObjectMeta:
-        """Size and time of `path`, unless the script says otherwise."""
-        return self._do(self.script.begin("head", path), lambda: self._inner.head(path))
-
-    def list_names(self, prefix: str) -> list[str]:
-        """The names below `prefix`, unless the script says otherwise."""
-        call = self.script.begin("list_names", prefix)
-        return _misheard(call, self.script.plan, self._do(call, lambda: self._inner.list_names(prefix)))
-
-    def list(self, prefix: str) -> list[ObjectMeta]:
-        """The objects below `prefix`, unless the script says otherwise."""
-        call = self.script.begin("list", prefix)
-        return _misheard(call, self.script.plan, self._do(call, lambda: self._inner.list(prefix)))
-
-    def delete(self, path: str) -> None:
-        """Remove `path`, unless the script says otherwise."""
-        call = self.script.begin("delete", path)
-        if call.fault is not FaultKind.LOST_DELETE:
-            self._write(call, b"", lambda _: self._inner.delete(path))
-
-    def sync_tree(self, prefix: str) -> None:
-        """Make `prefix` durable, unless the script says otherwise."""
-        self._do(self.script.begin("sync_tree", prefix), lambda: self._inner.sync_tree(prefix))
+    def around(self, kind: str, call: Callable[..., _T], path: str, *rest: Any, **options: Any) -> _T:
+        """Carry the call out, unless the script says otherwise."""
+        step = self.script.begin(kind, path)
+        if kind in _PUTS:
+            return self._write(step, rest[0], lambda part: call(path, part, **options))
+        if step.fault is FaultKind.LOST_DELETE:
+            return None  # type: ignore[return-value]  # what a delete returns
+        if kind == "delete":
+            return self._write(step, b"", lambda _: call(path))
+        result = self._do(step, lambda: call(path, *rest, **options))
+        if isinstance(result, bytes):
+            return _misread(step, self.script.plan, result)  # type: ignore[return-value]  # bytes as before
+        if isinstance(result, list):
+            _mishear(step, self.script.plan, result)
+        return result
 
     def _do(self, call: StoreCall, effect: Callable[[], _T]) -> _T:
         """Carry out `effect` with the faults that any call can meet."""
@@ -295,26 +259,26 @@ class FaultyStore:
                 return result
         return self._do(call, lambda: effect(data))
 
-    def _read(self, call: StoreCall, effect: Callable[[], bytes]) -> bytes:
-        data = self._do(call, effect)
-        if call.fault is FaultKind.SHORT_READ:
-            return data[: len(data) // 2]
-        if call.fault is FaultKind.BIT_FLIP and data:
-            bit = self.script.plan.draw(call.index).randrange(8 * len(data))
-            flipped = bytearray(data)
-            flipped[bit // 8] ^= 1 << (bit % 8)
-            return bytes(flipped)
-        return data
+
+def _misread(call: StoreCall, plan: FaultPlan, data: bytes) -> bytes:
+    """`data` with the faults that only a read can meet."""
+    if call.fault is FaultKind.SHORT_READ:
+        return data[: len(data) // 2]
+    if call.fault is FaultKind.BIT_FLIP and data:
+        bit = plan.draw(call.index).randrange(8 * len(data))
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        return bytes(flipped)
+    return data
 
 
-def _misheard(call: StoreCall, plan: FaultPlan, found: list[_T]) -> list[_T]:
-    """`found` with the faults that only a list can meet."""
+def _mishear(call: StoreCall, plan: FaultPlan, found: list[Any]) -> None:
+    """Do to `found` what only a list can meet."""
     draw = plan.draw(call.index)
     if call.fault is FaultKind.LIST_MISSES and found:
         found.pop(draw.randrange(len(found)))
     if call.fault is FaultKind.LIST_SHUFFLES:
         draw.shuffle(found)
-    return found
 
 
 def _lost(call: StoreCall) -> UnavailableError:
