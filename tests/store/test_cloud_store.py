@@ -14,8 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from obstore.store import AzureStore, S3Store
 
-from lance_memwal.errors import MemWalError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.errors import InvalidInputError, MemWalError, ObjectExistsError, ObjectNotFoundError, UnavailableError
 from lance_memwal.store.cloud_options import parse_target
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import PutResult
@@ -229,33 +230,71 @@ def test_no_error_tells_what_the_service_said_or_what_we_sent(service: Service) 
         assert error.__context__ is None
 
 
+_READ_BY = {"s3": S3Store, "az": AzureStore}
+
+
 @pytest.mark.parametrize(
     ("uri", "options", "config"),
     [
         ("s3://b/t", {"AWS_REGION": "r", "Aws_Endpoint_Url": "e"}, {"region": "r", "endpoint": "e"}),
         ("s3://b/t", {"region": "r", "endpoint": "e", "token": "t"}, {"region": "r", "endpoint": "e", "session_token": "t"}),
         ("s3://b--use1-az4--x-s3/t", {}, {"s3_express": "true"}),
-        ("az://c/t", {"account_name": "a", "access_key": "k"}, {"account_name": "a", "account_key": "k"}),
-        ("az://c/t", {"AZURE_STORAGE_SAS_TOKEN": "s"}, {"sas_key": "s"}),
+        ("az://c/t", {"account_name": "a", "access_key": "aGk="}, {"account_name": "a", "account_key": "aGk="}),
+        ("az://c/t", {"account_name": "a", "AZURE_STORAGE_SAS_TOKEN": "s=1"}, {"account_name": "a", "sas_key": "s=1"}),
         ("az://c/t", {"azure_storage_use_emulator": "true"}, {"use_emulator": "true"}),
         ("abfss://c@a.dfs.core.windows.net/t", {}, {"account_name": "a"}),
-        ("gs://b/t", {"google_service_account": "/f", "google_storage_token": "t"},
-         {"service_account": "/f", "bearer_token": "t"}),
+        ("abfss://c@a.dfs.core.windows.net/t", {"azure_storage_account_name": "b"}, {"account_name": "b"}),
     ],
 )  # fmt: skip
 def test_options_mean_what_they_mean_to_lance(uri: str, options: dict[str, str], config: dict[str, str]) -> None:
     options = {**options, "download_retry_count": "3", "client_max_retries": "9", "new_table_enable_v2": "true"}
-    found = dict(parse_target(uri, options).config)
-    assert {
-        name: value for name, value in found.items() if name not in ("conditional_put", "disable_bulk_delete")
-    } == config
+    target = parse_target(uri, options)
+    told = {name: value for name, value in target.config if name not in ("timeout", "connect_timeout")}
+    read: dict[str, str] = dict(_READ_BY[target.scheme](target.bucket, config=told).config)
+    ours = ("bucket", "container_name", "conditional_put", "disable_bulk_delete")
+    assert {name: value for name, value in read.items() if name not in ours} == config
 
 
-def test_options_of_the_http_client_replace_the_defaults() -> None:
-    found = dict(
-        parse_target("s3://b/t", {"timeout": "5s", "ALLOW_HTTP": "true", "aws_allow_http": "true"}).client_options
-    )
+def test_google_options_mean_what_they_mean_to_lance() -> None:
+    target = parse_target("gs://b/t", {"google_service_account": "/f", "google_storage_token": "t"})
+    told = dict(target.config)
+    assert (told["google_service_account"], told["bearer_token"]) == ("/f", "t")
+    assert "google_storage_token" not in told
+
+
+def test_an_option_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="aws_regoin"):
+        resolve("s3://bucket/table", {"aws_regoin": "us-east-1"})
+
+
+def test_conditional_puts_stay_on_whatever_the_options_say() -> None:
+    told = dict(parse_target("s3://b/t", {"AWS_Conditional_Put": "disabled", "disable_bulk_delete": "false"}).config)
+    assert (told["conditional_put"], told["disable_bulk_delete"]) == ("etag", "true")
+    assert "AWS_Conditional_Put" not in told
+
+
+def test_options_of_the_http_client_replace_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    def client_options(**options: str) -> dict[str, str]:
+        config = parse_target("s3://b/t", options).config
+        return {name.lower(): value for name, value in config if name not in ("conditional_put", "disable_bulk_delete")}
+
+    found = client_options(timeout="5s", ALLOW_HTTP="true", aws_allow_http="true")
     assert found == {"timeout": "5s", "allow_http": "true", "connect_timeout": "10s"}
+    monkeypatch.setenv("AWS_TIMEOUT", "7s")
+    assert client_options() == {"connect_timeout": "10s"}
+
+
+def test_what_the_options_do_not_say_comes_from_the_environment(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it, and what the HTTP client needs as well."""
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{service.server.server_port}")
+    for name in ("aws_access_key_id", "aws_secret_access_key", "aws_region"):
+        monkeypatch.setenv(name.upper(), _OPTIONS[name])
+    store = resolve("s3://bucket/of-the-environment", clock=SkippingClock()).store
+    assert store.put_new("a", b"1") is PutResult.CREATED
+    assert service.requests == [("PUT", "/bucket/of-the-environment/a")]
 
 
 def test_an_option_with_two_values_is_refused() -> None:

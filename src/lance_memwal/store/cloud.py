@@ -52,21 +52,17 @@ _used_by: int | None = None
 def open_cloud(uri: str, options: Mapping[str, str]) -> tuple[ObstoreStore, str]:
     """The store at `uri`, and the key that tells its place from every other."""
     target = parse_target(uri, options)
-    return ObstoreStore(_client(target.scheme, target.bucket, target.config, target.client_options), target), target.key
+    return ObstoreStore(_client(target.scheme, target.bucket, target.config), target), target.key
 
 
 @lru_cache(maxsize=64)
-def _client(
-    scheme: str, bucket: str, config: tuple[tuple[str, str], ...], client_options: tuple[tuple[str, str], ...]
-) -> Any:
+def _client(scheme: str, bucket: str, config: tuple[tuple[str, str], ...]) -> Any:
     """A client of one bucket, shared by all tables in it, so that they share connections and credentials."""
     try:
-        return _CLIENTS[scheme](
-            bucket, config=dict(config), client_options=dict(client_options), retry_config={"max_retries": 0}
-        )
+        return _CLIENTS[scheme](bucket, config=dict(config), retry_config={"max_retries": 0})
     except (exceptions.BaseError, ValueError, TypeError, OSError) as error:
         text = str(error).partition("\n")[0]
-    for _, value in config + client_options:
+    for _, value in config:
         text = text.replace(value, "***") if len(value) > 3 else text
     raise InvalidInputError(f"the storage options do not fit {scheme}://: {text}")
 
