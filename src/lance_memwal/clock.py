@@ -6,16 +6,22 @@ Owns the `Clock` port and the system implementation. Invariant: no other module 
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "back_off", "thread_pool"]
+__all__ = ["SYSTEM_CLOCK", "BackOff", "Clock", "SystemClock", "in_order", "thread_pool"]
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 class Clock(Protocol):
@@ -81,12 +87,42 @@ class SystemClock:
 SYSTEM_CLOCK: Clock = SystemClock()
 
 
-def back_off(clock: Clock, attempt: int, *, first_seconds: float, longest_seconds: float) -> None:
-    """Wait after lost attempt number `attempt` (from 0): a random part of a time that doubles up to the longest."""
-    ceiling = min(longest_seconds, first_seconds * 2 ** min(attempt, 60))
-    clock.sleep(clock.random() * ceiling)
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """Waits between attempts: they double from the first to the longest. `jitter` is the random share of each; 1 is all."""
+
+    first_seconds: float
+    longest_seconds: float = math.inf
+    jitter: float = 1.0
+
+    def seconds(self, attempt: int, random: float) -> float:
+        """The wait after lost attempt number `attempt` (from 0), for a `random` in [0, 1)."""
+        ceiling = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempt, 60))
+        return ceiling * (1.0 - self.jitter * random)
+
+    def wait(self, clock: Clock, attempt: int) -> None:
+        """Wait after lost attempt number `attempt` (from 0)."""
+        clock.sleep(self.seconds(attempt, clock.random()))
 
 
 def thread_pool(workers: int, name: str) -> ThreadPoolExecutor:
     """A bounded pool for reads that wait on storage; use it as a context manager."""
     return ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)
+
+
+def in_order(call: Callable[[_In], _Out], items: Sequence[_In], at_once: int, name: str) -> Iterator[_Out]:
+    """What `call` says of every item, in their order; `at_once` calls run ahead of the consumer, in threads of this name.
+
+    One item, or one at a time, needs no thread. After a failure nothing more is begun.
+    """
+    if at_once < 2 or len(items) < 2:
+        yield from map(call, items)
+        return
+    with thread_pool(min(at_once, len(items)), name) as pool:
+        ahead: deque[Future[_Out]] = deque()
+        for item in items:
+            ahead.append(pool.submit(call, item))
+            if len(ahead) > at_once:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()

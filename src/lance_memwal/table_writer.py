@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_timeout
-from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
@@ -169,10 +169,8 @@ class TableWriter:
         def to_shard(shard_id: str) -> T:
             return self._shards.write(shard_id, lambda writer: write(writer, routed[shard_id]))
 
-        if len(routed) < 2 or self._location.is_local:
-            return {shard_id: to_shard(shard_id) for shard_id in routed}
-        with thread_pool(min(_PARALLEL_SHARDS, len(routed)), "memwal-put") as pool:
-            return dict(zip(routed, pool.map(to_shard, routed), strict=True))
+        written = in_order(to_shard, list(routed), self._location.at_once(_PARALLEL_SHARDS), "memwal-put")
+        return dict(zip(routed, written, strict=True))
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""

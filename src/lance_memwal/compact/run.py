@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from lance_memwal.arguments import check_callable, check_names, check_number
-from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
 from lance_memwal.compact.reports import CompactionReport, Progress, ShardCompaction
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
@@ -65,8 +65,7 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_MEMORY_BYTES = 512 << 20
 _MAX_RESTARTS = 32
 _MAX_TRIES = 1000  # of one commit, each of which looks only at what others changed since the last
-_BACKOFF_SECONDS = 0.02
-_MAX_BACKOFF_SECONDS = 1.0
+_BACK_OFF = BackOff(0.02, 1.0)
 _UNKNOWN_SIZE_BYTES = 64 << 20
 _READ_AT_ONCE = 8
 
@@ -243,7 +242,7 @@ class Compactor:
         tally.restarts += 1
         if tally.restarts > _MAX_RESTARTS:
             raise error
-        back_off(self._clock, tally.restarts, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
+        _BACK_OFF.wait(self._clock, tally.restarts)
 
     def _report(self, tally: _Tally, started: float) -> CompactionReport:
         shards = sorted(set(tally.spans) | set(tally.trimmed))
@@ -369,10 +368,8 @@ class Compactor:
         def load(sstable: SsTable) -> SeenMap:
             return load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))
 
-        if self._location.is_local:
-            return {sstable.path: load(sstable) for sstable in old}
-        with thread_pool(_READ_AT_ONCE, "memwal-trim") as pool:
-            return dict(zip([sstable.path for sstable in old], pool.map(load, old), strict=True))
+        found = in_order(load, old, self._location.at_once(_READ_AT_ONCE), "memwal-trim")
+        return {sstable.path: seen for sstable, seen in zip(old, found, strict=True)}
 
 
 def open_generations(

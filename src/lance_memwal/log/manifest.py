@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from lance_memwal.arguments import check_callable, check_number
-from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import (
     ConflictError,
     CorruptDataError,
@@ -46,8 +46,7 @@ __all__ = ["ManifestUpdate", "ShardManifestStore", "with_generation"]
 
 _LOG = logging.getLogger(__name__)
 _MAX_TRIES = 64
-_BACKOFF_SECONDS = 0.005
-_MAX_BACKOFF_SECONDS = 0.25
+_BACK_OFF = BackOff(0.005, 0.25)
 
 ManifestUpdate = Callable[[ShardManifest], ShardManifest]
 ManifestCheck = Callable[[ShardManifest | None, ShardManifest], None]
@@ -129,7 +128,7 @@ class ShardManifestStore:
             try:
                 return read(versions[-1])
             except ObjectNotFoundError:  # collected between the listing and the read: something newer exists
-                self._back_off(attempt)
+                _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the manifest of shard {self.shard_id} changes faster than it can be read; retry")
 
     def check_fenced(self, epoch: int) -> ShardManifest:
@@ -159,7 +158,7 @@ class ShardManifestStore:
                 self._write_hint(claimed.version)
                 _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
                 return claimed.writer_epoch, claimed
-            self._back_off(attempt)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"shard {self.shard_id} is claimed by others faster than by us; retry")
 
     def _next_claim(self, latest: ShardManifest | None, spec_id: int) -> ShardManifest:
@@ -217,7 +216,7 @@ class ShardManifestStore:
             if newest is not None and self._holds(newest, updated, landed):
                 self._write_hint(newest.version)
                 return newest
-            self._back_off(attempt)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the manifest of shard {self.shard_id} is contended; retry")
 
     def _holds(
@@ -270,6 +269,3 @@ class ShardManifestStore:
             self.location.store_once.put(paths.manifest_hint_path(self.shard_id), b'{"version":%d}' % version)
         except MemWalError as error:
             _LOG.debug("version hint not written [shard=%s]: %s", self.shard_id, error)
-
-    def _back_off(self, attempt: int) -> None:
-        back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)

@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -32,7 +30,7 @@ from threading import Event
 from typing import TypeVar
 
 from lance_memwal.arguments import check_callable, check_number, check_seconds
-from lance_memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
@@ -78,6 +76,7 @@ _LOOKED_BYTES = 256 << 20  # what a memtable holds by default; more is read a se
 _MAX_SENTINEL_MOVES = 10_000
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
+_LOOKS = "memwal-look-back"
 _LONGEST_GAP = 256  # as many entries as there are between two whole maps; what is longer was collected
 _WAITS_PER_LOOK = 20
 
@@ -204,8 +203,7 @@ class ShardLog:
                 failures += 1
                 if failures > self._policy.max_retries:
                     raise self._poison(position, error) from error
-                ceiling = self._policy.base_delay_seconds * 2 ** (failures - 1)
-                self._clock.sleep(ceiling * (0.5 + self._clock.random() / 2))
+                BackOff(self._policy.base_delay_seconds, jitter=0.5).wait(self._clock, failures - 1)
                 continue
             if found is None:
                 return position
@@ -380,7 +378,8 @@ def _newest_footers(
     found: list[tuple[int, EntryFooter]] = []
     newest_first, step = _without_gaps(positions)[::-1], 1  # a sentinel answers at once; a long log is read in parallel
     while newest_first:
-        for position, footer in zip(newest_first, _read_each(location, newest_first[:step], read), strict=False):
+        at_once = location.at_once(_READ_AHEAD)
+        for position, footer in zip(newest_first, in_order(read, newest_first[:step], at_once, _LOOKS), strict=False):
             if footer is not None and footer.is_of(tag):
                 found.append((position, footer))
                 if is_whole(footer):
@@ -410,14 +409,6 @@ def _footer_at(location: Location, shard_id: str, position: int) -> EntryFooter 
     return decode_entry(data, position, path=path).footer  # no footer, or a map larger than the tail
 
 
-def _read_each(location: Location, positions: list[int], read: Callable[[int], _T]) -> Iterator[_T]:
-    if location.is_local or len(positions) == 1:
-        yield from map(read, positions)
-        return
-    with thread_pool(_READ_AHEAD, "memwal-look-back") as pool:
-        yield from pool.map(read, positions)
-
-
 # ------------------------------------------------------------------------------------------------- the reading end
 
 
@@ -435,7 +426,7 @@ def _is_own(location: Location, shard_id: str, position: int, tag: str) -> bool:
 
 def tags_of(location: Location, shard_id: str, positions: list[int]) -> set[str]:
     """The tags of all tables that wrote these entries."""
-    footers = _read_each(location, positions, partial(_footer_at, location, shard_id)) if positions else iter(())
+    footers = in_order(partial(_footer_at, location, shard_id), positions, location.at_once(_READ_AHEAD), _LOOKS)
     return {footer.table for footer in footers if footer is not None and footer.table is not None}
 
 
@@ -487,18 +478,10 @@ def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[
         except ObjectNotFoundError:
             return None
 
-    if location.is_local:
-        yield from ((position, read(position)) for position in range(start, end))
-        return
-    with thread_pool(_READ_AHEAD, "memwal-read-ahead") as pool:
-        ahead: deque[tuple[int, Future[bytes | None]]] = deque()
-        for position in range(start, end):
-            ahead.append((position, pool.submit(read, position)))
-            if len(ahead) > _READ_AHEAD:
-                first, future = ahead.popleft()
-                yield first, future.result()
-        for first, future in ahead:
-            yield first, future.result()
+    positions = range(start, end)
+    yield from zip(
+        positions, in_order(read, positions, location.at_once(_READ_AHEAD), "memwal-read-ahead"), strict=True
+    )
 
 
 class WalTailer:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.clock import thread_pool
+from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.memtable.scan import matching_rows, narrowed, winners
 from lance_memwal.read.fresh import FreshIndex, FreshIndexCache
@@ -106,8 +106,7 @@ class ShardMerge:
     def _load_entries(self) -> None:
         cold = [reader for reader in self.readers if not reader.has_entries]
         if len(cold) > 1:
-            with thread_pool(_OPEN_AT_ONCE, "memwal-open") as pool:
-                list(pool.map(lambda reader: reader.entries(), cold))
+            list(in_order(lambda reader: reader.entries(), cold, _OPEN_AT_ONCE, "memwal-open"))
 
     def hidden_offsets(self) -> list[npt.NDArray[np.int64]]:
         """Per reader (ascending) the offsets of rows that a newer SSTable or memory replaced."""

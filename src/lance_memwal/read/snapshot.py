@@ -27,7 +27,7 @@ from typing import Literal, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_names
-from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, NewestBase, no_index
 from lance_memwal.lance.marks import compacted
@@ -58,8 +58,7 @@ T = TypeVar("T")
 _MAX_TRIES = 64
 _MAX_RESTARTS = 16
 _MAX_MISSING = 3
-_BACKOFF_SECONDS = 0.01
-_MAX_BACKOFF_SECONDS = 0.08
+_BACK_OFF = BackOff(0.01, 0.08)
 _PARALLEL_READS = 8
 
 
@@ -182,10 +181,7 @@ class SnapshotSource:
         return None if shard is None else shard.capture()
 
     def _each(self, shards: Sequence[str], read: Callable[[str], _Upper | None]) -> list[_Upper | None]:
-        if self.location.is_local or len(shards) < 2:
-            return [read(shard) for shard in shards]
-        with thread_pool(min(_PARALLEL_READS, len(shards)), "memwal-snapshot") as pool:
-            return list(pool.map(read, shards))
+        return list(in_order(read, shards, self.location.at_once(_PARALLEL_READS), "memwal-snapshot"))
 
     def _capture_shard(
         self,
@@ -216,7 +212,7 @@ class SnapshotSource:
                 newest = manifests.read_latest()
                 if newest is not None and _cursor(newest) == _cursor(manifest):
                     return _Upper(shard_id, manifest, tail, from_tail=True)
-            back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
     def _read_tail(

@@ -14,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from lance_memwal.clock import SYSTEM_CLOCK, back_off, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, in_order
 from lance_memwal.errors import (
     CollectedError,
     ConflictError,
@@ -43,8 +44,7 @@ from lance_memwal.types import ShardManifest
 __all__ = ["Pin", "PinnedShard", "pin_table", "rebuild", "reported_as_collected"]
 
 _MAX_TRIES = 16
-_BACKOFF_SECONDS = 0.01
-_MAX_BACKOFF_SECONDS = 0.16
+_BACK_OFF = BackOff(0.01, 0.16)
 _PARALLEL_READS = 8
 _KEPT_SNAPSHOTS = 2
 
@@ -82,11 +82,8 @@ def pin_table(options: Options) -> Pin:
     candidates = candidate_shards(table.base, options.filter)
     shards = [s for s in list_shards(location) if candidates is None or s in candidates]
     flushed = options.consistency == "flushed"
-    if location.is_local or len(shards) < 2:
-        found = [_pin_shard(location, shard_id, flushed=flushed) for shard_id in shards]
-    else:
-        with thread_pool(min(_PARALLEL_READS, len(shards)), "memwal-pin") as pool:
-            found = list(pool.map(lambda s: _pin_shard(location, s, flushed=flushed), shards))
+    pin = partial(_pin_shard, location, flushed=flushed)
+    found = list(in_order(pin, shards, location.at_once(_PARALLEL_READS), "memwal-pin"))
     base = BaseTable.open(location)
     if base is None or base.details is None:
         raise no_index(location)
@@ -120,7 +117,7 @@ def _pin_shard(location: Location, shard_id: str, *, flushed: bool) -> PinnedSha
         if not moved and manifest.version in doubted:
             raise CorruptDataError("WAL entry is missing inside the log", path=paths.wal_dir(shard_id))
         doubted.add(manifest.version)
-        back_off(SYSTEM_CLOCK, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
+        _BACK_OFF.wait(SYSTEM_CLOCK, attempt)
     raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
 
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 import io
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.spark.batch_reports import BatchStats, report
@@ -184,7 +184,7 @@ def commit_pieces(
             reach("spark.after_shard")
             return result
 
-        results = _each(append, sorted(by_shard))
+        results = list(in_order(append, sorted(by_shard), _PARALLEL_SHARDS, "memwal-commit"))
     except BaseException:
         drop_claims(plan.options)
         raise
@@ -193,13 +193,6 @@ def commit_pieces(
         _unstage(appender.location, shard_id, pieces)
     tidy(plan.options, appender, [claims[shard_id] for shard_id in by_shard])
     return results
-
-
-def _each(append: Callable[[str], AppendResult], shards: Sequence[str]) -> list[AppendResult]:
-    if len(shards) == 1:
-        return [append(shards[0])]
-    with thread_pool(min(_PARALLEL_SHARDS, len(shards)), "memwal-commit") as pool:
-        return list(pool.map(append, shards))
 
 
 def _load(location: Location, pieces: Sequence[Piece]) -> list[pa.RecordBatch]:

@@ -13,9 +13,7 @@ Owns `Generation` and `fold_newest`. Invariants:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import lance
@@ -23,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.clock import thread_pool
+from lance_memwal.clock import in_order
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance.base import lance_options, lance_reading
 from lance_memwal.rows.key_encoding import encode_composite
@@ -42,7 +40,6 @@ _LOAD_AT_ONCE = 8  # a read waits for several threads of Lance in turn; more at 
 _BATCH_BYTES = 8 << 20
 _MAX_BATCH_ROWS = 1 << 16
 _JOINED_BYTES = 2 << 20
-_AHEAD = 8
 
 
 class Generation:
@@ -227,14 +224,8 @@ def _read_ahead(parts: Sequence[tuple[Generation, _Mask | None]]) -> Iterator[_C
         for generation, mask in parts:
             yield from generation.chosen(mask)
         return
-    with thread_pool(_LOAD_AT_ONCE, "memwal-fold") as pool:
-        waiting: deque[Future[list[_Chosen]]] = deque()
-        for generation, mask in parts:
-            waiting.append(pool.submit(lambda g, m: list(g.chosen(m)), generation, mask))
-            if len(waiting) > _AHEAD:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+    for rows in in_order(lambda part: list(part[0].chosen(part[1])), parts, _LOAD_AT_ONCE, "memwal-fold"):
+        yield from rows
 
 
 def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folded:
@@ -276,12 +267,8 @@ def fold_all(generations: Sequence[Generation], schema: TableSchema) -> Folded:
 
 
 def _load(generations: Sequence[Generation]) -> None:
-    if len(generations) == 1:
-        generations[0].load()
-        return
-    with thread_pool(_LOAD_AT_ONCE, "memwal-fold") as pool:
-        for _ in pool.map(lambda generation: generation.load(), generations):
-            pass
+    for _ in in_order(lambda generation: generation.load(), generations, _LOAD_AT_ONCE, "memwal-fold"):
+        pass
 
 
 def _keys(generation: Generation) -> pa.Array:

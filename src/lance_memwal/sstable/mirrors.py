@@ -23,7 +23,7 @@ from typing import Any
 import lance
 import numpy as np
 
-from lance_memwal.clock import thread_pool
+from lance_memwal.clock import in_order
 from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import INDEX_NAME
@@ -231,11 +231,7 @@ class IndexSet:
                 failed.append((spec, error))
 
         ordered = sorted(specs, key=lambda spec: not isinstance(spec, HnswIndex))  # the longest first
-        if len(ordered) == 1:
-            build(ordered[0])
-        else:
-            with thread_pool(_BUILD_AT_ONCE, "memwal-mirror") as pool:
-                list(pool.map(build, ordered))
+        list(in_order(build, ordered, _BUILD_AT_ONCE, "memwal-mirror"))
         return failed
 
     def _build_mirror(self, spec: IndexSpec, dataset: lance.LanceDataset) -> None:

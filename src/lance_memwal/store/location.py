@@ -62,6 +62,10 @@ class Location:
         """What to hand to Lance for the table itself, together with `storage_options`."""
         return self.uri if self.root_path is None else self.root_path
 
+    def at_once(self, most: int) -> int:
+        """How many requests are worth making at the same time: up to `most`, but one where none waits for a network."""
+        return 1 if self.is_local else most
+
     def child_uri(self, path: str) -> str:
         """What to hand to Lance for the dataset at `path` below the table, together with `storage_options`."""
         if not path or path.startswith("/") or any(part in ("", ".", "..") for part in path.split("/")):

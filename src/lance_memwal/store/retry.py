@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
 from lance_memwal.store.port import ObjectStore, PutResult
 from lance_memwal.store.wrap import WrappedStore
@@ -57,8 +57,7 @@ class RetryPolicy:
 
     def delay_seconds(self, attempt: int, random: float) -> float:
         """The wait after failed attempt number `attempt` (from 1), for a `random` in [0, 1)."""
-        ceiling = min(self.max_delay_seconds, self.base_delay_seconds * 2.0 ** min(attempt - 1, 60))
-        return ceiling * (1.0 - self.jitter * random)
+        return BackOff(self.base_delay_seconds, self.max_delay_seconds, self.jitter).seconds(attempt - 1, random)
 
 
 class _Attempts:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
+from lance_memwal.clock import BackOff
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, MemWalError, UnavailableError
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
@@ -33,8 +34,7 @@ from lance_memwal.write.state import CLOSED
 __all__ = ["Flushing", "SsTableWriter", "Ticking", "count_flush", "flush_once", "publish"]
 
 _LOG = logging.getLogger(__name__)
-_FIRST_DELAY_SECONDS = 0.05
-_LONGEST_DELAY_SECONDS = 5.0
+_BACK_OFF = BackOff(0.05, 5.0, jitter=0.0)
 
 
 SsTableWriter = Callable[[int, pa.Table | Iterator[pa.RecordBatch]], SsTable]
@@ -101,12 +101,12 @@ def count_flush(core: ShardCore, rows: int, seconds: float) -> None:
 class Flushing:
     """The flusher's work: publish what is frozen, one generation per step."""
 
-    __slots__ = ("_core", "_delay", "_not_before", "_step")
+    __slots__ = ("_core", "_failures", "_not_before", "_step")
 
     def __init__(self, core: ShardCore, step: Callable[[], object]) -> None:
         self._core = core
         self._step = step
-        self._delay = _FIRST_DELAY_SECONDS
+        self._failures = 0
         self._not_before = 0.0
 
     def __call__(self) -> float | None:
@@ -119,11 +119,12 @@ class Flushing:
             return self._not_before - now
         try:
             self._step()
-            self._delay = _FIRST_DELAY_SECONDS
+            self._failures = 0
         except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
             if not _record_failure(core, error):
                 return None
-            delay, self._delay = self._delay, min(_LONGEST_DELAY_SECONDS, self._delay * 2)
+            delay = _BACK_OFF.seconds(self._failures, 0.0)
+            self._failures += 1
             self._not_before = core.clock.monotonic() + delay
             return delay
         return 0.0 if _has_work(core) else None

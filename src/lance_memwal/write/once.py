@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.clock import SYSTEM_CLOCK, Clock, back_off
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
     ClosedError,
@@ -76,8 +76,7 @@ __all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "RowFitter
 _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
 _MAX_TRIES = 64
-_BACKOFF_SECONDS = 0.005
-_MAX_BACKOFF_SECONDS = 0.25
+_BACK_OFF = BackOff(0.005, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +265,7 @@ class OnceAppender:
                     tail.entries += 1
                     tail.size_bytes += len(data)
                     return created
-            self._back_off(attempt)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
 
     def _create(self, claim: ShardClaim, position: int, data: bytes) -> bool:
@@ -292,9 +291,6 @@ class OnceAppender:
 
     def _fenced(self, claim: ShardClaim, current: int, position: int) -> FencedError:
         return FencedError(claim.epoch, current, f"shard {claim.shard_id}, WAL position {position}")
-
-    def _back_off(self, attempt: int) -> None:
-        back_off(self._clock, attempt, first_seconds=_BACKOFF_SECONDS, longest_seconds=_MAX_BACKOFF_SECONDS)
 
     # ------------------------------------------------------------------------------------------------------ the tail
 
@@ -326,7 +322,7 @@ class OnceAppender:
                     self._commit(claim, sstable, position, announced=True)
                 elif store.list_versions()[-1:] == [manifest.version]:
                     return tail
-            self._back_off(attempt)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"shard {claim.shard_id} changes faster than it can be read; retry")
 
     def _restart(self, manifest: ShardManifest, known: ShardTail | None, positions: list[int]) -> ShardTail:
@@ -393,7 +389,7 @@ class OnceAppender:
             footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag)
             reach("once.before_seal")
             self._create(claim, tail.last_position + 1, encode_mark(claim.epoch, footer))
-            self._back_off(attempt)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than it can be sealed; retry")
 
     def _oldest_generation(self, claim: ShardClaim, tail: ShardTail) -> tuple[int, int, pa.Table]:
@@ -446,7 +442,7 @@ class OnceAppender:
                 if self._commit(claim, sstable, position, announced=True):
                     reach("once.after_commit")
                     return created
-            self._back_off(attempt)
+            _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
 
     def _write_sstable(self, claim: ShardClaim, generation: int, rows: pa.Table) -> SsTable:

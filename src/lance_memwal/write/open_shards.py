@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Generic, TypeVar
 
-from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.write.engine import ShardEngine
@@ -196,11 +196,8 @@ class OpenShards(Generic[W]):
             return None
 
         owing = [(shard_id, parked) for shard_id, parked in self._parked.items() if parked.owes_flush]
-        if not owing:
-            return []
         try:
-            with thread_pool(_CLOSED_AT_ONCE, "memwal-close") as pool:
-                found = list(pool.map(close, owing))
+            found = list(in_order(close, owing, _CLOSED_AT_ONCE, "memwal-close"))
         except RuntimeError:  # the program ends, and no thread can be had
             found = list(map(close, owing))
         return [error for error in found if error is not None]
