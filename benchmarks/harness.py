@@ -226,7 +226,7 @@ def _latency_texts(result: Result) -> Iterator[tuple[str, str]]:
 
 def environment(base: Path) -> dict[str, Any]:
     """What a reader needs to judge the figures; nothing that names the machine."""
-    versions = {name: _version(name) for name in ("memwal", "pyarrow", "pylance", "obstore")}
+    versions = {name: _version(name) for name in ("lance-memwal", "pyarrow", "pylance", "obstore")}
     return {
         "python": platform.python_version(),
         "system": platform.system(),

@@ -58,7 +58,8 @@ __all__ = [
 
 _MAX_TRIES = 8
 LEFTOVERS = (
-    "call memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal directory"
+    "call lance_memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal "
+    "directory"
 )
 
 
@@ -123,7 +124,7 @@ def _refuse_leftovers_here(location: Location) -> None:
         refuse_leftovers(
             location,
             "remove its _mem_wal directory if they are not needed; to keep them, write the base table with Lance and call "
-            "memwal.enable(adopt_shards=True)",
+            "lance_memwal.enable(adopt_shards=True)",
         )
     except InvalidInputError:
         if BaseTable.open(location) is None:

@@ -159,7 +159,7 @@ def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None, fo
 def _need_base(location: Location, *, for_repair: bool = False) -> BaseTable:
     base = BaseTable.open_newest_readable(location) if for_repair else BaseTable.open(location)
     if base is None:
-        raise InvalidInputError(f"there is no table at {location.describe()}; create it with memwal.create_table")
+        raise InvalidInputError(f"there is no table at {location.describe()}; create it with lance_memwal.create_table")
     return base
 
 

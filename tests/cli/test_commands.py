@@ -12,10 +12,10 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 import typer
-from cli_process import COMMAND, answer, on_a_terminal, one_line, rows, run
 
 import lance_memwal as mw
 from lance_memwal.cli import app
+from tests.kit.cli_process import COMMAND, answer, on_a_terminal, one_line, rows, run
 
 
 def shard_of(uri: Path) -> str:

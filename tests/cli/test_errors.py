@@ -11,10 +11,10 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_process import COMMAND, answer, one_line, rows, run
 
 import lance_memwal as mw
 from lance_memwal.store.paths import wal_entry_path
+from tests.kit.cli_process import COMMAND, answer, one_line, rows, run
 
 
 def shard_of(uri: Path) -> str:

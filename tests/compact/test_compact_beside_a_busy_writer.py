@@ -10,11 +10,11 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from compact_kit import unheld_files, with_key
 
 import lance_memwal as mw
 from lance_memwal import crash_points
 from tests.harness.points import run_once_at
+from tests.kit.compaction import unheld_files, with_key
 
 KEYS = 20_000
 

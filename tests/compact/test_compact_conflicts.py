@@ -8,13 +8,13 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from compact_kit import Kept, with_key
 
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance import commit
 from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, unmarked
 from tests.harness.points import run_once_at
+from tests.kit.compaction import Kept, with_key
 
 
 @pytest.fixture(autouse=True)

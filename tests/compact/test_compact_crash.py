@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from compact_child import COMPACT_POINTS, GC_POINTS, maintain
-from compact_kit import Kept
 
 from tests.harness.processes import start
 from tests.harness.profile import scaled
+from tests.kit.compaction import Kept
 
 KILLED = -9
 KINDS = ("key", "merge", "append", "append_in_two")

@@ -11,7 +11,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from compact_kit import unheld_files, with_key
 
 import lance_memwal as mw
 from lance_memwal import crash_points
@@ -21,6 +20,7 @@ from lance_memwal.lance.superseded import replaced_rows
 from lance_memwal.rows.key_set import KeySet
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
+from tests.kit.compaction import unheld_files, with_key
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 

@@ -9,7 +9,6 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from compact_kit import KINDS, Kept, as_rows
 
 import lance_memwal as mw
 from lance_memwal.compact.run import Compactor
@@ -17,6 +16,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from tests.kit.compaction import KINDS, Kept, as_rows
 
 
 @pytest.mark.parametrize("kind", KINDS)

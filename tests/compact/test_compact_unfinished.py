@@ -10,7 +10,6 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from compact_kit import unheld_files
 
 import lance_memwal as mw
 from lance_memwal import crash_points
@@ -18,6 +17,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import unmarked
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
+from tests.kit.compaction import unheld_files
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,37 +8,14 @@ from pathlib import Path
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash_child import Life, all_rows, live
+from tests.harness.crash import live_until_killed
+from tests.harness.crash_child import Life, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
 from tests.harness.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from tests.harness.oracle import Oracle
-from tests.harness.processes import start
 from tests.harness.shard_audit import ShardAudit
 
-KILLED = -9
 SETTINGS = {"fsync": False, "max_memtable_rows": 6}
-
-
-def live_until_killed(life: Life, oracle: Oracle) -> bool:
-    """Run one life; whether it died by a kill."""
-    child = start(live, life)
-    while True:
-        try:
-            message = child.receive(30)
-        except EOFError:
-            return child.wait(30) == KILLED
-        assert message is not None, "the child is silent"
-        match message:
-            case ("issued", thread, write):
-                oracle.issued(thread, write)
-            case ("returned", thread, durable):
-                oracle.returned(thread, durable=durable)
-            case ("rows", rows):
-                assert oracle.check(rows) == []
-            case ("failed", text):
-                raise AssertionError(text)
-            case ("done",):
-                child.kill()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_every_kill_point import live_until_killed
 
 from lance_memwal.shard_writer import ShardWriter
+from tests.harness.crash import live_until_killed
 from tests.harness.crash_child import KEYS, Life, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
 from tests.harness.kill_points import BULK_POINTS, FLUSH_POINTS, KEYED_FLUSH_POINTS, kill_at

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from faults.interleaving import Scheduler
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
@@ -30,6 +29,7 @@ from lance_memwal.types import Transaction
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.write.once import AppendResult, OnceAppender, ShardClaim
 from tests.harness.profile import scaled
+from tests.kit.interleaving import Scheduler
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 LARGE = 1 << 20

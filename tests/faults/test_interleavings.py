@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from faults.interleaving import Scheduler
 from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer, WriterPoisonedError
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
@@ -23,7 +22,8 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest, SsTable
 from tests.harness.profile import scaled
-from wal.wal_kit import SHARD, ids, manifests_at, rows
+from tests.kit.interleaving import Scheduler
+from tests.kit.logs import SHARD, ids, manifests_at, rows
 
 PLACE = "interleavings"
 URI = f"memory://{PLACE}/table"

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from faults.log_life import record, sweep
-from faults.test_single_fault_sweep import KINDS, no_damage
 from lance_memwal.testing import FaultKind, FaultPlan
 from tests.harness.profile import scaled
+from tests.kit.log_life import record, sweep
+from tests.kit.single_faults import KINDS, no_damage
 
 GENTLE = [kind for kind in KINDS if kind.keeps_contract]
 

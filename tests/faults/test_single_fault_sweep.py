@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import pytest
 
-from faults.log_life import new_life, record, sweep, verdict
-from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
-from tests.harness.profile import scaled
+from lance_memwal.testing import FaultKind, FaultPlan
+from tests.kit.log_life import new_life, sweep, verdict
+from tests.kit.single_faults import KINDS, no_damage, single_faults
 
-# Faults whose outcome depends on a draw (which bit, which name), and when a late effect comes.
-DRAWN = {FaultKind.BIT_FLIP, FaultKind.LIST_MISSES}
-LATE_AFTER_CALLS = (0, 1, 2, 5, 9, 1_000)
 CRASHES = {FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER}
-KINDS = [kind for kind in FaultKind if kind is not FaultKind.LOST_DELETE]
-
-
-def no_damage(script: FaultScript) -> bool:
-    """Whether storage must be whole: only a torn object leaves damage there."""
-    return not any(call.fault is FaultKind.TORN_OBJECT and call.kind == "put_new" for call in script.injected)
-
-
-def single_faults(
-    kind: FaultKind, *, draws: int | None = None, lateness: Sequence[int] = LATE_AFTER_CALLS
-) -> Iterator[tuple[str, FaultPlan]]:
-    """The fault at every call that it applies to; where the outcome is drawn, with so many draws."""
-    drawn = scaled(ci=8, prove=200) if draws is None else draws
-    for call in record().calls:
-        if not kind.applies_to(call.kind):
-            continue
-        for seed in range(drawn if kind in DRAWN else 1):
-            for late in lateness if kind is FaultKind.LATE_EFFECT else (0,):
-                name = f"{kind.value} at call {call.index} ({call.kind} ...{call.path[-60:]}), seed {seed}, late {late}"
-                yield name, FaultPlan(at={call.index: kind}, seed=seed, late_after_calls=late)
 
 
 def test_the_life_without_faults_acknowledges_everything_and_fences_the_stale_owner() -> None:

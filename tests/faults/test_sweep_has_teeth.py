@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from faults.log_life import sweep
-from faults.test_single_fault_sweep import no_damage, single_faults
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import ObjectExistsError, UnavailableError
 from lance_memwal.log import wal
@@ -17,6 +15,8 @@ from lance_memwal.log.transactions import ShardTime, TransactionMap
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.store import paths
 from lance_memwal.testing import FaultKind
+from tests.kit.log_life import sweep
+from tests.kit.single_faults import no_damage, single_faults
 
 Patch = pytest.MonkeyPatch
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fenced_writers import Shard
 
 from tests.harness.crash_tables import TableKind
+from tests.kit.fenced_writers import Shard
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fenced_writers import Shard, hear, numbers_in, writes_until_fenced
 
 from lance_memwal.log.manifest import ShardManifestStore
 from tests.harness.processes import start
 from tests.harness.profile import scaled
 from tests.harness.shard_audit import ShardAudit
+from tests.kit.fenced_writers import Shard, hear, numbers_in, writes_until_fenced
 
 PROCESSES = 4
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
 from tests.harness.shard_audit import ShardAudit
+from tests.kit.fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
 
 @pytest.mark.parametrize("point", ["wal.after_put", "put.before_ack"])

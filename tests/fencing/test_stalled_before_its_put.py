@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
-
 from tests.harness.shard_audit import ShardAudit
+from tests.kit.fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
 
 def test_a_writer_that_slept_before_its_put_acknowledges_nothing_and_leaves_nothing(

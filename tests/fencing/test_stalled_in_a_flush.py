@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
 from lance_memwal.log.manifest import ShardManifestStore
 from tests.harness.shard_audit import ShardAudit
+from tests.kit.fenced_writers import Shard, hear_all, numbers_in, run, stalled, takes_over, writes_and_stops
 
 
 @pytest.mark.parametrize("point", ["flush.before_write", "flush.before_commit", "flush.after_commit"])

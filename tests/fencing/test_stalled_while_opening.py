@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fenced_writers import Shard, hear_all, numbers_in, opens_and_stops, put, run, stalled, takes_over
 
 from tests.harness.kill_points import OPEN_POINTS
 from tests.harness.shard_audit import ShardAudit
+from tests.kit.fenced_writers import Shard, hear_all, numbers_in, opens_and_stops, put, run, stalled, takes_over
 
 
 @pytest.mark.parametrize("point", OPEN_POINTS)

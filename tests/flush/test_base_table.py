@@ -8,11 +8,11 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from flush_peer import Tables, key_field
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors, lance_read
 from lance_memwal.store.location import resolve
+from tests.kit.flush_peer import Tables, key_field
 
 SCHEMA = pa.schema(
     [

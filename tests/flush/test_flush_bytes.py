@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from flush_peer import Tables, key_field
 from lance.file import LanceFileReader
 
 from lance_memwal.lance import wire
 from lance_memwal.lance.deletions import decode_deletions
 from lance_memwal.lance.manifest import Fragment, parse_lance_manifest
+from tests.kit.flush_peer import Tables, key_field
 
 TEXTS = ["b", "a", "", "b", "\0", "a\0", "日本", "zz" * 40, "a", "~", "abcdefgh", "abcdefg"]
 BYTES = [b"b", b"a", b"", b"b", b"\0", b"a\0", b"\xff\xff", b"zz" * 40, b"a", b"\xfe", b"abcdefgh", b"abcdefg"]

@@ -10,7 +10,8 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from flush_peer import Tables, key_field
+
+from tests.kit.flush_peer import Tables, key_field
 
 UTC = datetime.UTC
 POINT = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.string())])

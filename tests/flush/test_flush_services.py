@@ -10,7 +10,6 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from flush_peer import key_field
 from lance.mem_wal import LsmScanner, ShardSnapshot
 
 from lance_memwal.errors import ObjectNotFoundError
@@ -19,6 +18,7 @@ from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.sstable.write import SsTableSchema, write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.types import SsTable
+from tests.kit.flush_peer import key_field
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 SCHEMA = pa.schema([pa.field("gone", pa.int8()), key_field("id", pa.string()), pa.field("v", pa.int32())])

@@ -12,7 +12,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from flush_peer import Tables, key_field, newest_of
 
 from lance_memwal.clock import SystemClock
 from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, UnavailableError
@@ -21,6 +20,7 @@ from lance_memwal.sstable.write import SsTableSchema, write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
+from tests.kit.flush_peer import Tables, key_field, newest_of
 
 SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from flush_peer import Tables, key_field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lance.file import LanceFileWriter
@@ -17,6 +16,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFo
 from lance_memwal.sstable.sidecar import PAGE_ROWS, PkSidecar, SortedKeys, sort_keys, write_sidecar
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SsTable
+from tests.kit.flush_peer import Tables, key_field
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 TABLE = SsTable(1, "0000abcd_gen_1")

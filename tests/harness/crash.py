@@ -35,7 +35,7 @@ from tests.harness.processes import Child, start
 from tests.harness.shard_audit import ShardAudit
 from tests.harness.shard_rows import peer_rows, stored_rows
 
-__all__ = ["CrashFailure", "CrashReport", "run_crashes"]
+__all__ = ["KILLED", "CrashFailure", "CrashReport", "live_until_killed", "run_crashes"]
 
 KILLED: Final = -9
 _LIVES_PER_TABLE = 7
@@ -267,3 +267,25 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="memwal-crash-") as place:
         count, first = ([int(text) for text in sys.argv[1:3]] + [100, 0][len(sys.argv) - 1 :])[:2]
         print(run_crashes(place, count, first))
+
+
+def live_until_killed(life: Life, oracle: Oracle) -> bool:
+    """Run one life; whether it died by a kill."""
+    child = start(live, life)
+    while True:
+        try:
+            message = child.receive(30)
+        except EOFError:
+            return child.wait(30) == KILLED
+        assert message is not None, "the child is silent"
+        match message:
+            case ("issued", thread, write):
+                oracle.issued(thread, write)
+            case ("returned", thread, durable):
+                oracle.returned(thread, durable=durable)
+            case ("rows", rows):
+                assert oracle.check(rows) == []
+            case ("failed", text):
+                raise AssertionError(text)
+            case ("done",):
+                child.kill()

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from identity.identity_kit import SCHEMA, make, make_anew, row, shown
 from lance_memwal.log.entry import EntryEncoder, encode_sentinel
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
@@ -18,6 +17,7 @@ from lance_memwal.store.location import resolve
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
 from lance_memwal.write.once import OnceAppender
+from tests.kit.identity import SCHEMA, make, make_anew, row, shown
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 OTHER = "0badc0de"

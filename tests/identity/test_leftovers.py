@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lance_memwal as mw
-from identity.identity_kit import make, row, shown
+from tests.kit.identity import make, row, shown
 
 
 def _remove_base(uri: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import lance_memwal as mw
-from identity.identity_kit import SCHEMA, row, shown
 from lance_memwal.store.location import resolve
 from lance_memwal.testing.clocks import SkippingClock
+from tests.kit.identity import SCHEMA, row, shown
 
 pytestmark = pytest.mark.xdist_group("services")
 

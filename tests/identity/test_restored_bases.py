@@ -15,11 +15,11 @@ from lance.mem_wal import CompactedSsTable
 from typer.testing import CliRunner
 
 import lance_memwal as mw
-from identity.identity_kit import SCHEMA, in_another_process, make, overwrite, row, shown
 from lance_memwal import crash_points
 from lance_memwal.cli import app
 from lance_memwal.testing.clocks import SkippingClock
 from tests.harness.points import run_once_at
+from tests.kit.identity import SCHEMA, in_another_process, make, overwrite, row, shown
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from identity.identity_kit import SCHEMA, make, overwrite, row, shown
 from lance_memwal.config import WriterConfig
+from tests.kit.identity import SCHEMA, make, overwrite, row, shown
 
 ID = "memwal.table_id"
 

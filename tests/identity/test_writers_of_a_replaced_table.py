@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from identity.identity_kit import REPLACED, SCHEMA, in_another_process, make, make_anew, remove, row, shown
 from lance_memwal import crash_points
 from lance_memwal.store.memory import reset
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.write.once import OnceAppender
 from tests.harness.points import run_once_at
+from tests.kit.identity import REPLACED, SCHEMA, in_another_process, make, make_anew, remove, row, shown
 
 A_MINUTE = 61.0
 
@@ -288,7 +288,7 @@ def test_another_process_makes_the_table_anew_under_a_live_writer(tmp_path: Path
     remove(uri)
     in_another_process(f"""
         import sys; sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
-        from identity.identity_kit import make, row
+        from tests.kit.identity import make, row
         writer = make({uri!r}).writer()
         writer.put(row(100))
         writer.abort()

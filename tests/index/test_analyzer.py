@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_peer import ANALYZERS, corpus
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import Analyzer, AnalyzerOptions, analyzer_for
 from lance_memwal.memtable.index.analyzer import _MARK
+from tests.kit.text_peer import ANALYZERS, corpus
 
 FAST = ["default", "whitespace", "custom_stop_words", "short_tokens", "accents_kept"]
 

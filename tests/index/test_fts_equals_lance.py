@@ -9,9 +9,9 @@ import lance.query as lq
 import numpy as np
 import pyarrow as pa
 import pytest
-from text_peer import ANALYZERS, corpus, ours, peer, peer_hits, random_query
 
 from lance_memwal.memtable.index import FtsIndex, FtsMemIndex, from_lance, search_texts
+from tests.kit.text_peer import ANALYZERS, corpus, ours, peer, peer_hits, random_query
 
 ROWS = 300
 LETTERS = ["a1", "b1", "c1", "the", "d1"]

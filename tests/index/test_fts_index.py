@@ -8,7 +8,6 @@ import threading
 import numpy as np
 import pyarrow as pa
 import pytest
-from text_peer import WORDS, corpus, ours
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import (
@@ -27,6 +26,7 @@ from lance_memwal.memtable.index import (
     search_texts,
     terms_of,
 )
+from tests.kit.text_peer import WORDS, corpus, ours
 
 ROWS = 240
 QUERIES: list[str | TextQuery] = [

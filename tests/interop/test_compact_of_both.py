@@ -6,12 +6,12 @@ from pathlib import Path
 
 import lance
 import pytest
-from shard_writer_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
 
 import lance_memwal as mw
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.sstable.file import simple_file
 from lance_memwal.store.location import resolve
+from tests.kit.interop_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
 
 SMALL = {"max_memtable_rows": 12}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from tests.table.table_kit import FAST, ids_of, outside, rows_of
+from tests.kit.tables import FAST, ids_of, outside, rows_of
 
 KEY = {"lance-schema:unenforced-primary-key": "true"}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), pa.field("v", pa.string())])

@@ -16,7 +16,7 @@ from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
 from lance_memwal.sstable.write import SsTableSchema, write_sstable
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
-from wal.wal_kit import SHARD, lance_table, manifests_at, place, read_all, rows
+from tests.kit.logs import SHARD, lance_table, manifests_at, place, read_all, rows
 
 
 def peer(uri: str) -> Any:

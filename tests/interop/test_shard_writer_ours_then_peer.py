@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shard_writer_tables import CASES, NAMES, SHAPES, Duel, Shape, in_order
 
 from lance_memwal import FencedError
+from tests.kit.interop_tables import CASES, NAMES, SHAPES, Duel, Shape, in_order
 
 SMALL = {"max_memtable_rows": 9}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")

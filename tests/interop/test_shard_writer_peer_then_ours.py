@@ -7,9 +7,9 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from shard_writer_tables import CASES, NAMES, SHAPES, Duel, Shape
 
 from lance_memwal import ShardWriter
+from tests.kit.interop_tables import CASES, NAMES, SHAPES, Duel, Shape
 
 SMALL = {"max_memtable_rows": 9}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")

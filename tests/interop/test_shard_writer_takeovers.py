@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_writer_tables import APPEND, SHAPES, Duel, Shape, in_order
 
 from tests.harness.profile import scaled
 from tests.harness.shard_audit import ShardAudit
+from tests.kit.interop_tables import APPEND, SHAPES, Duel, Shape, in_order
 
 CHOSEN = [shape for shape in SHAPES if shape.name in {"scalars", "lists", "composite key", "dropped column"}]
 STORAGE = ("2.0", "2.1", "2.2")

@@ -13,7 +13,7 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner
 
 import lance_memwal as mw
 from tests.harness.shard_rows import peer_snapshot
-from tests.table.table_kit import FAST, compact_shard, create, ids_of, keyed, outside, rows_of, upsert_base
+from tests.kit.tables import FAST, compact_shard, create, ids_of, keyed, outside, rows_of, upsert_base
 
 FOUR = mw.Bucket("id", 4)
 KEY = {"lance-schema:unenforced-primary-key": "true"}

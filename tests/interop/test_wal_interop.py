@@ -14,7 +14,7 @@ from lance_memwal import FencedError, ShardManifestStore, WalAppender, WalTailer
 from lance_memwal.log.entry import encode_mark, encode_sentinel
 from lance_memwal.log.wal import list_positions
 from lance_memwal.store import paths
-from wal.wal_kit import (
+from tests.kit.logs import (
     KEY,
     SCHEMA,
     SHARD,

@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-from maintained_kit import SETTINGS, rows
 
 import lance_memwal as mw
 from lance_memwal.memtable.index import Equals, In, IsNotNull, IsNull, Range
 from lance_memwal.rows.sql import parse
 from tests.harness.profile import scaled
+from tests.kit.maintained import SETTINGS, rows
 
 COLUMNS = ["id", "v", "t", "n", "x"]
 

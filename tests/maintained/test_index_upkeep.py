@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from maintained_kit import DIM, SETTINGS, flush, rows, table_with_indexes, wait_until
 
 import lance_memwal as mw
 from lance_memwal.memtable.index import HnswMemIndex
 from lance_memwal.write.group_commit import ShardCore
+from tests.kit.maintained import DIM, SETTINGS, flush, rows, table_with_indexes, wait_until
 
 LATER = {**SETTINGS, "sync_indexed_write": False}
 

@@ -11,7 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lance.mem_wal import LsmScanner, LsmVectorSearchPlanner, ShardSnapshot
-from maintained_kit import (
+
+import lance_memwal as mw
+from lance_memwal.errors import InvalidInputError, UnavailableError
+from lance_memwal.sstable.mirrors import IndexSet
+from tests.kit.maintained import (
     DIM,
     SCHEMA,
     SETTINGS,
@@ -23,10 +27,6 @@ from maintained_kit import (
     sstables,
     table_with_indexes,
 )
-
-import lance_memwal as mw
-from lance_memwal.errors import InvalidInputError, UnavailableError
-from lance_memwal.sstable.mirrors import IndexSet
 
 ALL = ["n_btree", "t_fts", "v_ann"]
 

@@ -22,7 +22,7 @@ from lance_memwal.store.port import ObjectStore, PutResult
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable
-from wal.wal_kit import SHARD, manifests_at, place
+from tests.kit.logs import SHARD, manifests_at, place
 
 
 def test_the_first_claim_makes_version_1_of_epoch_1_with_nothing_in_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lance_memwal.store import paths
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable
-from wal.wal_kit import SHARD, interrupted, manifests_at, place
+from tests.kit.logs import SHARD, interrupted, manifests_at, place
 
 Update = Callable[[ShardManifest], ShardManifest]
 

@@ -14,7 +14,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.types import ShardManifest
-from wal.wal_kit import SHARD, manifests_at, place
+from tests.kit.logs import SHARD, manifests_at, place
 
 
 def write(location: Location, manifest: ShardManifest) -> None:

@@ -112,3 +112,13 @@ def test_time_chance_and_threads_come_through_one_door(copy: Path, line: str) ->
         file.unlink()
     assert done.returncode == 1
     assert "TID251" in done.stdout
+
+
+def test_no_test_module_imports_another() -> None:
+    for file in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = (
+                [a.name for a in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+            )
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert not [name for name in named if name.rpartition(".")[2].startswith("test_")], file

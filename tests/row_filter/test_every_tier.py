@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import filter_kit
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from lance_memwal.rows.sharding import route, shards_for_values
 from lance_memwal.rows.sql import Range, parse
 from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
+from tests.kit import filters as filter_kit
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 ROWS = filter_kit.rows()

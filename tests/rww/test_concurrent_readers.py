@@ -7,10 +7,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from own_keys import KIND
 
 from lance_memwal import ShardWriter
 from tests.harness.profile import scaled
+from tests.kit.own_keys import KIND
 
 KEYS = 10
 

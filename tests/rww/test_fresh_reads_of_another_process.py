@@ -6,12 +6,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from own_keys import KIND
 from writing_child import DELETED, KEYS, writes
 
 import lance_memwal as mw
 from tests.harness.processes import Child, start
 from tests.harness.profile import scaled
+from tests.kit.own_keys import KIND
 
 
 def hear_so_far(child: Child, newest: dict[int, int]) -> bool:

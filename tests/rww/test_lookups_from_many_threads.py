@@ -7,9 +7,8 @@ import threading
 import uuid
 from pathlib import Path
 
-from own_keys import KIND
-
 from lance_memwal import ShardWriter
+from tests.kit.own_keys import KIND
 
 KEYS = 2_000
 THREADS = 4

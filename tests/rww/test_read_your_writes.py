@@ -7,10 +7,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from own_keys import KIND, Findings, Scribe
 
 from lance_memwal import ShardWriter
 from tests.harness.profile import scaled
+from tests.kit.own_keys import KIND, Findings, Scribe
 
 PUTS = 1_000
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from own_keys import KIND
-
 from lance_memwal import ShardWriter
+from tests.kit.own_keys import KIND
 
 KEYS = 10
 DELETED = (3, 4)

@@ -16,7 +16,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.sstable.read import SHARED_CACHE
-from tests.table.table_kit import Outside, create, keyed, outside, rows_of, upsert_base
+from tests.kit.tables import Outside, create, keyed, outside, rows_of, upsert_base
 
 UTC = dt.UTC
 COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
-from tests.table.table_kit import (
+from tests.kit.tables import (
     compact_shard,
     create,
     held_flush,

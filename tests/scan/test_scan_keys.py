@@ -22,7 +22,7 @@ from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.keys import KeySet, distinct
 from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
-from tests.table.table_kit import create, upsert_base
+from tests.kit.tables import create, upsert_base
 
 
 def _integers(bits: int, *, signed: bool) -> list[int]:

@@ -23,7 +23,7 @@ from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.sstable.read import SHARED_CACHE
 from lance_memwal.store import paths
 from tests.harness.profile import scaled
-from tests.table.table_kit import (
+from tests.kit.tables import (
     compact_all,
     create,
     files_below,

@@ -22,7 +22,7 @@ import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
 from tests.harness.processes import start
 from tests.harness.profile import scaled
-from tests.table.table_kit import create
+from tests.kit.tables import create
 
 SECONDS = scaled(ci=4.0, prove=120.0)
 KEYS = 24

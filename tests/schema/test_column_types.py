@@ -9,11 +9,11 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from column_types import FLAT, NESTED, OTHERS, TAG, VERSIONS, go_the_whole_way, is_refused, schema_of
 from lance.blob import blob_field
 
 import lance_memwal as mw
 from lance_memwal.sstable.probe import check_columns, is_plain
+from tests.kit.column_types import FLAT, NESTED, OTHERS, TAG, VERSIONS, go_the_whole_way, is_refused, schema_of
 
 BLOB = {b"lance-encoding:blob": b"true"}
 OLD_BLOB = pa.field("image", pa.large_binary(), metadata=BLOB)

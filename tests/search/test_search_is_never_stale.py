@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from search_kit import WORDS, Spread, ids, spread
 
 from tests.harness.profile import scaled
+from tests.kit.search import WORDS, Spread, ids, spread
 
 
 def one_search(made: Spread, chance: random.Random) -> None:

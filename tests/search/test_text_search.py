@@ -10,12 +10,12 @@ import lance.query as lq
 import numpy as np
 import pyarrow as pa
 import pytest
-from search_kit import SETTINGS, Row, Spread, ids, schema_of, spread, to_table
 
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import Phrase
 from tests.harness.profile import scaled
+from tests.kit.search import SETTINGS, Row, Spread, ids, schema_of, spread, to_table
 
 ANALYZERS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -10,13 +10,13 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from search_kit import SETTINGS, Row, Spread, distances, ids, schema_of, spread, to_table
 
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.read import row_source
 from lance_memwal.sstable.read import SsTableCache
 from tests.harness.profile import scaled
+from tests.kit.search import SETTINGS, Row, Spread, distances, ids, schema_of, spread, to_table
 
 
 def queries(made: Spread, count: int) -> list[np.ndarray]:

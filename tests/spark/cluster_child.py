@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from once_kit import judge, make_input, run_until_done
-from spark_tables import append_only, ids_of, keyed
 
 import lance_memwal.spark as ms
 from lance_memwal.spark import executor_mode
+from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_tables import append_only, ids_of, keyed
 
 SLOW_HOST = "127.0.0.2"
 EXPECTED = [(number, "new" if number >= 190 else None) for number in range(50, 210)]

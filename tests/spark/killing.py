@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
+MODULES = os.pathsep.join([str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "src")])  # for drivers and workers
 MARK = "LANCE_MEMWAL_TEST_MARK"
 
 
@@ -24,12 +25,20 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120) -> 
         time.sleep(0.05)
 
 
+def fake_java(directory: Path, version: str) -> None:
+    """A Java that says no more than its version."""
+    directory.mkdir()
+    java = directory / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+
+
 class Driver:
     """A child process whose descendants carry a mark in their environment."""
 
     def __init__(self, arguments: list[str], log: Path, *, script: str = "stream_child.py") -> None:
         self.mark = uuid.uuid4().hex
-        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": str(HERE)}
+        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": MODULES}
         environment.pop("PYSPARK_GATEWAY_PORT", None)
         with log.open("ab") as output:
             command = [sys.executable, str(HERE / script), *arguments]

@@ -13,7 +13,7 @@ def main(kind: str, master: str, source: str, uri: str, checkpoint: str) -> None
     conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": jvm, "spark.log.level": "OFF"}
     spark = ms.session(master, **conf)
     if kind == "sink":
-        from once_kit import start
+        from tests.kit.spark_once import start
 
         query = start(spark, Path(source), uri, Path(checkpoint), flushBytes=20_000)
     else:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from spark_tables import append_only, ids_of, keyed
 
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.types import Transaction
 from lance_memwal.write.once import OnceAppender, ShardClaim
+from tests.kit.spark_tables import append_only, ids_of, keyed
 
 SHARDING = mw.Bucket("id", 1)
 SHARD = mw.shard_id_for(SHARDING, 0)

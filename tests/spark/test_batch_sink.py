@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from spark_tables import append_only, ids_of, keyed, rows_of
 
 import lance_memwal as mw
 from lance_memwal.store.paths import STAGE_DIR
+from tests.kit.spark_tables import append_only, ids_of, keyed, rows_of
 
 
 def save(frame: Any, uri: str, **options: Any) -> None:
@@ -143,7 +143,7 @@ def test_a_writer_that_the_sink_superseded_is_fenced(spark: Any, uri: str) -> No
 
 
 def test_identity_and_unsharded_tables_take_rows_too(spark: Any, tmp_path: Any) -> None:
-    from spark_tables import KEYED
+    from tests.kit.spark_tables import KEYED
 
     for name, sharding in (("a", mw.Unsharded()), ("b", mw.Identity("id"))):
         table = mw.create_table(str(tmp_path / name), KEYED, primary_key="id", sharding=sharding)

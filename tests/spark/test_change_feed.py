@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from once_kit import finish
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
-from spark_tables import keyed
 
 import lance_memwal as mw
 from lance_memwal.errors import CollectedError
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import Options
+from tests.kit.spark_once import finish
+from tests.kit.spark_tables import keyed
 
 
 def feed_of(table: mw.Table, **options: str) -> ChangeFeed:
@@ -97,7 +97,7 @@ def test_a_shard_that_appears_later_is_read_from_its_first_entry(uri: str) -> No
 
 
 def keyed_schema() -> Any:
-    from spark_tables import KEYED
+    from tests.kit.spark_tables import KEYED
 
     return KEYED
 

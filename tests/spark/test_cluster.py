@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from killing import Driver, wait_for
+from killing import MODULES, Driver, wait_for
 
 from lance_memwal.spark.java import provide_java
 
@@ -30,7 +30,7 @@ def master(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environment = {**os.environ, "SPARK_NO_DAEMONIZE": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "SPARK_NO_DAEMONIZE": "1", "PYTHONPATH": MODULES}
     address = f"spark://127.0.0.1:{port}"
     running = []
 

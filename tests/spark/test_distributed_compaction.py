@@ -13,7 +13,6 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from compaction_kit import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
 
 import lance_memwal as mw
 import lance_memwal.spark as ms
@@ -24,6 +23,7 @@ from lance_memwal.spark.distributed import is_big, newest_base
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
+from tests.kit.spark_compaction import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
 
 
 @pytest.fixture(autouse=True)

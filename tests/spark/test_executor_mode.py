@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from once_kit import forget_last_commit
 from pyspark.sql import types as st
-from spark_tables import append_only, ids_of, keyed, rows_of
 
 import lance_memwal as mw
 import lance_memwal.spark as ms
 from lance_memwal.rows.bucket import bucket_of
 from lance_memwal.spark.executor_mode import bucket_expression, has_parity
 from lance_memwal.spark.types import spark_type, to_arrow_columns
+from tests.kit.spark_once import forget_last_commit
+from tests.kit.spark_tables import append_only, ids_of, keyed, rows_of
 
 DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 123456)
 PARITY: list[tuple[pa.DataType, list[Any]]] = [

@@ -7,15 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from killing import fake_java
 
 from lance_memwal.spark.java import provide_java
-
-
-def fake_java(directory: Path, version: str) -> None:
-    directory.mkdir()
-    java = directory / "java"
-    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-    java.chmod(0o755)
 
 
 def test_a_java_home_of_the_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

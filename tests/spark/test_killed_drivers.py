@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from killing import Driver
-from once_kit import judge, make_input
-from spark_tables import append_only, ids_of
 
 import lance_memwal as mw
 from tests.harness.profile import scaled
+from tests.kit.spark_once import judge, make_input
+from tests.kit.spark_tables import append_only, ids_of
 
 BATCHES = scaled(ci=6, prove=30)
 KILLS = scaled(ci=2, prove=6)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import lance
-from spark_tables import KEYED
 
 import lance_memwal as mw
 import lance_memwal.spark as ms
+from tests.kit.spark_tables import KEYED
 
 
 def test_sink_jobs_and_source_work_on_s3(spark: Any, s3_table: tuple[str, dict[str, str]]) -> None:

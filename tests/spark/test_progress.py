@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from once_kit import ROWS_PER_FILE, finish, forget_last_commit, judge, make_input
-from spark_tables import append_only
 
 import lance_memwal.spark as ms
 from lance_memwal.spark import batch_reports
 from lance_memwal.spark.batch_reports import BatchStats
 from lance_memwal.write.once import AppendResult
+from tests.kit.spark_once import ROWS_PER_FILE, finish, forget_last_commit, judge, make_input
+from tests.kit.spark_tables import append_only
 
 RUN = "0e2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Driver
-from spark_tables import append_only, keyed
-from test_java import fake_java
+from killing import Driver, fake_java
 
 from lance_memwal.spark.java import provide_java
+from tests.kit.spark_tables import append_only, keyed
 
 
 def run(script: str, tmp_path: Path) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from faulty_source import FaultySource
-from once_kit import forget_last_commit, judge, make_input, run_until_done
-from spark_tables import append_only, ids_of, keyed
 
 import lance_memwal as mw
 from tests.harness.profile import scaled
+from tests.kit.spark_once import forget_last_commit, judge, make_input, run_until_done
+from tests.kit.spark_tables import append_only, ids_of, keyed
 
 BATCHES = scaled(ci=6, prove=30)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from spark_tables import append_only, keyed
 
 import lance_memwal as mw
 from lance_memwal.spark.data_source import MemWalSource
+from tests.kit.spark_tables import append_only, keyed
+from tests.kit.spark_values import VALUES
 
 
 def load(spark: Any, uri: str, **options: Any) -> Any:
@@ -128,8 +129,6 @@ def test_sql_views_are_read_and_inserted_into(spark: Any, uri: str) -> None:
 
 
 def test_every_type_that_lance_holds_goes_through_spark_and_back(spark: Any, tmp_path: Any) -> None:
-    from test_types import VALUES
-
     kinds = [kind for kind, _, _ in VALUES if not pa.types.is_dictionary(kind)]
     values = [value for kind, _, value in VALUES if not pa.types.is_dictionary(kind)]
     fields = [pa.field("id", pa.int64(), nullable=False), *(pa.field(f"c{i}", k) for i, k in enumerate(kinds))]

@@ -18,7 +18,7 @@ from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.create import Choices, install
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import resolve
-from tests.table.table_kit import FAST, create, files_below, has_entry, keyed, rows_of
+from tests.kit.tables import FAST, create, files_below, has_entry, keyed, rows_of
 
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"]})

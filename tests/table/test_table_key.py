@@ -13,7 +13,7 @@ import lance_memwal as mw
 from lance_memwal.create import Choices, enable_base
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import resolve
-from tests.table.table_kit import rows_of
+from tests.kit.tables import rows_of
 
 ROWS = pa.table({"x": [0.5, 1.5, 2.5], "id": pa.array([1, 2, 3]), "s": ["a", "b", "c"]})
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 
 import lance_memwal as mw
 from tests.harness.profile import scaled
-from tests.table.table_kit import FAST, Outside, compact_shard, trim_shard, upsert_base
+from tests.kit.tables import FAST, Outside, compact_shard, trim_shard, upsert_base
 
 _NUMBERS = 14
 _ROWS = st.lists(st.integers(0, _NUMBERS - 1), min_size=1, max_size=6)

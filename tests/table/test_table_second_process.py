@@ -11,7 +11,7 @@ import pytest
 import lance_memwal as mw
 from tests.harness.processes import Child, start
 from tests.harness.profile import scaled
-from tests.table.table_kit import Outside, create, files_below, ids_of, manifest_of, outside, rows_of
+from tests.kit.tables import Outside, create, files_below, ids_of, manifest_of, outside, rows_of
 
 TWO = mw.Bucket("id", 2)
 ROUNDS = scaled(ci=60, prove=3_000)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from tests.table.table_kit import create, files_below, ids_of, keyed, lance_filter, manifest_of, rows_of, upsert_base
+from tests.kit.tables import create, files_below, ids_of, keyed, lance_filter, manifest_of, rows_of, upsert_base
 
 FOUR = mw.Bucket("id", 4)
 REGION = pa.schema(

@@ -13,7 +13,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
-from tests.table.table_kit import create, ids_of, keyed, manifest_of, rows_of
+from tests.kit.tables import create, ids_of, keyed, manifest_of, rows_of
 
 FOUR = mw.Bucket("id", 4)
 ROWS = [{"id": i, "v": i * 10, "s": f"s{i}"} for i in range(40)]

@@ -23,7 +23,7 @@ from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest
-from wal.wal_kit import (
+from tests.kit.logs import (
     NO_SYNC,
     SHARD,
     entry_bytes,

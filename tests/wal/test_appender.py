@@ -28,7 +28,7 @@ from lance_memwal.store import paths
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import Transaction
-from wal.wal_kit import KEY, OTHER_SHARD, SCHEMA, SHARD, ids, interrupted, lance_table, place, read_all, rows, story
+from tests.kit.logs import KEY, OTHER_SHARD, SCHEMA, SHARD, ids, interrupted, lance_table, place, read_all, rows, story
 
 STRICT = pa.schema(
     [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lance_memwal import WalAppender
 from lance_memwal.config import WriterConfig
 from lance_memwal.log.tail import LogRun
-from wal.wal_kit import SHARD, entry_bytes, flushed, lance_table, manifests_at, place, put_entry, read_all, rows
+from tests.kit.logs import SHARD, entry_bytes, flushed, lance_table, manifests_at, place, put_entry, read_all, rows
 
 
 def numbers(uri: str) -> list[int | None]:

@@ -12,7 +12,7 @@ import pytest
 from lance_memwal import CollectedError, CorruptDataError, FencedError, ShardManifestStore, WalAppender, WalTailer
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
-from wal.wal_kit import SCHEMA, SHARD, flushed, ids, read_all, rows, story
+from tests.kit.logs import SCHEMA, SHARD, flushed, ids, read_all, rows, story
 
 pytestmark = [
     pytest.mark.parametrize("service", ["s3_table", "azure_table"]),

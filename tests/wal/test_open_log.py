@@ -19,7 +19,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.types import ShardManifest, ShardStatus
-from wal.wal_kit import (
+from tests.kit.logs import (
     SHARD,
     delete_entry,
     entry_bytes,

@@ -9,8 +9,8 @@ import pytest
 from lance_memwal import WalAppender
 from lance_memwal.store.location import Location
 from tests.harness.processes import Child, start
+from tests.kit.logs import SHARD, collected, flushed, place, read_all, rows, story
 from wal.wal_children import append_and_stall, append_in_a_fork
-from wal.wal_kit import SHARD, collected, flushed, place, read_all, rows, story
 
 SECONDS = 60.0
 

@@ -20,7 +20,7 @@ from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
-from wal.wal_kit import (
+from tests.kit.logs import (
     OTHER_SHARD,
     SHARD,
     collected,

@@ -17,7 +17,7 @@ from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, SeenTransaction, Transaction
 from lance_memwal.write.once import OnceAppender
-from wal.wal_kit import SCHEMA, SHARD, manifests_at, map_of, place, put_entry, read_all, rows
+from tests.kit.logs import SCHEMA, SHARD, manifests_at, map_of, place, put_entry, read_all, rows
 
 DAY_MS = 24 * 3600 * 1000
 

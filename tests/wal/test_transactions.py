@@ -24,7 +24,19 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import SeenTransaction, Transaction
-from wal.wal_kit import SHARD, entry_bytes, flushed, manifests_at, map_of, place, put_entry, read_all, rows, seen, story
+from tests.kit.logs import (
+    SHARD,
+    entry_bytes,
+    flushed,
+    manifests_at,
+    map_of,
+    place,
+    put_entry,
+    read_all,
+    rows,
+    seen,
+    story,
+)
 
 
 def appender(location: Location, **options: Any) -> WalAppender:

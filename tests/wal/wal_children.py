@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 from lance_memwal import MemWalError, WalAppender
 from tests.harness.kill_points import stop_at
-from wal.wal_kit import rows
+from tests.kit.logs import rows
 
 
 def append_and_stall(uri: str, shard_id: str, point: str, before: int, number: int, pipe: Connection) -> None:

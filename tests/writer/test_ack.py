@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import WAL, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
 
 from lance_memwal import Ack, ClosedError, FencedError, UnavailableError, WriterPoisonedError
+from tests.kit.writers import WAL, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
 
 
 @pytest.mark.parametrize("durable", [True, False])

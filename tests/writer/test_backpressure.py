@@ -6,7 +6,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from writer_kit import (
+
+from lance_memwal import ShardWriter
+from tests.kit.writers import (
     BLOOM,
     SECONDS,
     WAL,
@@ -18,8 +20,6 @@ from writer_kit import (
     wait_for,
     watched,
 )
-
-from lance_memwal import ShardWriter
 
 LIMIT = {"max_unflushed_memtable_bytes": 5000}
 

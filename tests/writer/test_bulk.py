@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import (
+
+from lance_memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError
+from lance_memwal.errors import ClosedError
+from tests.kit.writers import (
     BLOOM,
     MANIFEST,
     UNKEYED,
@@ -20,9 +23,6 @@ from writer_kit import (
     scanned,
     watched,
 )
-
-from lance_memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError
-from lance_memwal.errors import ClosedError
 
 SMALL = {"max_entry_bytes": 1000}
 BIG = rows(range(100), "big")

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from writer_kit import (
+
+import lance_memwal as mw
+from lance_memwal import ClosedError
+from lance_memwal.clock import SystemClock
+from lance_memwal.write.put_queue import QueuedPut
+from tests.kit.writers import (
     BLOOM,
     SECONDS,
     WAL,
@@ -24,11 +29,6 @@ from writer_kit import (
     wait_for,
     watched,
 )
-
-import lance_memwal as mw
-from lance_memwal import ClosedError
-from lance_memwal.clock import SystemClock
-from lance_memwal.write.put_queue import QueuedPut
 
 
 def test_close_flushes_everything(tmp_path: Path) -> None:

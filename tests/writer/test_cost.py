@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from writer_kit import BLOOM, KEYED, MANIFEST, SECONDS, WAL, key_field, open_writer, rows, watched
 
 from lance_memwal import ShardWriter
 from tests.harness.profile import scaled
+from tests.kit.writers import BLOOM, KEYED, MANIFEST, SECONDS, WAL, key_field, open_writer, rows, watched
 
 
 def test_a_durable_put_is_one_request(tmp_path: Path) -> None:

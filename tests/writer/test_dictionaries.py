@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from writer_kit import SHARD, base_table, flushed, key_field, open_writer
 
 import lance_memwal as mw
+from tests.kit.writers import SHARD, base_table, flushed, key_field, open_writer
 
 SMALL = pa.dictionary(pa.int8(), pa.string())
 SCHEMA = pa.schema([key_field(), pa.field("kind", SMALL)])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from writer_kit import SHARD, WAL, base_table, in_thread, key_field, open_writer, row_entries, rows, watched
 
 from lance_memwal import InvalidInputError, WalAppender
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.write.once import OnceAppender
+from tests.kit.writers import SHARD, WAL, base_table, in_thread, key_field, open_writer, row_entries, rows, watched
 
 KIB = 1024
 BLOB = pa.array([b"x" * (64 * KIB)], pa.binary())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import BLOOM, MANIFEST, SECONDS, WAL, everything, flushed, open_writer, rows, scanned, watched
 
 from lance_memwal import FencedError, ShardWriter, WriterPoisonedError
+from tests.kit.writers import BLOOM, MANIFEST, SECONDS, WAL, everything, flushed, open_writer, rows, scanned, watched
 
 
 def _wait_for_fence(writer: ShardWriter) -> None:

@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writer_kit import (
+
+from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
+from lance_memwal.log.entry import encode_sentinel
+from lance_memwal.store import paths
+from tests.kit.writers import (
     KEYED,
     WAL,
     entries,
@@ -24,10 +28,6 @@ from writer_kit import (
     wait_for,
     watched,
 )
-
-from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
-from lance_memwal.log.entry import encode_sentinel
-from lance_memwal.store import paths
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_closing_a_fenced_writer_that_owes_nothing_is_quiet(tmp_path: Path) -> N
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_lost_fence_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, durable: bool) -> None:
     settings: dict[str, Any] = {"durable_write": durable, "max_wal_flush_interval_ms": 5}
-    with caplog.at_level(logging.WARNING, logger="memwal"), open_writer(tmp_path) as first:
+    with caplog.at_level(logging.WARNING, logger="lance_memwal"), open_writer(tmp_path) as first:
         first.abort()
         first = open_writer(tmp_path, **settings)
         first.put(rows([1]))

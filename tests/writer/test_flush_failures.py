@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import (
+
+from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError
+from lance_memwal.write import flush
+from tests.kit.writers import (
     BLOOM,
     MANIFEST,
     SECONDS,
@@ -20,9 +23,6 @@ from writer_kit import (
     wait_for,
     watched,
 )
-
-from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError
-from lance_memwal.write import flush
 
 
 def wait_for_failures(writer: ShardWriter, count: int) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from writer_kit import SECONDS, base_table, fork, rows, wait_for
 
 import lance_memwal as mw
 from lance_memwal.write.once import OnceAppender
 from tests.harness.profile import scaled
+from tests.kit.writers import SECONDS, base_table, fork, rows, wait_for
 
 CHILD_SECONDS = 10.0  # "at once", on a machine that does other things too
 

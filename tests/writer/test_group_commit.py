@@ -8,10 +8,10 @@ from collections import deque
 from pathlib import Path
 
 import pytest
-from writer_kit import SECONDS, WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
 
 from lance_memwal import crash_points
 from lance_memwal.write.pending import Pending
+from tests.kit.writers import SECONDS, WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
 
 
 def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from writer_kit import KEYED, contents, flushed, key_field, open_writer, rows, scanned
 
 import lance_memwal as mw
 from lance_memwal import InvalidInputError
+from tests.kit.writers import KEYED, contents, flushed, key_field, open_writer, rows, scanned
 
 WIDE = pa.schema(
     [

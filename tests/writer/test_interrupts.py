@@ -6,63 +6,20 @@ A KeyboardInterrupt is raised at every single line that a put executes, one per 
 from __future__ import annotations
 
 import itertools
-import linecache
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
-from writer_kit import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer, row_entries, rows, watched
 
 from lance_memwal import ShardWriter
 from tests.harness.profile import scaled
-
-_MODULES = "writer/core writer/state writer/put_queue writer/engine writer/pending memtable wal log_run store/local"
-TRACED = tuple(f"memwal/{name}.py" for name in _MODULES.split())
-
-
-class Interrupter:
-    """Raises KeyboardInterrupt at the `at`-th traced line of a call, or counts the lines if there are fewer."""
-
-    def __init__(self, at: int, traced: tuple[str, ...] = TRACED) -> None:
-        self.at = at
-        self.traced = traced
-        self.lines = 0
-        self.where = ""
-
-    def run(self, call: Callable[[], Any]) -> bool:
-        """Whether `call` was interrupted."""
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        try:
-            call()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
-
-    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        called_by_us = frame.f_back is not None and "/memwal/" in frame.f_back.f_code.co_filename
-        ours = called_by_us or "/memwal/" in frame.f_code.co_filename  # not the locks of the test itself
-        return self._line if ours and frame.f_code.co_filename.endswith(self.traced) else None
-
-    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
-        # A `with` line is traced again while its block is left, before the lock is released: no signal is handled there.
-        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(
-            "with "
-        ):
-            self.lines += 1
-            if self.lines == self.at:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                raise KeyboardInterrupt
-        return self._line
+from tests.kit.interrupts import Interrupter
+from tests.kit.writers import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer, row_entries, rows, watched
 
 
 def ids(writer: ShardWriter) -> list[int]:
@@ -191,7 +148,7 @@ def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
         assert writer.backpressure_stats().total_count >= 1
 
 
-WAITING = ("memwal/waiting.py", "/threading.py")  # what a wait is made of now, and what it was made of
+WAITING = ("lance_memwal/process/waiting.py", "/threading.py")  # what a wait is made of now, and what it was made of
 WAITS: dict[str, Callable[[ShardWriter], object]] = {
     "room": lambda writer: writer.put(rows([2], schema=UNKEYED)),
     "drain": lambda writer: writer.wait_for_flush_drain(SECONDS),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from writer_kit import SHARD, open_writer, rows
-
 from lance_memwal.memtable import live
 from lance_memwal.store.location import resolve
+from tests.kit.writers import SHARD, open_writer, rows
 
 
 def key(root: Path) -> str:

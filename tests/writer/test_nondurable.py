@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from writer_kit import WAL, entries, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
+from tests.kit.writers import WAL, entries, flushed, in_thread, open_writer, row_entries, rows, scanned, watched
 
 
 def test_a_put_returns_from_memory_and_is_visible_at_once(tmp_path: Path) -> None:

@@ -10,7 +10,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from writer_kit import (
+
+import lance_memwal as mw
+from lance_memwal import InvalidInputError, WriterConfig
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.types import ShardStatus
+from tests.kit.writers import (
     KEYED,
     MANIFEST,
     SHARD,
@@ -25,11 +30,6 @@ from writer_kit import (
     scanned,
     watched,
 )
-
-import lance_memwal as mw
-from lance_memwal import InvalidInputError, WriterConfig
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.types import ShardStatus
 
 
 def test_a_writer_starts_from_the_defaults_that_the_table_stores(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from writer_kit import (
+
+from lance_memwal import MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
+from lance_memwal.errors import ConflictError
+from lance_memwal.store import paths
+from tests.kit.writers import (
     WAL,
     Rule,
     WatchedStore,
@@ -23,10 +27,6 @@ from writer_kit import (
     wait_for,
     watched,
 )
-
-from lance_memwal import MemWalError, ShardWriter, UnavailableError, WriterPoisonedError
-from lance_memwal.errors import ConflictError
-from lance_memwal.store import paths
 
 FAST = {"max_wal_persist_retries": 2}
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from writer_kit import (
+
+import lance_memwal as mw
+from lance_memwal import InvalidInputError
+from tests.kit.writers import (
     KEYED,
     SECONDS,
     WAL,
@@ -21,9 +24,6 @@ from writer_kit import (
     scanned,
     watched,
 )
-
-import lance_memwal as mw
-from lance_memwal import InvalidInputError
 
 
 def test_an_empty_batch_list_is_refused(tmp_path: Path) -> None:

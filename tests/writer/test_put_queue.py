@@ -12,8 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_interrupts import Interrupter
-from writer_kit import (
+
+from lance_memwal import ClosedError, FencedError, InvalidInputError, ShardWriter, WriterPoisonedError
+from tests.harness.profile import scaled
+from tests.kit.interrupts import Interrupter
+from tests.kit.writers import (
     BLOOM,
     SECONDS,
     UNKEYED,
@@ -26,9 +29,6 @@ from writer_kit import (
     scanned,
     watched,
 )
-
-from lance_memwal import ClosedError, FencedError, InvalidInputError, ShardWriter, WriterPoisonedError
-from tests.harness.profile import scaled
 
 
 @contextmanager

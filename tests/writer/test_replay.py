@@ -13,7 +13,17 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from writer_kit import (
+
+import lance_memwal as mw
+from lance_memwal import CorruptDataError, FencedError, UnavailableError
+from lance_memwal.log.entry import EntryEncoder
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.types import TOMBSTONE_FIELD
+from tests.kit.writers import (
     BLOOM,
     KEYED,
     MANIFEST,
@@ -32,16 +42,6 @@ from writer_kit import (
     scanned,
     watched,
 )
-
-import lance_memwal as mw
-from lance_memwal import CorruptDataError, FencedError, UnavailableError
-from lance_memwal.log.entry import EntryEncoder
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.manifest_codec import encode_manifest
-from lance_memwal.rows.schema import TableSchema
-from lance_memwal.store import paths
-from lance_memwal.store.location import resolve
-from lance_memwal.types import TOMBSTONE_FIELD
 
 
 def wal_file(root: Path, position: int) -> Path:
@@ -442,12 +442,12 @@ def test_the_memory_of_replay_is_bounded(tmp_path: Path) -> None:
         writer.put(pa.record_batch([[k], [data]], schema=schema))
     writer.abort()
     child = (
-        "import resource, sys, memwal\n"
+        "import resource, sys, lance_memwal\n"
         "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "import lance, pyarrow as pa\n"
         "before = peak()\n"
         "schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(sys.argv[3])))\n"
-        "memwal.ShardWriter.open(sys.argv[1], schema, shard_id=sys.argv[2], fsync=False,\n"
+        "lance_memwal.ShardWriter.open(sys.argv[1], schema, shard_id=sys.argv[2], fsync=False,\n"
         "    max_unflushed_memtable_bytes=20_000_000).close()\n"
         "print(peak() - before)\n"
     )

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from writer_kit import KEYED, SECONDS, SHARD, UNKEYED, base_table, everything, rows
 
 import lance_memwal as mw
 from tests.harness.profile import scaled
+from tests.kit.writers import KEYED, SECONDS, SHARD, UNKEYED, base_table, everything, rows
 
 KEYS = st.integers(0, 9)
 BATCHES = st.lists(st.lists(KEYS, min_size=1, max_size=4), min_size=1, max_size=3)

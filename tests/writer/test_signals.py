@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from writer_kit import SECONDS, UNKEYED, base_table, flushed, open_writer, row_entries, rows
 
 import lance_memwal as mw
 from tests.harness.profile import scaled
+from tests.kit.writers import SECONDS, UNKEYED, base_table, flushed, open_writer, row_entries, rows
 
 ROUNDS = scaled(ci=8, prove=400)
 MODES: dict[str, dict[str, Any]] = {

@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from writer_kit import SECONDS, WAL, in_thread, open_writer, row_entries, rows, watched
 
 from lance_memwal.write.stats import StatsHandle, WriteStats
+from tests.kit.writers import SECONDS, WAL, in_thread, open_writer, row_entries, rows, watched
 
 
 def test_puts_entries_and_flushes_are_counted(tmp_path: Path) -> None:

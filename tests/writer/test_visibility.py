@@ -6,7 +6,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from writer_kit import (
+
+import lance_memwal as mw
+from tests.harness.profile import scaled
+from tests.kit.writers import (
     BLOOM,
     MANIFEST,
     SECONDS,
@@ -20,9 +23,6 @@ from writer_kit import (
     scanned,
     watched,
 )
-
-import lance_memwal as mw
-from tests.harness.profile import scaled
 
 
 def test_in_durable_mode_a_row_is_invisible_until_its_entry_is_on_storage(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import (
+
+from lance_memwal import FencedError, InvalidInputError, ShardWriter
+from tests.kit.writers import (
     KEYED,
     UNKEYED,
     base_table,
@@ -18,8 +20,6 @@ from writer_kit import (
     rows,
     scanned,
 )
-
-from lance_memwal import FencedError, InvalidInputError, ShardWriter
 
 
 def wal_only(root: Path, **settings: object) -> ShardWriter:

@@ -8,10 +8,10 @@ from pathlib import Path
 import lance
 import pyarrow as pa
 import pytest
-from writer_kit import SHARD, WAL, Running, base_table, in_thread, rows, watched
 
 import lance_memwal as mw
 from lance_memwal.write.columns import WriteGate
+from tests.kit.writers import SHARD, WAL, Running, base_table, in_thread, rows, watched
 
 
 def enter(gate: WriteGate, inside: threading.Event, leave: threading.Event) -> Running:

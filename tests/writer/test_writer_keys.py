@@ -11,10 +11,10 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
-from writer_kit import SHARD, UNKEYED, base_table, key_field, open_writer, rows, scanned
 
 import lance_memwal as mw
 from lance_memwal import InvalidInputError
+from tests.kit.writers import SHARD, UNKEYED, base_table, key_field, open_writer, rows, scanned
 
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     **{f"int{b}": (getattr(pa, f"int{b}")(), [0, -1, 1, 2 ** (b - 1) - 1, -(2 ** (b - 1))]) for b in (8, 16, 32, 64)},

@@ -8,12 +8,12 @@ from typing import Any
 import lance
 import pyarrow as pa
 import pytest
-from writer_kit import SHARD, base_table, key_field, open_writer, row_entries
 
 import lance_memwal as mw
 from lance_memwal import CorruptDataError, UnsupportedFormatError
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
+from tests.kit.writers import SHARD, base_table, key_field, open_writer, row_entries
 
 WIDE = pa.schema(
     [key_field(), pa.field("name", pa.string()), pa.field("size", pa.int32()), pa.field("note", pa.string())]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from writer_kit import UNKEYED, WAL, in_thread, open_writer, row_entries, rows, scanned, wait_for, watched
 
 from lance_memwal import InvalidInputError, WriterPoisonedError
 from lance_memwal.types import Transaction
+from tests.kit.writers import UNKEYED, WAL, in_thread, open_writer, row_entries, rows, scanned, wait_for, watched
 
 
 def test_an_equal_version_is_written_once(tmp_path: Path) -> None:

@@ -451,7 +451,7 @@ def no_index(location: Location) -> InvalidInputError:
     """The error for a table without a MemWAL index."""
     return InvalidInputError(
         f"the table at {location.describe()} has no MemWAL index: it was never enabled, or its base was overwritten or "
-        "the index dropped, and rows in its shards cannot be read. Call memwal.enable(); with adopt_shards=True it takes "
+        "the index dropped, and rows in its shards cannot be read. Call lance_memwal.enable(); with adopt_shards=True it takes "
         "over what the shards hold"
     )
 

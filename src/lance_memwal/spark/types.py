@@ -161,7 +161,7 @@ def arrow_type(kind: st.DataType, where: str) -> pa.DataType:
 
 
 def arrow_schema_for(schema: st.StructType) -> pa.Schema:
-    """The Arrow schema with which `memwal.create_table` makes a table for rows of a DataFrame."""
+    """The Arrow schema with which `lance_memwal.create_table` makes a table for rows of a DataFrame."""
     return pa.schema([pa.field(f.name, arrow_type(f.dataType, repr(f.name)), f.nullable) for f in schema])
 
 

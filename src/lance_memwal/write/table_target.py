@@ -37,7 +37,7 @@ def with_shard(settings: WriterConfig, sharding: Sharding) -> WriterConfig:
     if isinstance(sharding, Unsharded):
         return settings.replace(shard_id=shard_id_for(sharding))
     raise InvalidInputError(
-        f"the table is sharded by {sharding.column!r}: name a shard (memwal.shard_id_for), or use Table.writer()"
+        f"the table is sharded by {sharding.column!r}: name a shard (lance_memwal.shard_id_for), or use Table.writer()"
     )
 
 
@@ -69,7 +69,7 @@ def target_of(
     if base.details is None:
         raise InvalidInputError(
             f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
-            "Call memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
+            "Call lance_memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
         )
     check_table(base)
     sharding = base.sharding

@@ -23,7 +23,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.testing import FaultPlan, FaultScript, SimulatedCrash
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import WalEntry
-from wal.wal_kit import SHARD, ids, manifests_at, rows
+from tests.kit.logs import SHARD, ids, manifests_at, rows
 
 _PLACE = "log-life"
 _OPEN_TRIES = 4
