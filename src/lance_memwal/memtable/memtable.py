@@ -31,6 +31,7 @@ from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.dictionaries import SmallDictionaries
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
@@ -368,7 +369,7 @@ class MemTable:
             index = self._index if self._index is not None else KeyIndex()
             if index.num_rows < rows:
                 fresh = table.slice(index.num_rows)
-                keys = [_one_array(fresh.column(name)) for name in self.schema.primary_key]
+                keys = [one_array(fresh.column(name)) for name in self.schema.primary_key]
                 before = index.size_bytes
                 index.extend(keys)
                 self._meter.add(index.size_bytes - before)
@@ -422,7 +423,7 @@ class InMemoryMemTableRef:
     def live(self) -> pa.Table:
         """The rows that a reader of this memtable alone would see: newest per key, no tombstones, table columns."""
         table, mask = self.table(), self.newest_mask()
-        tombstones = _one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False)
+        tombstones = one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False)
         mask &= ~tombstones
         columns = table.drop_columns([TOMBSTONE])
         return columns if mask.all() else columns.filter(pa.array(mask))
@@ -461,15 +462,8 @@ class InMemoryMemTables:
         return (*self.frozen, self.active)
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    if isinstance(combined, pa.ChunkedArray):
-        return combined.chunk(0) if combined.num_chunks else pa.array([], type=combined.type)
-    return combined
-
-
 def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     if len(batches) == 1:
         return aligned(batches[0])
     table = pa.Table.from_batches(batches, schema=schema)
-    return pa.RecordBatch.from_arrays([_one_array(column) for column in table.columns], schema=schema)
+    return pa.RecordBatch.from_arrays([one_array(column) for column in table.columns], schema=schema)

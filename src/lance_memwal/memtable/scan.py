@@ -41,6 +41,7 @@ from lance_memwal.memtable.index.vectors import check_search, is_vector
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, key_values
 from lance_memwal.rows.dictionaries import take_rows
 from lance_memwal.rows.filter import FilterLike, RowFilter
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema, checked_columns
 from lance_memwal.types import TOMBSTONE
@@ -60,7 +61,7 @@ def winners(memtables: Sequence[InMemoryMemTableRef]) -> list[tuple[InMemoryMemT
         if keys and newer and mask.any():
             rows = np.flatnonzero(mask)
             table = ref.table().select(list(keys)).take(pa.array(rows))
-            values = key_values([column.combine_chunks() for column in table.columns])
+            values = key_values([one_array(column) for column in table.columns])
             for other in newer:
                 mask[rows[other.find(values) >= 0]] = False
         masks.append((ref, mask))

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema, may_cast, refuse_missing
 
@@ -175,11 +176,10 @@ def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
     if values.type != column.type and not may_cast(values.type, column.type):
         raise InvalidInputError(f"key column {column.name!r} has type {values.type}, the table needs {column.type}")
     try:
-        combined = values.cast(column.type, safe=True).combine_chunks()
+        return one_array(values.cast(column.type, safe=True))
     except (pa.ArrowException, ValueError) as error:
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"key column {column.name!r} cannot be cast to {column.type}: {reason}") from None
-    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) and combined.num_chunks else combined
 
 
 def _key_table(keys: Any, target: pa.Schema) -> pa.Table:

@@ -24,15 +24,10 @@ def key_array(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array."""
+    """A column as one contiguous array; what does not fit one is an error of Arrow, never a part of it."""
     if not isinstance(column, pa.ChunkedArray):
         return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    combined = column.combine_chunks()
-    if isinstance(combined, pa.ChunkedArray):
-        return combined.chunk(0) if combined.num_chunks else pa.array([], type=column.type)
-    return combined
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def concat_keys(parts: Sequence[pa.Array]) -> pa.Array:

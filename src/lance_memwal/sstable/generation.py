@@ -25,6 +25,7 @@ from lance_memwal.clock import in_order
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance.base import lance_options, lance_reading
 from lance_memwal.rows.key_encoding import encode_composite
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows, nulls
 from lance_memwal.rows.schema import TableSchema, is_another_column
 from lance_memwal.sstable.file import SsTableFile, check_has_flags, simple_file
@@ -90,7 +91,7 @@ class Generation:
         self.flags = _one_mask([flags for _, flags in parts])
         for name in key:
             column = pa.chunked_array([batch.column(name) for batch in batches], self._schema.memory.field(name).type)
-            self.keys.append(_one(column))
+            self.keys.append(one_array(column))
         if any(column.null_count for column in self.keys):
             raise CorruptDataError(
                 f"{self._action}: a key is null", path=paths.sstable_dir(self.shard_id, self.sstable.path)
@@ -326,18 +327,9 @@ def _once_over_shards(live: list[tuple[Generation, _Mask]]) -> list[tuple[Genera
 
 def _distinct(keys: pa.Table) -> pa.Table:
     """`keys` with each one once: several shards may have deleted it."""
-    columns = [_one(column) for column in keys.columns]
+    columns = [one_array(column) for column in keys.columns]
     last = _last_of_each(_codes(columns[0] if len(columns) == 1 else encode_composite(columns)))
     return keys if len(last) == keys.num_rows else keys.take(pa.array(np.sort(last)))
-
-
-def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    joined = column.combine_chunks()
-    return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
 
 
 def _one_mask(parts: Sequence[_Mask]) -> _Mask:

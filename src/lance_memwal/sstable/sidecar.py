@@ -25,6 +25,7 @@ from lance.file import LanceFileReader, LanceFileWriter
 from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_errors, lance_options, lance_read
 from lance_memwal.rows.key_encoding import encode_composite, hash_is_exact, key_hashes
+from lance_memwal.rows.keys import one_array
 from lance_memwal.sstable.bloom import might_contain
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -277,12 +278,12 @@ class PkSidecar:
         reader = LanceFileReader(
             self._location.child_uri(self._lookup_path), storage_options=lance_options(self._location)
         )
-        table = reader.read_all().to_table().combine_chunks()
+        table = reader.read_all().to_table()
         table.validate(full=True)
         stored = (reader.metadata().schema.metadata or {}).get(b"batch_size", b"%d" % PAGE_ROWS)
         if table.schema.names[:2] != ["min", "max"] or not stored.isdigit() or not 0 < int(stored) <= _MAX_PAGE_ROWS:
             raise CorruptDataError("page lookup of a sidecar is malformed", path=self._lookup_path)
-        smallest, largest = table.column("min").combine_chunks(), table.column("max").combine_chunks()
+        smallest, largest = one_array(table.column("min")), one_array(table.column("max"))
         if smallest.null_count or largest.null_count or smallest.type != largest.type:
             raise CorruptDataError("page lookup of a sidecar has pages without bounds", path=self._lookup_path)
         return _Lookup(smallest.type, int(stored), _searchable(smallest), _searchable(largest))
@@ -321,8 +322,8 @@ class PkSidecar:
             table.validate(full=True)
         except pa.ArrowInvalid as error:
             raise CorruptDataError(f"page data of a sidecar is malformed: {error}", path=self._data_path) from None
-        values = table.column("values").combine_chunks()
-        offsets = table.column("ids").combine_chunks()
+        values = one_array(table.column("values"))
+        offsets = one_array(table.column("ids"))
         if values.type != lookup.key_type or values.null_count or offsets.null_count:
             raise CorruptDataError("page data of a sidecar is malformed", path=self._data_path)
         numbers = offsets.to_numpy()

@@ -54,6 +54,7 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
 from lance_memwal.rows.key_encoding import check_primary_key, key_hashes
+from lance_memwal.rows.keys import concat_keys, one_array
 from lance_memwal.sstable.bloom import build_bloom
 from lance_memwal.sstable.sidecar import SortedKeys, sort_keys, write_sidecar
 from lance_memwal.store import paths
@@ -208,7 +209,7 @@ def _write(
     else:
         rows = whole = _conform(table, base)
         version = _file_version(whole, storage_version)
-        keys = [whole.column(column).combine_chunks() for column in base.primary_key]
+        keys = [one_array(whole.column(column)) for column in base.primary_key]
         work = [
             lambda: attempt.write_data(whole, version),
             lambda: attempt.write_keys(keys, newest),
@@ -253,7 +254,7 @@ class _Stream:
 
     def keys(self) -> list[pa.Array]:
         """The key columns, once the data file is written."""
-        return [pa.chunked_array(pieces).combine_chunks() for pieces in self._keys]
+        return [concat_keys(pieces) for pieces in self._keys]
 
 
 def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) -> pa.Table:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.keys import one_array
 
 __all__ = [
     "METRICS",
@@ -211,9 +212,8 @@ def exact_search(
     allowed: Mask | None = None,
 ) -> Nearest:
     """Return row numbers and distances of the `k` nearest of `vectors` that `allowed` admits, exactly."""
-    if isinstance(vectors, pa.ChunkedArray):
-        vectors = vectors.combine_chunks()
-    if isinstance(vectors, pa.Array):
+    if isinstance(vectors, pa.Array | pa.ChunkedArray):
+        vectors = one_array(vectors)
         block, precision = VectorBlock.build(0, [vectors]), vectors.type.value_type.to_pandas_dtype()
     else:
         precision = vectors.dtype
