@@ -38,7 +38,7 @@ from lance_memwal.log.wal import list_positions
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
+from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
 from lance_memwal.rows.unique_keys import check_unique_keys
 from lance_memwal.sstable.mirrors import check_maintained
 from lance_memwal.sstable.probe import check_columns, check_table
@@ -174,9 +174,9 @@ def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
     """The details that a table with these choices records; refused if they do not fit it."""
     choices.check(base.schema, base.primary_key, [entry.name for entry in base.index_entries])
     check_maintained(base, choices.index_names)
-    spec = to_spec(choices.sharding, base.schema, base.column_ids)
+    spec = choices.sharding.spec(base.schema, base.column_ids)
     return MemWalDetails(
-        num_shards=num_shards(choices.sharding),
+        num_shards=choices.sharding.num_shards,
         sharding_specs=() if spec is None else (spec,),
         maintained_indexes=choices.index_names,
         maintain_all_indexes=choices.maintained_indexes == "all",

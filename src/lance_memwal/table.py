@@ -39,7 +39,7 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
 from lance_memwal.read.snapshot import Consistency
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.sharding import ONE_SHARD, Manual, Sharding
+from lance_memwal.rows.sharding import ONE_SHARD, Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
@@ -264,7 +264,7 @@ class Table:
             check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
         base = self._newest.with_index()
         settings = writer_config(base, config, overrides, ())
-        if settings.shard_id is not None and not isinstance(base.sharding, Manual):
+        if settings.shard_id is not None and base.sharding.is_routed:
             raise InvalidInputError(
                 "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
             )

@@ -35,7 +35,6 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
 from lance_memwal.rows.ingest import key_batch, to_batches
 from lance_memwal.rows.schema import Missing, Reconciler, fills_missing
-from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
@@ -133,18 +132,17 @@ class TableWriter:
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
             return {}
-        if isinstance(self._sharding, Unsharded | Manual):
+        if self._sharding.column is None:
             return {self._shards.default(): batches}
         routed: dict[str, list[pa.RecordBatch]] = {}
         for batch in batches:
-            for shard_id, rows in route(batch, self._sharding, self._schema.columns):
+            for shard_id, rows in self._sharding.route(batch, self._schema.columns):
                 routed.setdefault(shard_id, []).append(rows)
         return routed
 
     def _route_keys(self, keys: Any) -> dict[str, list[pa.RecordBatch]]:
         """Keys by shard; they hold the sharding column too, which is routed by."""
-        sharding, schema = self._sharding, self._schema
-        column = sharding.column if isinstance(sharding, Bucket | Identity) else None
+        schema, column = self._schema, self._sharding.column
         if not schema.primary_key or column is None or column in schema.primary_key:
             named = key_batch(keys, schema)
         else:

@@ -30,15 +30,12 @@ from lance_memwal.rows.sharding import (
     Sharding,
     Unsharded,
     bucket_shard_id,
-    check_rows_in_shard,
     check_sharding,
     from_specs,
-    num_shards,
     route,
     shard_id_for,
-    shard_ids,
-    shards_for_values,
-    to_spec,
+    shards_of_filter,
+    shards_of_keys,
 )
 from lance_memwal.types import ShardingField, ShardingSpec
 
@@ -58,17 +55,17 @@ def rows(ids: list[int | None], regions: list[str | None]) -> pa.RecordBatch:
 
 def test_shard_ids_are_those_that_lancedb_derives() -> None:
     assert shard_id_of_name(b"unsharded") == "aa48498d-ac91-59e2-8452-69f46010ace2"
-    assert shard_ids(Unsharded()) == ["aa48498d-ac91-59e2-8452-69f46010ace2"]
-    assert shard_ids(Bucket("id", 4)) == [
+    assert Unsharded().shard_ids() == ["aa48498d-ac91-59e2-8452-69f46010ace2"]
+    assert Bucket("id", 4).shard_ids() == [
         "4a388480-a25b-59a8-b058-24217f980256",
         "8e131bde-8368-54ff-89d9-c2e1cc781b29",
         "e00299e4-8c4b-50fc-bbdd-ce8179135761",
         "1d8d46d4-1ffd-5f6e-9aea-466d5ea76fdb",
     ]
     assert identity_shard_id("eu", pa.string()) == "dedbd690-6632-519a-8f78-3919befe6c6a"
-    assert shard_ids(Identity("region")) is None
-    assert shard_ids(Manual()) is None
-    assert [num_shards(s) for s in (Manual(), Unsharded(), Bucket("id", 7), Identity("id"))] == [0, 1, 7, 0]
+    assert Identity("region").shard_ids() is None
+    assert Manual().shard_ids() is None
+    assert [s.num_shards for s in (Manual(), Unsharded(), Bucket("id", 7), Identity("id"))] == [0, 1, 7, 0]
 
 
 LANCEDB_CASES: list[tuple[pa.DataType, Any, bytes]] = [
@@ -122,7 +119,7 @@ def test_bucket_routing_keeps_every_row_once_in_order(pairs: list[tuple[int | No
     for shard, part in routed:
         assert part.schema == SCHEMA
         assert part.equals(batch.take(pa.array(expected[shard], pa.int64())))
-        check_rows_in_shard(part, sharding, SCHEMA, shard)
+        sharding.check_rows(SCHEMA, shard, part)
 
 
 @given(st.lists(st.text("aé日", max_size=2), max_size=40))
@@ -201,12 +198,12 @@ def test_manual_shards_cannot_route() -> None:
         route(rows([1], ["x"]), Manual(), SCHEMA)
     with pytest.raises(InvalidInputError, match="manual shards"):
         shard_id_for(Manual(), 1)
-    check_rows_in_shard(rows([1], ["x"]), Manual(), SCHEMA, str(uuid.UUID(int=1)))
+    Manual().check_rows(SCHEMA, str(uuid.UUID(int=1)), rows([1], ["x"]))
 
 
 def test_rows_of_another_shard_are_refused_at_the_shard() -> None:
     with pytest.raises(InvalidInputError, match="rows belong to shard"):
-        check_rows_in_shard(rows([1, 2, 3], ["x"] * 3), Bucket("id", 64), SCHEMA, bucket_shard_id(0))
+        Bucket("id", 64).check_rows(SCHEMA, bucket_shard_id(0), rows([1, 2, 3], ["x"] * 3))
 
 
 def test_a_value_means_the_columns_value_and_never_a_bucket_number() -> None:
@@ -248,18 +245,43 @@ def test_pruning_names_every_shard_that_can_hold_a_value() -> None:
     values = [1, 5, None, 2**40]
     by_64 = Bucket("id", 64)
     expected = {bucket_shard_id(n) for n in bucket_of(pa.array(values), 64).tolist()}
-    assert shards_for_values(by_64, values, pa.int64()) == frozenset(expected)
-    assert shards_for_values(by_64, pa.array([1], pa.int8()), pa.int64()) == frozenset([shard_id_for(by_64, 1)])
+    assert by_64.shards_for(values, pa.int64()) == frozenset(expected)
+    assert by_64.shards_for(pa.array([1], pa.int8()), pa.int64()) == frozenset([shard_id_for(by_64, 1)])
     eu = identity_shard_id("eu", pa.string())
-    assert shards_for_values(Identity("region"), ["eu", None], pa.string()) == frozenset([eu])
-    assert shards_for_values(Unsharded(), [1], pa.int64()) == frozenset(shard_ids(Unsharded()) or ())
-    assert shards_for_values(by_64, [], pa.int64()) == frozenset()
+    assert Identity("region").shards_for(["eu", None], pa.string()) == frozenset([eu])
+    assert Unsharded().shards_for([1], pa.int64()) == frozenset(Unsharded().shard_ids() or ())
+    assert by_64.shards_for([], pa.int64()) == frozenset()
 
 
 @pytest.mark.parametrize("values", [[1.5], ["x"], [2**70], [object()]], ids=["fraction", "text", "huge", "object"])
 def test_pruning_never_guesses_from_a_value_that_does_not_convert(values: list[Any]) -> None:
-    assert shards_for_values(Bucket("id", 4), values, pa.int64()) is None
-    assert shards_for_values(Manual(), values, pa.int64()) is None
+    assert Bucket("id", 4).shards_for(values, pa.int64()) is None
+    assert Manual().shards_for(values, pa.int64()) is None
+
+
+BY_HAND = str(uuid.UUID(int=7, version=4))
+
+
+@pytest.mark.parametrize("sharding", [Bucket("region", 16), Identity("region")])
+def test_a_read_leaves_out_routed_shards_that_cannot_match_and_no_shard_that_was_opened_by_hand(
+    sharding: Sharding,
+) -> None:
+    eu, us = shard_id_for(sharding, "eu"), shard_id_for(sharding, "us")
+    found = shards_of_filter(sharding, "region = 'eu' and score > 1", SCHEMA, ["region"], lambda: [eu, us, BY_HAND])
+    assert found == {eu, BY_HAND}
+    keys = pa.record_batch({"id": pa.array([1]), "region": pa.array(["us"])})
+    assert shards_of_keys(sharding, keys, ["id", "region"], lambda: [eu, us, BY_HAND]) == {us, BY_HAND}
+
+
+@pytest.mark.parametrize("sharding", [Bucket("region", 16), Identity("region"), Unsharded(), Manual()])
+def test_shards_are_not_even_listed_where_all_of_them_can_match(sharding: Sharding) -> None:
+    def listed() -> list[str]:
+        raise AssertionError("nobody needs to know")
+
+    for asked in ("score > 1", "region > 'eu'", pc.field("region") == "eu", None):
+        assert shards_of_filter(sharding, asked, SCHEMA, ["region"], listed) is None
+    assert shards_of_filter(sharding, "region = 'eu'", SCHEMA, ["id"], listed) is None
+    assert shards_of_keys(sharding, pa.record_batch({"id": pa.array([1])}), ["id"], listed) is None
 
 
 @pytest.mark.parametrize(
@@ -267,8 +289,8 @@ def test_pruning_never_guesses_from_a_value_that_does_not_convert(values: list[A
 )
 def test_a_sharding_survives_the_tables_details(sharding: Sharding) -> None:
     check_sharding(sharding, SCHEMA)
-    spec = to_spec(sharding, SCHEMA, FIELD_IDS)
-    details = MemWalDetails(num_shards=num_shards(sharding), sharding_specs=(spec,) if spec else ())
+    spec = sharding.spec(SCHEMA, FIELD_IDS)
+    details = MemWalDetails(num_shards=sharding.num_shards, sharding_specs=(spec,) if spec else ())
     assert from_specs(decode_details(encode_details(details)).sharding_specs, NAMES) == sharding
 
 
@@ -278,8 +300,8 @@ def test_a_sharding_survives_the_tables_details(sharding: Sharding) -> None:
 )
 def test_our_details_of_a_sharding_are_the_bytes_of_pylance(name: str, sharding: Sharding) -> None:
     schema = pa.schema([("id", pa.int64()), ("val", pa.float32()), ("name", pa.string())])
-    spec = to_spec(sharding, schema, {"id": 0, "val": 1, "name": 2})
-    details = MemWalDetails(num_shards(sharding), (spec,) if spec else (), maintain_all_indexes=True)
+    spec = sharding.spec(schema, {"id": 0, "val": 1, "name": 2})
+    details = MemWalDetails(sharding.num_shards, (spec,) if spec else (), maintain_all_indexes=True)
     data = (GOLDEN / f"{name}.binpb").read_bytes()
     assert encode_details(details) == data
     assert from_specs(decode_details(data).sharding_specs, {0: "id", 1: "val", 2: "name"}) == sharding
@@ -305,7 +327,7 @@ def test_we_take_and_refuse_the_column_types_that_pylance_does(tmp_path: Path, k
                 check_sharding(sharding, schema)
             continue
         check_sharding(sharding, schema)
-        spec = to_spec(sharding, schema, {"c": 0})
+        spec = sharding.spec(schema, {"c": 0})
         assert spec is not None
         recorded: Any = lance.dataset(dataset.uri).mem_wal_index_details()
         assert recorded["sharding_specs"][0]["fields"][0]["result_type"] == spec.fields[0].result_type

@@ -15,7 +15,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.memtable.index.btree import BTreeMemIndex, is_indexable
 from lance_memwal.rows.filter import RowFilter
-from lance_memwal.rows.sharding import route, shards_for_values
+from lance_memwal.rows.sharding import route
 from lance_memwal.rows.sql import Range, parse
 from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
@@ -193,7 +193,7 @@ def test_what_indexes_and_shards_leave_out_the_filter_does_not_select(tmp_path: 
                 used += 1
         for column, (sharding, shard_of) in shards.items():
             values = parse(text).values(column, ROWS.schema.names)
-            named = None if values is None else shards_for_values(sharding, values, ROWS.schema.field(column).type)
+            named = None if values is None else sharding.shards_for(values, ROWS.schema.field(column).type)
             if named is not None:
                 assert {shard_of[row] for row in selected} <= named, text  # type: ignore[index]
                 pruned += 1

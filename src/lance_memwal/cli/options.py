@@ -13,7 +13,6 @@ import pyarrow as pa
 import typer
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.sharding import Manual
 from lance_memwal.table import Table, open_table
 
 __all__ = [
@@ -95,7 +94,7 @@ def _scalar(value: Any, column: pa.Field) -> Any:
 
 def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:
     """The writer's setting that names its shard: only tables with manual shards need one, and they do."""
-    if not isinstance(table.sharding, Manual):
+    if table.sharding.is_routed:
         if shard is not None:
             raise InvalidInputError("rows of this table go to the shards that their values name: leave --shard out")
         return {}

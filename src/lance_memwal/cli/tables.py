@@ -69,15 +69,6 @@ def _sharding(text: str) -> Sharding:
     )
 
 
-def _spelled(sharding: Sharding) -> str:
-    """A sharding as `--sharding` takes it."""
-    if isinstance(sharding, Bucket):
-        return f"bucket({sharding.column},{sharding.num_buckets})"
-    if isinstance(sharding, Identity):
-        return f"identity({sharding.column})"
-    return "unsharded" if isinstance(sharding, Unsharded) else "manual"
-
-
 def _schema(columns: str) -> pa.Schema:
     fields = []
     for part in columns.split(","):
@@ -119,7 +110,7 @@ def create(
         exist_ok=exist_ok,
     )
     answer = {"table": table.uri, "columns": table.schema.names, "primary_key": table.primary_key}
-    show({**answer, "sharding": _spelled(table.sharding), "version": int(table.dataset.version)}, as_json=json)
+    show({**answer, "sharding": str(table.sharding), "version": int(table.dataset.version)}, as_json=json)
 
 
 def enable(
@@ -138,7 +129,7 @@ def enable(
         allow_keys_across_shards=allow_keys_across_shards,
         storage_options=storage_options(storage_option),
     )
-    show({"table": table.uri, "primary_key": table.primary_key, "sharding": _spelled(table.sharding)}, as_json=json)
+    show({"table": table.uri, "primary_key": table.primary_key, "sharding": str(table.sharding)}, as_json=json)
 
 
 def put(

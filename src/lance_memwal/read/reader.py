@@ -10,6 +10,7 @@ Owns `Reader`. Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,9 +27,8 @@ from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Consistency, Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.prune import values_in_filter
 from lance_memwal.rows.schema import checked_columns
-from lance_memwal.rows.sharding import Bucket, Identity, Sharding, shard_ids, shards_for_values
+from lance_memwal.rows.sharding import Sharding, shards_of_filter, shards_of_keys
 from lance_memwal.types import ShardManifest
 
 __all__ = ["MemTables", "Reader"]
@@ -107,7 +107,8 @@ class Reader:
         named = key_batch(keys, base.columns)
 
         def capture() -> Snapshot:
-            candidates = shards_of_keys(base, named)
+            listed = partial(list_shards, base.location)
+            candidates = shards_of_keys(_sharding(base), named, base.primary_key, listed)
             return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=candidates)
 
         def read(snapshot: Snapshot) -> pa.Table:
@@ -126,40 +127,11 @@ class Reader:
 
 def candidate_shards(base: BaseTable, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
     """The shards in which rows can match, or None for all."""
-    sharding = _sharding(base)
-    if not isinstance(filter, str) or not isinstance(sharding, Bucket | Identity):
-        return None
-    if base.primary_key and sharding.column not in base.primary_key:
-        return None
-    values = values_in_filter(filter, sharding.column, base.schema.names)
-    return None if values is None else _shards_of_values(base, sharding, values)
-
-
-def shards_of_keys(base: BaseTable, keys: pa.RecordBatch) -> set[str] | None:
-    """The shards that can hold one of `keys`, or None for all."""
-    sharding = _sharding(base)
-    if not isinstance(sharding, Bucket | Identity) or sharding.column not in base.primary_key:
-        return None
-    return _shards_of_values(base, sharding, keys.column(base.primary_key.index(sharding.column)))
+    listed = partial(list_shards, base.location)
+    return shards_of_filter(_sharding(base), filter, base.schema, base.primary_key, listed)
 
 
 def _sharding(base: BaseTable) -> Sharding:
     if base.details is None:
         raise no_index(base.location)
     return base.sharding
-
-
-def _shards_of_values(base: BaseTable, sharding: Bucket | Identity, values: Any) -> set[str] | None:
-    named = shards_for_values(sharding, values, base.schema.field(sharding.column).type)
-    if named is None:
-        return None
-    derived = set(shard_ids(sharding) or ())
-    return {s for s in list_shards(base.location) if s in named or not _is_derived(s, derived)}
-
-
-def _is_derived(shard_id: str, derived: Collection[str]) -> bool:
-    """Whether routing made this shard; others (opened by hand with an id of their own) may hold any row.
-
-    Identity shards cannot be enumerated, but routed ones are UUIDs of version 5, which nobody draws at random.
-    """
-    return shard_id in derived if derived else shard_id[14] == "5"

@@ -1,12 +1,13 @@
-"""Which shard a row belongs to: the sharding of a table, and the routing of batches by it.
+"""Which shard a row belongs to: the sharding of a table, the routing of batches by it, and what it says about a read.
 
-Owns `Unsharded`, `Bucket`, `Identity`, `Manual`, their validation, their form in the table's details, and `route`. Invariants:
+Owns `Unsharded`, `Bucket`, `Identity`, `Manual`: values that can all be asked the same. Invariants:
 
 1. Routing depends on the column's value and type in the *table* alone: every process, and LanceDB, routes alike.
-2. `from_specs([to_spec(s, ...)], ...) == s`.
+2. `from_specs([s.spec(...)], ...) == s`.
 3. On a primary-key table the column is part of the key and shards are not named by hand, unless the user allowed keys
    across shards: otherwise two rows of one key could live in two shards, and newest-wins would hold per shard only.
 4. `route` keeps every row exactly once, in its order within its shard.
+5. Pruning never leaves a shard out that can hold a row: one that was opened by hand, with an id of its own, may hold any.
 
 A table on storage without a sharding spec has manual shards.
 """
@@ -14,9 +15,10 @@ A table on storage without a sharding spec has manual shards.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ from lance_memwal.arguments import check_instance, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.bucket import bucket_of, is_bucket_type
 from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
+from lance_memwal.rows.sql import parse
 from lance_memwal.types import ShardingField, ShardingSpec
 
 __all__ = [
@@ -39,58 +42,254 @@ __all__ = [
     "Sharding",
     "Unsharded",
     "bucket_shard_id",
-    "check_rows_in_shard",
     "check_sharding",
     "from_specs",
-    "num_shards",
     "route",
     "shard_id_for",
-    "shard_ids",
-    "shards_for_values",
-    "to_spec",
+    "shards_of_filter",
+    "shards_of_keys",
 ]
 
 MAX_BUCKETS = 1024
 SPEC_ID = 1
 _FIELD_ID = "bucket"  # of every transform, as the public layout has it
+_Groups = list[tuple[str, npt.NDArray[np.int64]]]
+_Listed = Callable[[], Iterable[str]]
+_Routed = list[tuple[str, pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class Unsharded:
+class _Sharding(ABC):
+    """What every sharding can be asked. `column` is the one whose value names the shard, or None."""
+
+    is_routed: ClassVar[bool] = True
+
+    def check(self, schema: pa.Schema) -> None:  # noqa: B027
+        """Return only if a table of this schema can be sharded so; `InvalidInputError` gives the reason."""
+
+    def keeps_keys_together(self, primary_key: Sequence[str]) -> bool:
+        """Whether all rows of one key are in one shard."""
+        return self.is_routed
+
+    def spec(self, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
+        """What the table's details record (None: nothing); `field_ids` maps column names to Lance field ids."""
+        return None
+
+    def shard_ids(self) -> list[str] | None:
+        """All shards that rows are routed to; None where they are open (identity, manual)."""
+        return None
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards the details record: 0 where the number is open."""
+        return len(self.shard_ids() or ())
+
+    @abstractmethod
+    def default_shard(self) -> str | None:
+        """The shard of a writer that names none; None: a new one."""
+
+    @abstractmethod
+    def shard_for(self, value: Any, kind: pa.DataType | None) -> str:
+        """The shard of rows with this value in the column, which has the type `kind`."""
+
+    def shards_for(self, values: Iterable[Any] | pa.Array, kind: pa.DataType) -> frozenset[str] | None:
+        """The shards that can hold a row whose column (of type `kind`) has one of `values`; None: any shard.
+
+        Values that do not convert to `kind` give None, never too few shards. It holds for rows that were routed; a
+        writer that was opened on a shard by hand may have put rows anywhere.
+        """
+        ids = self.shard_ids()
+        return None if ids is None else frozenset(ids)
+
+    @abstractmethod
+    def route(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> _Routed:
+        """Every row with its shard: see the function `route`."""
+
+    def check_rows(self, schema: pa.Schema, shard_id: str, batch: pa.RecordBatch) -> None:
+        """Return only if every row of `batch` belongs to `shard_id`; manual shards take any row."""
+        routed = self.route(batch, schema) if self.is_routed else []
+        elsewhere = [found for found, _ in routed if found != shard_id]
+        if elsewhere:
+            raise InvalidInputError(f"rows belong to shard {elsewhere[0]}, not to {shard_id}; write through the table")
+
+    def __str__(self) -> str:
+        given = ",".join(str(getattr(self, field.name)) for field in fields(self))
+        return type(self).__name__.lower() + (f"({given})" if given else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsharded(_Sharding):
     """All rows go to one shard."""
+
+    column: ClassVar[None] = None
+
+    def spec(self, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
+        return _spec("unsharded")
+
+    def shard_ids(self) -> list[str] | None:
+        return [unsharded_shard_id()]
+
+    def default_shard(self) -> str | None:
+        return unsharded_shard_id()
+
+    def shard_for(self, value: Any, kind: pa.DataType | None) -> str:
+        return unsharded_shard_id()
+
+    def route(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> _Routed:
+        return [(unsharded_shard_id(), batch)] if batch.num_rows else []
 
 
 ONE_SHARD = Unsharded()
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Rows spread over `num_buckets` shards (1 to 1024) by a hash of `column`; a null goes to bucket 0."""
+class Manual(_Sharding):
+    """Whoever writes names the shard; every writer that names none gets a new one."""
+
+    column: ClassVar[None] = None
+    is_routed: ClassVar[bool] = False
+
+    def default_shard(self) -> str | None:
+        return None
+
+    def shard_for(self, value: Any, kind: pa.DataType | None) -> str:
+        raise InvalidInputError("a table with manual shards has no shard per value: name the shard yourself")
+
+    def route(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> _Routed:
+        raise InvalidInputError("a table with manual shards cannot route rows: write to a shard by its id")
+
+
+@dataclass(frozen=True, slots=True)
+class _ByColumn(_Sharding):
+    """What `Bucket` and `Identity` share: the value of one column names the shard."""
 
     column: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str) or not self.column:
+            raise InvalidInputError(f"a sharding column is given by its name, not {described(self.column)}")
+
+    @abstractmethod
+    def _check_type(self, kind: pa.DataType) -> None:
+        """Return only if a column of this type can name shards."""
+
+    @abstractmethod
+    def _groups(self, array: pa.Array) -> _Groups:
+        """(shard id, row numbers ascending) per shard that gets rows of a column that is not empty."""
+
+    def check(self, schema: pa.Schema) -> None:
+        if self.column not in schema.names:
+            names = ", ".join(schema.names)
+            raise InvalidInputError(f"sharding column {self.column!r} is not in the table; it has {names}")
+        self._check_type(schema.field(self.column).type)
+
+    def keeps_keys_together(self, primary_key: Sequence[str]) -> bool:
+        return self.column in primary_key
+
+    def default_shard(self) -> str | None:
+        raise InvalidInputError(
+            f"the table is sharded by {self.column!r}: name a shard (lance_memwal.shard_id_for), or use Table.writer()"
+        )
+
+    def shard_for(self, value: Any, kind: pa.DataType | None) -> str:
+        plain = not isinstance(value, pa.Scalar)
+        if kind is None:
+            kind = _plain_type(value) if plain else value.type
+        array = _to_array([value] if plain else pa.repeat(value, 1), kind)
+        self._check_type(array.type)
+        return self._groups(array)[0][0]
+
+    def shards_for(self, values: Iterable[Any] | pa.Array, kind: pa.DataType) -> frozenset[str] | None:
+        try:
+            array = _to_array(values, kind)
+        except InvalidInputError:
+            return None
+        return frozenset(shard_id for shard_id, _ in self._groups(array)) if len(array) else frozenset()
+
+    def route(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> _Routed:
+        if batch.num_rows == 0:
+            return []
+        groups = self._groups(self._values(batch, schema))
+        if len(groups) == 1:
+            return [(groups[0][0], batch)]
+        return [(shard_id, batch.take(pa.array(rows))) for shard_id, rows in groups]
+
+    def _values(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> pa.Array:
+        """The sharding column with the type that the table has."""
+        head, *rest = [self.column] if self.column in batch.schema.names else self.column.split(".")
+        if head not in batch.schema.names:
+            raise InvalidInputError(f"sharding column {self.column!r} is missing")
+        if batch.schema.names.count(head) > 1:
+            raise InvalidInputError(f"sharding column {head!r} is there twice")
+        array = batch.column(head)
+        wanted = schema.field(head).type if schema is not None and head in schema.names else array.type
+        if wanted != array.type:
+            try:
+                array = array.cast(wanted)
+            except pa.ArrowException as error:
+                raise InvalidInputError(f"sharding column {self.column!r} does not fit the table: {error}") from None
+        if rest:
+            array = pc.struct_field(array, rest)
+        self._check_type(array.type)
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket(_ByColumn):
+    """Rows spread over `num_buckets` shards (1 to 1024) by a hash of `column`; a null goes to bucket 0."""
+
     num_buckets: int
 
     def __post_init__(self) -> None:
-        _check_column_name(self.column)
+        _ByColumn.__post_init__(self)
         if not isinstance(self.num_buckets, int) or isinstance(self.num_buckets, bool):
             raise InvalidInputError(f"num_buckets must be an integer, not {described(self.num_buckets)}")
         if not 1 <= self.num_buckets <= MAX_BUCKETS:
             raise InvalidInputError(f"num_buckets must be from 1 to {MAX_BUCKETS}, not {self.num_buckets}")
 
+    def _check_type(self, kind: pa.DataType) -> None:
+        if not is_bucket_type(kind):
+            reason = "it must be a scalar column"
+            raise InvalidInputError(f"column {self.column!r} of type {kind} cannot be bucketed: {reason}")
+
+    def spec(self, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
+        return _spec("bucket", field_ids[self.column], parameters={"num_buckets": str(self.num_buckets)})
+
+    def shard_ids(self) -> list[str] | None:
+        return [bucket_shard_id(number) for number in range(self.num_buckets)]
+
+    def _groups(self, array: pa.Array) -> _Groups:
+        keys = bucket_of(array, self.num_buckets).astype(np.uint16)  # 16 bits: numpy sorts them by radix
+        return [(bucket_shard_id(key), rows) for key, rows in _split(keys)]
+
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(_ByColumn):
     """One shard per distinct value of `column`; nulls are refused."""
 
-    column: str
+    def _check_type(self, kind: pa.DataType) -> None:
+        if kind not in IDENTITY_TYPE_NAMES:
+            reason = "it must hold integers, booleans or strings"
+            raise InvalidInputError(f"column {self.column!r} of type {kind} cannot shard by identity: {reason}")
 
-    def __post_init__(self) -> None:
-        _check_column_name(self.column)
+    def spec(self, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
+        result = IDENTITY_TYPE_NAMES[schema.field(self.column).type]
+        return _spec("identity", field_ids[self.column], result=result)
 
+    def shards_for(self, values: Iterable[Any] | pa.Array, kind: pa.DataType) -> frozenset[str] | None:
+        listed = values if isinstance(values, pa.Array) else [value for value in values if value is not None]
+        return _ByColumn.shards_for(self, listed.drop_null() if isinstance(listed, pa.Array) else listed, kind)
 
-@dataclass(frozen=True, slots=True)
-class Manual:
-    """Whoever writes names the shard; every writer that names none gets a new one."""
+    def _groups(self, array: pa.Array) -> _Groups:
+        if array.null_count:
+            raise InvalidInputError(
+                f"a null in {self.column!r} cannot choose a shard: fill it, or shard by another column"
+            )
+        encoded = array.dictionary_encode()
+        values, keys = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        if len(values) <= 1 << 16:
+            keys = keys.astype(np.uint16)
+        return [(identity_shard_id(values[key], array.type), rows) for key, rows in _split(keys)]
 
 
 Sharding = Unsharded | Bucket | Identity | Manual
@@ -105,52 +304,28 @@ def check_sharding(
     allow_keys_across_shards: bool = False,
 ) -> None:
     """Return only if a table of this schema and key can be sharded so; `InvalidInputError` gives the reason."""
-    if isinstance(sharding, Unsharded):
+    check_instance("sharding", sharding, Sharding, _SHARDINGS)
+    sharding.check(schema)
+    if not primary_key or allow_keys_across_shards or sharding.keeps_keys_together(primary_key):
         return
-    if isinstance(sharding, Manual):
-        if primary_key and not allow_keys_across_shards:
-            raise InvalidInputError(
-                f"with manual shards two rows of one primary key ({', '.join(primary_key)}) could be written to two shards, "
-                "and the newest would win per shard only; use Unsharded(), shard by a key column, or pass "
-                "allow_keys_across_shards=True"
-            )
-        return
-    if not isinstance(sharding, Bucket | Identity):
-        raise InvalidInputError(f"sharding must be {_SHARDINGS}, not {described(sharding)}")
-    column = sharding.column
-    if column not in schema.names:
-        raise InvalidInputError(f"sharding column {column!r} is not in the table; it has {', '.join(schema.names)}")
-    _check_type(sharding, schema.field(column).type)
-    if primary_key and column not in primary_key and not allow_keys_across_shards:
+    key, column = ", ".join(primary_key), sharding.column
+    if column is None:
         raise InvalidInputError(
-            f"sharding column {column!r} is not part of the primary key ({', '.join(primary_key)}): two rows of one "
-            "key could go to two shards, and the newest would win per shard only; shard by a key column, or pass "
+            f"with manual shards two rows of one primary key ({key}) could be written to two shards, "
+            "and the newest would win per shard only; use Unsharded(), shard by a key column, or pass "
             "allow_keys_across_shards=True"
         )
+    raise InvalidInputError(
+        f"sharding column {column!r} is not part of the primary key ({key}): two rows of one "
+        "key could go to two shards, and the newest would win per shard only; shard by a key column, or pass "
+        "allow_keys_across_shards=True"
+    )
 
 
-def num_shards(sharding: Sharding) -> int:
-    """How many shards the details record: 0 where the number is open (identity, manual)."""
-    if isinstance(sharding, Unsharded):
-        return 1
-    return sharding.num_buckets if isinstance(sharding, Bucket) else 0
-
-
-def to_spec(sharding: Sharding, schema: pa.Schema, field_ids: Mapping[str, int]) -> ShardingSpec | None:
-    """The spec that the table's details record for a checked `sharding`; None for manual shards.
-
-    `field_ids` maps column names to Lance field ids.
-    """
-    if isinstance(sharding, Manual):
-        return None
-    if isinstance(sharding, Unsharded):
-        return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, (), "unsharded", "int32"),))
-    source = (field_ids[sharding.column],)
-    if isinstance(sharding, Bucket):
-        parameters = {"num_buckets": str(sharding.num_buckets)}
-        return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, source, "bucket", "int32", parameters),))
-    result_type = IDENTITY_TYPE_NAMES[schema.field(sharding.column).type]
-    return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, source, "identity", result_type),))
+def _spec(
+    transform: str, *source: int, result: str = "int32", parameters: Mapping[str, str] | None = None
+) -> ShardingSpec:
+    return ShardingSpec(SPEC_ID, (ShardingField(_FIELD_ID, source, transform, result, dict(parameters or {})),))
 
 
 def from_specs(specs: Sequence[ShardingSpec], column_names: Mapping[int, str]) -> Sharding:
@@ -175,13 +350,6 @@ def from_specs(specs: Sequence[ShardingSpec], column_names: Mapping[int, str]) -
     return Bucket(column, _stored_buckets(part.parameters.get("num_buckets", "")))
 
 
-def shard_ids(sharding: Sharding) -> list[str] | None:
-    """All shard ids that `sharding` can lead to; None where they are open (identity, manual)."""
-    if isinstance(sharding, Unsharded):
-        return [unsharded_shard_id()]
-    return [bucket_shard_id(n) for n in range(sharding.num_buckets)] if isinstance(sharding, Bucket) else None
-
-
 def shard_id_for(sharding: Sharding, value: Any = None, *, kind: pa.DataType | None = None) -> str:
     """The id of the shard that holds rows with this `value` in the sharding column.
 
@@ -192,40 +360,10 @@ def shard_id_for(sharding: Sharding, value: Any = None, *, kind: pa.DataType | N
     check_instance("sharding", sharding, Sharding, _SHARDINGS)
     if kind is not None:
         check_instance("kind", kind, pa.DataType, "the type of the column")
-    if isinstance(sharding, Unsharded):
-        return unsharded_shard_id()
-    if isinstance(sharding, Manual):
-        raise InvalidInputError("a table with manual shards has no shard per value: name the shard yourself")
-    plain = not isinstance(value, pa.Scalar)
-    if kind is None:
-        kind = _plain_type(value) if plain else value.type
-    array = _to_array([value] if plain else pa.repeat(value, 1), kind)
-    _check_type(sharding, array.type)
-    return _groups(sharding, array)[0][0]
+    return sharding.shard_for(value, kind)
 
 
-def shards_for_values(sharding: Sharding, values: Iterable[Any] | pa.Array, kind: pa.DataType) -> frozenset[str] | None:
-    """The shards that can hold a row whose sharding column (of type `kind`) has one of `values`; None: any shard.
-
-    For pruning: values that do not convert to `kind` give None, never too few shards. It holds for rows that were
-    routed; a writer that was opened on a shard by hand may have put rows anywhere.
-    """
-    if isinstance(sharding, Manual):
-        return None
-    if isinstance(sharding, Unsharded):
-        return frozenset([unsharded_shard_id()])
-    try:
-        array = _to_array(values, kind)
-    except InvalidInputError:
-        return None
-    if isinstance(sharding, Identity):
-        array = array.drop_null()
-    return frozenset(shard_id for shard_id, _ in _groups(sharding, array))
-
-
-def route(
-    batch: pa.RecordBatch, sharding: Sharding, schema: pa.Schema | None = None
-) -> list[tuple[str, pa.RecordBatch]]:
+def route(batch: pa.RecordBatch, sharding: Sharding, schema: pa.Schema | None = None) -> _Routed:
     """Every row of `batch` with its shard, in order within the shard; only shards that get rows.
 
     `schema` is the table's: the column is hashed as the table holds it. Where all rows go to one shard the batch itself
@@ -233,45 +371,42 @@ def route(
     """
     check_instance("batch", batch, pa.RecordBatch, "a record batch")
     check_instance("sharding", sharding, Sharding, _SHARDINGS)
-    if isinstance(sharding, Manual):
-        raise InvalidInputError("a table with manual shards cannot route rows: write to a shard by its id")
     if schema is not None:
         check_instance("schema", schema, pa.Schema, "the schema of the table")
-    if batch.num_rows == 0:
-        return []
-    if isinstance(sharding, Unsharded):
-        return [(unsharded_shard_id(), batch)]
-    groups = _groups(sharding, _column(batch, sharding, schema))
-    if len(groups) == 1:
-        return [(groups[0][0], batch)]
-    return [(shard_id, batch.take(pa.array(rows))) for shard_id, rows in groups]
+    return sharding.route(batch, schema)
 
 
-def check_rows_in_shard(batch: pa.RecordBatch, sharding: Sharding, schema: pa.Schema, shard_id: str) -> None:
-    """Return only if every row of `batch` belongs to `shard_id`; manual shards take any row."""
-    if isinstance(sharding, Manual) or batch.num_rows == 0:
-        return
-    elsewhere = [found for found, _ in route(batch, sharding, schema) if found != shard_id]
-    if elsewhere:
-        raise InvalidInputError(f"rows belong to shard {elsewhere[0]}, not to {shard_id}; write through the table")
+# ------------------------------------------------------------------------------------------------------------- pruning
 
 
-def _groups(sharding: Bucket | Identity, array: pa.Array) -> list[tuple[str, npt.NDArray[np.int64]]]:
-    """(shard id, row numbers ascending) per shard that gets rows; one stable sort for all."""
-    if len(array) == 0:
-        return []
-    if isinstance(sharding, Bucket):
-        keys = bucket_of(array, sharding.num_buckets).astype(np.uint16)  # 16 bits: numpy sorts them by radix
-        return [(bucket_shard_id(int(key)), rows) for key, rows in _split(keys)]
-    if array.null_count:
-        raise InvalidInputError(
-            f"a null in {sharding.column!r} cannot choose a shard: fill it, or shard by another column"
-        )
-    encoded = array.dictionary_encode()
-    values, keys = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    if len(values) <= 1 << 16:
-        keys = keys.astype(np.uint16)
-    return [(identity_shard_id(values[key], array.type), rows) for key, rows in _split(keys)]
+def shards_of_filter(
+    sharding: Sharding, given: object, columns: pa.Schema, primary_key: Sequence[str], shards: _Listed
+) -> set[str] | None:
+    """Those of `shards`, which are asked for only then, in which rows can match the filter `given`; None: any of them."""
+    column = sharding.column
+    if not isinstance(given, str) or column is None or (primary_key and column not in primary_key):
+        return None
+    values = parse(given).values(column, columns.names)
+    return None if values is None else _candidates(sharding, values, columns.field(column).type, shards)
+
+
+def shards_of_keys(
+    sharding: Sharding, keys: pa.RecordBatch, primary_key: Sequence[str], shards: _Listed
+) -> set[str] | None:
+    """Those of `shards`, which are asked for only then, that can hold these keys, in key order; None: any of them."""
+    if sharding.column is None or sharding.column not in primary_key:
+        return None
+    column = keys.column(primary_key.index(sharding.column))
+    return _candidates(sharding, column, column.type, shards)
+
+
+def _candidates(sharding: Sharding, values: Any, kind: pa.DataType, shards: _Listed) -> set[str] | None:
+    named = sharding.shards_for(values, kind)
+    if named is None:
+        return None
+    derived = frozenset(sharding.shard_ids() or ())
+    # Those of `Identity` cannot be listed, but they are UUIDs of version 5, which nobody draws at random.
+    return {s for s in shards() if s in named or not (s in derived if derived else s[14] == "5")}
 
 
 def _split(keys: npt.NDArray[Any]) -> list[tuple[int, npt.NDArray[np.int64]]]:
@@ -280,26 +415,6 @@ def _split(keys: npt.NDArray[Any]) -> list[tuple[int, npt.NDArray[np.int64]]]:
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     return [(int(ordered[at]), rows) for at, rows in zip(starts, np.split(order, starts[1:]), strict=True)]
-
-
-def _column(batch: pa.RecordBatch, sharding: Bucket | Identity, schema: pa.Schema | None) -> pa.Array:
-    """The sharding column with the type that the table has."""
-    head, *rest = [sharding.column] if sharding.column in batch.schema.names else sharding.column.split(".")
-    if head not in batch.schema.names:
-        raise InvalidInputError(f"sharding column {sharding.column!r} is missing")
-    if batch.schema.names.count(head) > 1:
-        raise InvalidInputError(f"sharding column {head!r} is there twice")
-    array = batch.column(head)
-    wanted = schema.field(head).type if schema is not None and head in schema.names else array.type
-    if wanted != array.type:
-        try:
-            array = array.cast(wanted)
-        except pa.ArrowException as error:
-            raise InvalidInputError(f"sharding column {sharding.column!r} does not fit the table: {error}") from None
-    if rest:
-        array = pc.struct_field(array, rest)
-    _check_type(sharding, array.type)
-    return array
 
 
 def _to_array(values: Iterable[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
@@ -330,21 +445,6 @@ def _plain_type(value: Any) -> pa.DataType:
         if isinstance(value, python_type):
             return kind
     raise InvalidInputError(f"a value of type {type(value).__name__} cannot choose a shard; pass the column's type")
-
-
-def _check_column_name(column: object) -> None:
-    if not isinstance(column, str) or not column:
-        raise InvalidInputError(f"a sharding column is given by its name, not {described(column)}")
-
-
-def _check_type(sharding: Bucket | Identity, kind: pa.DataType) -> None:
-    if isinstance(sharding, Bucket) and not is_bucket_type(kind):
-        raise InvalidInputError(
-            f"column {sharding.column!r} of type {kind} cannot be bucketed: it must be a scalar column"
-        )
-    if isinstance(sharding, Identity) and kind not in IDENTITY_TYPE_NAMES:
-        text = "it must hold integers, booleans or strings"
-        raise InvalidInputError(f"column {sharding.column!r} of type {kind} cannot shard by identity: {text}")
 
 
 def _stored_buckets(text: str) -> int:

@@ -39,7 +39,6 @@ from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.superseded import is_key_indexed
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
-from lance_memwal.rows.sharding import Bucket, Identity, Unsharded
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
@@ -217,13 +216,6 @@ def _in_line(arguments: Sequence[str], run: Callable[[str], str]) -> list[str]:
 def _units(base: BaseTable, chosen: Chosen) -> list[Unit]:
     """A unit per shard; one for all shards where a key may be in several."""
     members = [[(shard_id, sstable) for sstable in sstables] for shard_id, sstables in chosen.items()]
-    if not base.primary_key or len(members) == 1 or _keys_stay_apart(base):
+    if not base.primary_key or len(members) == 1 or base.sharding.keeps_keys_together(base.primary_key):
         return [Unit(tuple(item)) for item in members]
     return [Unit(tuple(pair for item in members for pair in item))]
-
-
-def _keys_stay_apart(base: BaseTable) -> bool:
-    sharding = base.sharding
-    if isinstance(sharding, Bucket | Identity):
-        return sharding.column in base.primary_key
-    return isinstance(sharding, Unsharded)

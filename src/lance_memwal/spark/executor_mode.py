@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.sharding import Bucket, Identity, Unsharded, shard_ids
+from lance_memwal.rows.sharding import Bucket
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.options import STORAGE_PREFIX, Options
 from lance_memwal.spark.rows import WritePlan, newest_rows
@@ -117,9 +117,9 @@ def _query_of(df: Any) -> tuple[str | None, str | None]:
 def _spread(df: Any, plan: WritePlan) -> Any:
     """The rows with one partition per shard, or None if Spark cannot route them."""
     sharding = plan.sharding
-    if isinstance(sharding, Unsharded):
+    if sharding.column is None:
         return df.coalesce(1)
-    if isinstance(sharding, Identity) or not isinstance(sharding, Bucket) or "." in sharding.column:
+    if not isinstance(sharding, Bucket) or "." in sharding.column:
         return None
     kind = plan.schema.columns.field(sharding.column).type
     if not has_parity(kind):
@@ -141,7 +141,7 @@ def _through_sink(df: Any, given: dict[str, str], uri: str, operation: str, txn:
 
 def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> BatchReport:
     appender = appender_of(plan.options)
-    shards = shard_ids(plan.sharding) or []
+    shards = plan.sharding.shard_ids() or []
     claims = claims_of(appender, run or SYSTEM_CLOCK.uuid4(), shards)
     handed_out = {shard_id: claims[shard_id] for shard_id in shards}
     try:

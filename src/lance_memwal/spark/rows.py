@@ -22,7 +22,7 @@ from pyspark.sql import types as st
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.keys import as_numbers, key_array
 from lance_memwal.rows.schema import TableSchema, fills_missing, refuse_missing
-from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, route
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Operation, Options
 from lance_memwal.spark.types import arrow_type, to_arrow_columns
 from lance_memwal.table import Table
@@ -58,7 +58,7 @@ class WritePlan:
         if operation == "append" and key:
             raise InvalidInputError("operation 'append' would replace rows of a table with a primary key; use 'upsert'")
         sharding = table.sharding
-        if isinstance(sharding, Manual):
+        if not sharding.is_routed:
             raise InvalidInputError(
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
@@ -69,10 +69,8 @@ class WritePlan:
 
     @property
     def _needed_for_delete(self) -> list[str]:
-        names = list(self.schema.primary_key)
-        if isinstance(self.sharding, Bucket | Identity) and self.sharding.column not in names:
-            names.append(self.sharding.column)
-        return names
+        names, column = list(self.schema.primary_key), self.sharding.column
+        return names if column is None or column in names else [*names, column]
 
     def _check(self, frame: st.StructType) -> None:
         names = set(frame.names)
@@ -111,7 +109,7 @@ class WritePlan:
         fitter = RowFitter(self.schema)
         for batch in batches:
             if batch.num_rows:
-                yield from route(self._fit(fitter, batch), self.sharding, self.schema.columns)
+                yield from self.sharding.route(self._fit(fitter, batch), self.schema.columns)
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of one batch as the table holds them."""

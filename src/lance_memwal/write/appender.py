@@ -39,7 +39,7 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing, nullable_except
-from lance_memwal.rows.sharding import Manual, Sharding, check_rows_in_shard
+from lance_memwal.rows.sharding import Manual, Sharding
 from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.sstable.target import check_storable
 from lance_memwal.store.location import Location, resolve
@@ -165,7 +165,7 @@ class WalAppender:
             even = [pa.RecordBatch.from_arrays(batch.columns, schema=rows.schema.memory) for batch in fitted]
             fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
         for batch in fitted:
-            check_rows_in_shard(batch, self._sharding, rows.schema.columns, self.shard_id)
+            self._sharding.check_rows(rows.schema.columns, self.shard_id, batch)
         return fitted
 
     def _encode(self, rows: _Rows, fitted: list[pa.RecordBatch], txn: Transaction | None) -> _Entry:

@@ -54,7 +54,6 @@ from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_r
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
-from lance_memwal.rows.sharding import check_rows_in_shard
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
 from lance_memwal.store import paths
@@ -225,7 +224,7 @@ class OnceAppender:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         self._target.check_storable(fitted)
         for batch in fitted:
-            check_rows_in_shard(batch, self._sharding, self.schema.columns, claim.shard_id)
+            self._sharding.check_rows(self.schema.columns, claim.shard_id, batch)
         size = self._encoder.measure(fitted)
         if size > self._max_entry_bytes:
             return self._publish(claim, fitted, transaction)

@@ -18,7 +18,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.memtable.index import IndexSpec
 from lance_memwal.rows.schema import TableSchema, as_lance
-from lance_memwal.rows.sharding import Manual, Sharding, Unsharded, check_rows_in_shard, shard_id_for
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.sstable.target import ShardTarget
@@ -32,13 +32,7 @@ _MAP_STORAGE_VERSION = "2.2"  # the first one with maps
 
 def with_shard(settings: WriterConfig, sharding: Sharding) -> WriterConfig:
     """`settings` that name a shard: the only one of an unsharded table. Manual shards may be left open: a new one."""
-    if settings.shard_id is not None or isinstance(sharding, Manual):
-        return settings
-    if isinstance(sharding, Unsharded):
-        return settings.replace(shard_id=shard_id_for(sharding))
-    raise InvalidInputError(
-        f"the table is sharded by {sharding.column!r}: name a shard (lance_memwal.shard_id_for), or use Table.writer()"
-    )
+    return settings if settings.shard_id is not None else settings.replace(shard_id=sharding.default_shard())
 
 
 def target_of(
@@ -74,7 +68,7 @@ def target_of(
     check_table(base)
     sharding = base.sharding
     spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
-    check = None if routed or isinstance(sharding, Manual) else partial(_check_rows, sharding, columns.columns)
+    check = partial(sharding.check_rows, columns.columns) if sharding.is_routed and not routed else None
     return ShardTarget(
         location,
         columns,
@@ -93,10 +87,6 @@ def _storage_version(columns: pa.Schema) -> str:
 
 def _needs_maps(kind: pa.DataType) -> bool:
     return pa.types.is_map(kind) or any(_needs_maps(kind.field(i).type) for i in range(kind.num_fields))
-
-
-def _check_rows(sharding: Sharding, columns: pa.Schema, shard_id: str, batch: pa.RecordBatch) -> None:
-    check_rows_in_shard(batch, sharding, columns, shard_id)
 
 
 def _check_same(given: pa.Schema, columns: pa.Schema) -> None:
