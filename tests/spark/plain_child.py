@@ -20,7 +20,7 @@ def main(root: str) -> None:
     spark.sql("INSERT INTO v SELECT 1000L, 'sql', 7")
     spark.sql(view)
     read = spark.read.format("memwal").load(uri)
-    feed = spark.readStream.format("memwal").option("changeFeed", "true").load(uri)
+    feed = spark.readStream.format("memwal_changes").load(uri)
     copy = feed.selectExpr("id", "_op value").writeStream.format("memwal").option("checkpointLocation", f"{root}/c")
     copy.trigger(availableNow=True).start(f"{root}/copy").awaitTermination()
     result = {
@@ -28,7 +28,9 @@ def main(root: str) -> None:
         "sql": [list(row) for row in spark.sql("SELECT value, n FROM v WHERE id = 1000").collect()],
         "copied": spark.read.format("memwal").load(f"{root}/copy").where("value = 'u'").count(),
         "imported": sorted(
-            name for name in sys.modules if name.partition(".")[0] in ("lance_memwal", "pyspark_memwal")
+            name
+            for name in sys.modules
+            if name.partition(".")[0] in ("lance_memwal", "pyspark_memwal", "pyspark_memwal_changes")
         ),
     }
     Path(root, "result.json").write_text(json.dumps(result))

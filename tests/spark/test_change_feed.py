@@ -53,11 +53,24 @@ def test_a_stream_of_the_table_is_its_changes_in_the_order_of_each_shard(spark: 
     assert [(row["id"], row["_op"]) for row in seen[31:]] == [(77, "u")]
 
 
+def test_the_feed_has_a_format_of_its_own(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = keyed(uri)
+    with table.writer() as writer:
+        writer.put({"id": [1, 2], "n": [5, 6]}, missing="null")
+    stream = spark.readStream.format("memwal_changes").option("columns", "id,n").load(uri)
+    seen: list[Any] = []
+    writer = stream.writeStream.foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+    finish(writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start)
+    assert sorted((row["id"], row["n"], row["_op"]) for row in seen) == [(1, 5, "u"), (2, 6, "u")]
+    with pytest.raises(Exception, match=r"use spark\.readStream"):
+        spark.read.format("memwal_changes").load(uri).collect()
+
+
 def test_without_the_option_a_stream_says_what_is_missing(spark: Any, uri: str, tmp_path: Path) -> None:
     keyed(uri)
     reader = spark.readStream.format("memwal").option("changeFeed", "false").load(uri)
     query = reader.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
-    with pytest.raises(Exception, match="changeFeed"):
+    with pytest.raises(Exception, match="memwal_changes"):
         query.awaitTermination(300)
 
 

@@ -5,7 +5,6 @@ from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc
 from lance_memwal.spark.merging import MergeBuilder, merge_into
 from lance_memwal.spark.progress import ProgressListener, QueryStats
 from lance_memwal.spark.session import register, session
-from lance_memwal.spark.streams import mark_streams
 from lance_memwal.spark.types import arrow_schema_for
 
 __all__ = [
@@ -23,5 +22,3 @@ __all__ = [
     "session",
     "write_batch",
 ]
-
-mark_streams()

@@ -1,6 +1,6 @@
-"""The entry point of `format("memwal")`: which reader or writer serves a call of Spark.
+"""The entry points of `format("memwal")` and `format("memwal_changes")`: what serves a call of Spark.
 
-Owns `MemWalSource`. Invariants:
+Owns `MemWalSource` and `ChangesSource`. Invariants:
 
 1. One `load` is one snapshot: it is pinned when Spark makes the source, and travels with it to every plan and task.
 2. Filters are never pushed down by Spark (it caches one read plan per relation, so that one DataFrame used with two
@@ -26,7 +26,7 @@ from lance_memwal.spark.source import TableReader
 from lance_memwal.spark.types import struct_type
 from lance_memwal.table import open_table
 
-__all__ = ["MemWalSource"]
+__all__ = ["ChangesSource", "MemWalSource"]
 
 
 class MemWalSource(DataSource):
@@ -56,8 +56,7 @@ class MemWalSource(DataSource):
     def schema(self) -> StructType:
         """The table's columns, or those of the option `columns`; the change feed has three more."""
         if self._options.change_feed:
-            table = open_table(self._options.path, storage_options=self._options.storage_options)
-            return feed_schema(table.schema, self._options.columns)
+            return _feed_schema(self._options)
         return struct_type(self._pinned().schema.columns, self._options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -70,8 +69,8 @@ class MemWalSource(DataSource):
         """The change feed."""
         if not self._options.change_feed:
             raise InvalidInputError(
-                "a stream of this table is its change feed: import lance_memwal.spark before spark.readStream, or give "
-                "option('changeFeed', 'true')"
+                "a stream of this table is its change feed: use readStream.format('memwal_changes'), or call "
+                "lance_memwal.spark.register(spark) first"
             )
         return ChangeFeed(self._options, schema)
 
@@ -88,3 +87,33 @@ class MemWalSource(DataSource):
             raise InvalidInputError("a memwal table is not overwritten: use mode('append'), or delete rows")
         table = open_table(self._options.path, storage_options=self._options.storage_options)
         return WritePlan.make(table, schema, self._options)
+
+
+class ChangesSource(DataSource):
+    """The change feed of a memwal table, as a stream."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = Options.parse({**options, "changeFeed": "true"})
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "memwal_changes"
+
+    def schema(self) -> StructType:
+        """The table's columns, or those of the option `columns`, and three more."""
+        return _feed_schema(self._options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """The change feed."""
+        return ChangeFeed(self._options, schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """There is none: `InvalidInputError`."""
+        raise InvalidInputError(f"the change feed is a stream of {len(schema)} columns: use spark.readStream")
+
+
+def _feed_schema(options: Options) -> StructType:
+    table = open_table(options.path, storage_options=options.storage_options)
+    return feed_schema(table.schema, options.columns)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lance_memwal.spark.data_source import MemWalSource
+from lance_memwal.spark.data_source import ChangesSource, MemWalSource
 from lance_memwal.spark.java import provide_java
 from lance_memwal.spark.streams import mark_streams
 
@@ -42,6 +42,10 @@ def session(master: str = "local[2]", **conf: Any) -> SparkSession:
 
 
 def register(spark: Any) -> None:
-    """Make `format("memwal")` known to this session. Needed over Connect; elsewhere an installed package is found."""
+    """Make the formats known to this session, and let `readStream.format("memwal")` mean the change feed.
+
+    Needed over Connect, and for that shorthand; elsewhere an installed package is found by itself.
+    """
     mark_streams(type(spark.readStream))
     spark.dataSource.register(MemWalSource)
+    spark.dataSource.register(ChangesSource)

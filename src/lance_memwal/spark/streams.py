@@ -1,8 +1,8 @@
-"""`spark.readStream.format("memwal")` means the change feed.
+"""`spark.readStream.format("memwal")` means the change feed, in sessions that were registered.
 
 Owns `mark_streams`. Spark asks a source for its columns without saying whether a stream or a batch will read it, and the
-feed has three columns more than the table. So the stream reader adds the option `changeFeed` when the format is named.
-Where this package was not imported, the feed says that the option is needed.
+feed has three columns more than the table. So the stream reader of a registered session adds the option `changeFeed` when
+the format is named. Everywhere else the feed has a name of its own, `memwal_changes`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from pyspark.sql.streaming.readwriter import DataStreamReader
-
 __all__ = ["mark_streams"]
 
 _MARK = "_memwal_marked"
 
 
-def mark_streams(reader: type | None = None) -> None:
-    """Let stream readers of this class (default: Spark's own) tell the source that a stream reads it. Idempotent."""
-    chosen: Any = DataStreamReader if reader is None else reader
-    if not hasattr(chosen.format, _MARK):
-        chosen.format = _marking(chosen.format)
+def mark_streams(reader: Any) -> None:
+    """Let stream readers of this class tell the source that a stream reads it. Idempotent."""
+    if not hasattr(reader.format, _MARK):
+        reader.format = _marking(reader.format)
 
 
 def _marking(plain: Callable[..., Any]) -> Callable[..., Any]:
