@@ -37,9 +37,9 @@ from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.wal import list_positions
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.key_encoding import primary_key_columns
+from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
-from lance_memwal.rows.unique_keys import check_unique_keys
 from lance_memwal.sstable.mirrors import check_maintained
 from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.store.location import Location

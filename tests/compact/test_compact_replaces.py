@@ -17,7 +17,7 @@ from lance_memwal import crash_points
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import commit_number
 from lance_memwal.lance.superseded import replaced_rows
-from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.keys import KeySet
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
 from tests.kit.compaction import unheld_files, with_key

@@ -19,7 +19,7 @@ from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.reader import Reader
 from lance_memwal.rows.key_encoding import encode_composite
-from lance_memwal.rows.keys import KeySet, distinct
+from lance_memwal.rows.keys import KeySet, first_of_each, last_of_each, newest_of_each
 from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
 from tests.kit.tables import create, upsert_base
@@ -245,8 +245,21 @@ def test_a_set_of_keys_holds_exactly_its_keys(name: str, data: st.DataObject) ->
 def test_distinct_keys_are_first_occurrences(name: str, data: st.DataObject) -> None:
     kind, values = _KINDS[name]
     drawn = data.draw(st.lists(values, max_size=30))
-    rows = distinct(pa.array(drawn, kind))
+    rows = first_of_each(pa.array(drawn, kind))
     assert sorted(rows.tolist()) == sorted({drawn.index(value) for value in drawn})
+
+
+@pytest.mark.parametrize("name", _KINDS)
+@given(data=st.data())
+def test_the_newest_row_of_a_key_is_its_last_one_over_all_parts(name: str, data: st.DataObject) -> None:
+    kind, values = _KINDS[name]
+    parts = data.draw(st.lists(st.lists(values, max_size=9), min_size=1, max_size=4))
+    drawn = [value for part in parts for value in part]
+    last = sorted({key: row for row, key in enumerate(drawn)}.values())
+    assert last_of_each(pa.array(drawn, kind)).tolist() == last
+    masks = newest_of_each([pa.array(part, kind) for part in parts])
+    assert [len(mask) for mask in masks] == [len(part) for part in parts]
+    assert np.flatnonzero(np.concatenate(masks)).tolist() == last
 
 
 def test_wide_and_narrow_ranges_of_integers_answer_alike() -> None:

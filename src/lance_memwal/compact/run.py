@@ -45,7 +45,7 @@ from lance_memwal.log.shards import list_shards
 from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.rows.dictionaries import small_dictionaries
-from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
 from lance_memwal.store import paths

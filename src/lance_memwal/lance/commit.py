@@ -53,7 +53,7 @@ from lance_memwal.lance.marks import (
 )
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.superseded import replaced_rows
-from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.normal_form import no_rows
 
 __all__ = [

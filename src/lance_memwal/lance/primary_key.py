@@ -19,14 +19,12 @@ from lance.dataset import LanceOperation
 from lance_memwal.arguments import check_names, described
 from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
-from lance_memwal.rows.key_encoding import check_primary_key
+from lance_memwal.rows.key_encoding import check_primary_key, is_key_mark, key_marks
+from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.schema import TableSchema, as_lance
-from lance_memwal.rows.unique_keys import check_unique_keys
 
 __all__ = ["check_rows", "key_names", "keyed_schema", "mark", "unmark"]
 
-_KEY = "lance-schema:unenforced-primary-key"
-_POSITION = "lance-schema:unenforced-primary-key:position"
 _MAX_TRIES = 8
 
 
@@ -53,15 +51,11 @@ def keyed_schema(schema: pa.Schema, primary_key: str | Sequence[str] | None) -> 
 
 
 def _marked(field: pa.Field, names: Sequence[str]) -> pa.Field:
-    metadata = {k: v for k, v in (field.metadata or {}).items() if not k.startswith(_KEY.encode())}
+    metadata = {k: v for k, v in (field.metadata or {}).items() if not is_key_mark(k)}
     if field.name in names:
         field = field.with_nullable(False)
-        metadata.update({k.encode(): v.encode() for k, v in _marks(field.name, names).items()})
+        metadata.update({k.encode(): v.encode() for k, v in key_marks(field.name, names).items()})
     return field.with_metadata(metadata or None)
-
-
-def _marks(name: str, names: Sequence[str]) -> dict[str, str]:
-    return {_KEY: "true"} if len(names) == 1 else {_KEY: "true", _POSITION: str(names.index(name) + 1)}
 
 
 def check_rows(base: BaseTable, names: Sequence[str]) -> None:
@@ -79,7 +73,7 @@ def mark(base: BaseTable, names: Sequence[str]) -> BaseTable:
     nullable: list[Any] = [{"path": name, "nullable": False} for name in names if base.schema.field(name).nullable]
     if nullable:
         base = _committed(base, lambda dataset: dataset.alter_columns(*nullable))
-    marks: dict[str, Any] = {name: _marks(name, names) for name in names}
+    marks: dict[str, Any] = {name: key_marks(name, names) for name in names}
     return _committed(base, lambda dataset: dataset.update_field_metadata(marks))
 
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
@@ -129,9 +128,6 @@ class _HashIndex:
 
 def _hashes(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.generic], bool]:
     """Hashes of keys, and whether equal hashes mean equal keys."""
-    if len(columns) == 1:
-        numbers = as_numbers(one_array(columns[0]))
-        if numbers is not None:
-            return numbers, True
-    encoded = encode_composite([one_array(column) for column in columns])
-    return hash_messages([encoded.cast(pa.large_binary())]), False
+    keys = key_array(columns)
+    numbers = as_numbers(keys)
+    return (hash_messages([keys.cast(pa.large_binary())]), False) if numbers is None else (numbers, True)

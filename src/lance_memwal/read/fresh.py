@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.rows.keys import as_numbers, concat_keys
+from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each
 from lance_memwal.sstable.read import SsTableCache, SsTableReader
 
 __all__ = ["FreshIndex", "FreshIndexCache"]
@@ -38,7 +38,9 @@ class FreshIndex:
         offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
         self.readers = newest_first
         keys = concat_keys([k for k, _ in parts])
-        first = self._index(keys)
+        first = first_of_each(keys)
+        self.keys = keys.take(pa.array(first))
+        self._numbers = as_numbers(self.keys)
         self.owners = owners[first]
         self.offsets = offsets[first]
         beaten = np.ones(len(owners), dtype=bool)
@@ -50,20 +52,6 @@ class FreshIndex:
             if len(reader.stale):
                 self.hidden[i] = np.concatenate([self.hidden[i], reader.stale])
         self._positions: dict[Any, int] | None = None
-
-    def _index(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Set the unique keys; returns the first (newest) occurrence of each."""
-        numbers = as_numbers(keys)
-        if numbers is not None:
-            self._numbers, newest = np.unique(numbers, return_index=True)
-            self.keys = keys.take(pa.array(newest))
-            return np.asarray(newest)
-        self._numbers = None
-        encoded = keys.dictionary_encode()
-        self.keys = encoded.dictionary
-        codes = encoded.indices.to_numpy()
-        best = np.maximum.accumulate(codes) if len(codes) else codes
-        return np.flatnonzero(np.concatenate([[True], best[1:] > best[:-1]])) if len(codes) else np.empty(0, np.int64)
 
     @property
     def size_bytes(self) -> int:

@@ -21,7 +21,7 @@ from lance_memwal.memtable.memtable import key_values
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.merge import SHARED_INDEXES, ShardMerge
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.rows.keys import distinct, key_array
+from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import checked_columns
 from lance_memwal.types import TOMBSTONE
@@ -61,7 +61,7 @@ def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatc
 
 def _each_once(keys: pa.RecordBatch) -> pa.RecordBatch:
     """`keys` without repetitions."""
-    first = distinct(key_array(keys.columns))
+    first = first_of_each(key_array(keys.columns))
     return keys if len(first) == keys.num_rows else keys.take(pa.array(first))
 
 

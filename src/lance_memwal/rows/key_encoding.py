@@ -33,13 +33,15 @@ __all__ = [
     "decode_composite",
     "encode_composite",
     "hash_is_exact",
+    "is_key_mark",
     "is_key_type",
     "key_hashes",
+    "key_marks",
     "primary_key_columns",
 ]
 
-_KEY = b"lance-schema:unenforced-primary-key"
-_POSITION = b"lance-schema:unenforced-primary-key:position"
+_KEY = "lance-schema:unenforced-primary-key"
+_POSITION = _KEY + ":position"
 _TRUE = frozenset({b"true", b"1", b"yes", b"on", b"y"})
 _UNSIGNED = re.compile(rb"\+?[0-9]+")
 _KEY_TYPES = frozenset(
@@ -64,6 +66,16 @@ def primary_key_columns(schema: pa.Schema) -> list[str]:
         if nested is not None:
             raise InvalidInputError(f"primary key field {nested!r} is nested in column {field.name!r}")
     return [name for _, _, name in sorted(placed)]
+
+
+def key_marks(name: str, key: Sequence[str]) -> dict[str, str]:
+    """The metadata that makes column `name` a part of the primary key `key`."""
+    return {_KEY: "true"} if len(key) == 1 else {_KEY: "true", _POSITION: str(key.index(name) + 1)}
+
+
+def is_key_mark(entry: bytes) -> bool:
+    """Whether an entry of a column's metadata is one of the marks of a primary key."""
+    return entry.startswith(_KEY.encode())
 
 
 def is_key_type(data_type: pa.DataType) -> bool:
@@ -122,10 +134,10 @@ def hash_is_exact(types: Sequence[pa.DataType]) -> bool:
 def _key_position(field: pa.Field) -> int | None:
     """None for an ordinary field, 0 for a key field without a position, else the position."""
     metadata = field.metadata or {}
-    text = metadata.get(_POSITION, b"")
+    text = metadata.get(_POSITION.encode(), b"")
     if _UNSIGNED.fullmatch(text) and int(text) < 1 << 32:
         return int(text)
-    return 0 if metadata.get(_KEY, b"").lower() in _TRUE else None
+    return 0 if metadata.get(_KEY.encode(), b"").lower() in _TRUE else None
 
 
 def _nested_key(data_type: pa.DataType) -> str | None:

@@ -1,20 +1,44 @@
-"""Primary keys as one array: a single column as it is, several in their order-preserving encoding.
+"""Primary keys of many rows: as one array, the newest row of each, sets of them, and whether each is there once.
 
-Owns joining, comparing and thinning out such arrays. Sets of them are `lance_memwal.rows.key_set`.
+Owns all that compares keys of rows; their bytes are `lance_memwal.rows.key_encoding`. A key is one value: that of a
+single key column as it is, or the order-preserving encoding of several. Invariants:
+
+1. Membership and uniqueness are exact, never probabilistic: a hash proposes a key, which is then compared.
+2. A `KeySet` is built once and asked per batch: nothing that grows with the set is rebuilt per batch.
+3. The check for unique keys holds eight bytes per row in memory, and the keys whose hashes repeat; never all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from lance_memwal.rows.key_encoding import encode_composite
-from lance_memwal.rows.key_set import KeySet, as_numbers
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.key_encoding import encode_composite, hash_is_exact, key_hashes
+from lance_memwal.rows.siphash import hash_messages
 
-__all__ = ["KeySet", "as_numbers", "concat_keys", "distinct", "key_array", "one_array"]
+__all__ = [
+    "KeySet",
+    "as_numbers",
+    "check_unique_keys",
+    "concat_keys",
+    "first_of_each",
+    "key_array",
+    "last_of_each",
+    "newest_of_each",
+    "one_array",
+]
+
+_TABLE_SPAN = 1 << 26
+_TABLE_SPAN_PER_KEY = 4096
+_SMALL_SHARE = 4  # Arrow builds a table of the whole set for every batch: too much for one that is so much smaller
+_SHOWN = 5
+_SHOWN_CHARACTERS = 60
 
 
 def key_array(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
@@ -35,8 +59,221 @@ def concat_keys(parts: Sequence[pa.Array]) -> pa.Array:
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
-def distinct(keys: pa.Array) -> npt.NDArray[np.int64]:
-    """The row of the first occurrence of each key."""
+def as_numbers(keys: pa.Array) -> npt.NDArray[np.generic] | None:
+    """The keys as numpy numbers, or None if they are no numbers."""
+    if pa.types.is_boolean(keys.type):
+        return np.asarray(keys.to_numpy(zero_copy_only=False)).astype(np.uint8)
+    return np.asarray(keys.to_numpy(zero_copy_only=False)) if pa.types.is_integer(keys.type) else None
+
+
+# ---------------------------------------------------------------------------------------------------- one row per key
+
+
+def first_of_each(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The row of the first occurrence of each key: by value for numbers, else in row order."""
     numbers = as_numbers(keys)
-    codes = keys.dictionary_encode().indices.to_numpy() if numbers is None else numbers
-    return np.asarray(np.unique(codes, return_index=True)[1])
+    if numbers is not None:
+        return np.asarray(np.unique(numbers, return_index=True)[1])
+    codes = keys.dictionary_encode().indices.to_numpy()  # counted up as keys appear: [b, a, b, c] has [0, 1, 0, 2]
+    return np.flatnonzero(codes > np.concatenate([[-1], np.maximum.accumulate(codes)[:-1]])) if len(codes) else codes
+
+
+def last_of_each(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The row of the last occurrence of each key, ascending."""
+    return np.sort(_last_rows(keys))
+
+
+def newest_of_each(parts: Sequence[pa.Array]) -> list[npt.NDArray[np.bool_]]:
+    """Per part (ascending by recency) the mask of rows that are the last ones of their key over all parts."""
+    keys = concat_keys(list(parts))
+    mask = np.zeros(len(keys), dtype=np.bool_)
+    mask[_last_rows(keys)] = True
+    return np.split(mask, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def _last_rows(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The row of the last occurrence of each key.
+
+    Where the range of values leaves enough bits, value and index share one word: sorting words is several times faster
+    than a stable argsort.
+    """
+    numbers = as_numbers(keys)
+    codes = np.asarray(keys.dictionary_encode().indices.to_numpy()) if numbers is None else numbers
+    if not len(codes):
+        return np.empty(0, dtype=np.int64)
+    smallest, index_bits = int(codes.min()), (len(codes) - 1).bit_length()
+    if (int(codes.max()) - smallest).bit_length() + index_bits > 64:
+        _, from_end = np.unique(codes[::-1], return_index=True)
+        return np.asarray(len(codes) - 1 - from_end)
+    wide = codes.astype(np.uint64 if codes.dtype.kind == "u" else np.int64)
+    packed = wide.view(np.uint64)
+    packed -= np.uint64(smallest % (1 << 64))
+    packed <<= np.uint64(index_bits)
+    packed |= np.arange(len(codes), dtype=np.uint64)
+    packed.sort()
+    differs = (packed[1:] ^ packed[:-1]) >> np.uint64(index_bits) != 0
+    chosen = packed[np.append(differs, True)]
+    chosen &= np.uint64((1 << index_bits) - 1)
+    return np.asarray(chosen.view(np.int64))
+
+
+# ---------------------------------------------------------------------------------------------------------------- sets
+
+
+class KeySet:
+    """An immutable set of keys. `keys` is what it was made of, some of them perhaps twice."""
+
+    __slots__ = ("_hashed", "_low", "_numbers", "_table", "keys", "size")
+
+    def __init__(self, keys: pa.Array) -> None:
+        numbers = as_numbers(keys)
+        self.keys = keys
+        self._hashed: _Hashed | None = None
+        self._numbers: npt.NDArray[np.generic] | None = None
+        self._table: npt.NDArray[np.bool_] | None = None
+        self._low = 0
+        self.size = len(keys)
+        if numbers is not None and len(numbers):
+            low, high = int(numbers.min()), int(numbers.max())
+            span = high - low + 1
+            if span <= min(_TABLE_SPAN, _TABLE_SPAN_PER_KEY * len(numbers) + 65_536):
+                self._low = low
+                self._table = np.zeros(span + 1, dtype=bool)  # the last one answers for everything out of range
+                self._table[_shifted(numbers, low)] = True
+            else:
+                self._numbers = np.unique(numbers)
+
+    def contains(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
+        """Per key: whether it is in the set."""
+        if not self.size:
+            return np.zeros(len(keys), dtype=bool)
+        numbers = as_numbers(keys)
+        if numbers is None:
+            return self._ask_bytes(keys)
+        if self._table is not None:
+            return self._ask_table(numbers)
+        if self._numbers is None:
+            raise AssertionError("a set of numbers holds numbers")
+        at = np.searchsorted(self._numbers, numbers)
+        at[at == len(self._numbers)] = 0
+        return np.asarray(self._numbers[at] == numbers)
+
+    def _ask_bytes(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
+        if len(keys) * _SMALL_SHARE < self.size and not keys.null_count:
+            if self._hashed is None:
+                self._hashed = _Hashed.build(self.keys)
+            if self._hashed.is_exact:
+                return self._hashed.contains(keys)
+        return np.asarray(pc.is_in(keys, value_set=self.keys).to_numpy(zero_copy_only=False))
+
+    def _ask_table(self, numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+        table = self._table
+        if table is None:
+            raise AssertionError("no table")
+        last = len(table) - 1
+        shifted = _shifted(numbers, self._low)
+        return np.asarray(table[np.minimum(shifted, np.uint64(last)).astype(np.intp)])
+
+
+class _Hashed:
+    """Distinct keys as bytes, in the order of their hashes."""
+
+    __slots__ = ("_hashes", "_keys", "is_exact")
+
+    def __init__(self, hashes: npt.NDArray[np.uint64], keys: pa.Array, *, is_exact: bool) -> None:
+        """`is_exact`: no two of the keys have the same hash (somebody may have searched for such keys)."""
+        self._hashes = hashes
+        self._keys = keys
+        self.is_exact = is_exact
+
+    @classmethod
+    def build(cls, keys: pa.Array) -> _Hashed:
+        distinct = keys.drop_null().cast(pa.large_binary()).unique()
+        hashes = hash_messages([distinct])
+        order = np.argsort(hashes)
+        ordered = hashes[order]
+        return cls(ordered, distinct.take(pa.array(order)), is_exact=not (ordered[1:] == ordered[:-1]).any())
+
+    def contains(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
+        """Per key: whether it is one of these. A hash that is none of theirs decides; else the keys are compared."""
+        asked = keys.cast(pa.large_binary())
+        hashes = hash_messages([asked])
+        at = np.searchsorted(self._hashes, hashes)
+        at[at == len(self._hashes)] = 0
+        found = np.asarray(self._hashes[at] == hashes)
+        if found.any():
+            rows = pa.array(np.flatnonzero(found))
+            same = pc.equal(asked.take(rows), self._keys.take(pa.array(at[found])))
+            found[found] = same.to_numpy(zero_copy_only=False)
+        return found
+
+
+def _shifted(numbers: npt.NDArray[np.generic], low: int) -> npt.NDArray[np.uint64]:
+    """Distance from `low`, modulo 2^64: what lies below wraps around to a huge number."""
+    wide = numbers.astype(np.uint64) if numbers.dtype.kind == "u" else numbers.astype(np.int64).view(np.uint64)
+    return np.asarray(wide - np.uint64(low % (1 << 64)))
+
+
+# ------------------------------------------------------------------------------------------------------ each key once
+
+
+def check_unique_keys(read: Callable[[], Iterable[pa.RecordBatch]], key: Sequence[str]) -> None:
+    """Return only if the rows have `key` as their primary key; `InvalidInputError` names the first that do not.
+
+    `read` gives the batches anew at each call; they hold the key columns at least.
+    """
+    hashes = [_hashes(batch, key) for batch in read() if batch.num_rows]
+    if not hashes:
+        return
+    repeated = _repeated(np.concatenate(hashes))
+    if len(repeated):
+        _refuse_equal_keys([_among(batch, key, repeated) for batch in read() if batch.num_rows], key)
+
+
+def _hashes(batch: pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.uint64]:
+    for name in key:
+        if batch.column(name).null_count:
+            rows = batch.filter(pc.is_null(batch.column(name))).select([n for n in key if n != name]).to_pylist()
+            beside = f", beside {_listed(rows)}" if len(key) > 1 else ""
+            raise InvalidInputError(f"column {name!r} holds nulls{beside}, and cannot be part of the primary key")
+    return key_hashes(_hashable(batch, key))
+
+
+def _hashable(batch: pa.RecordBatch, key: Sequence[str]) -> list[pa.Array]:
+    """The key columns in types whose values the hash depends on."""
+    columns = [batch.column(name) for name in key]
+    return columns if hash_is_exact([column.type for column in columns]) else [_widened(column) for column in columns]
+
+
+def _widened(column: pa.Array) -> pa.Array:
+    types = pa.types
+    if types.is_uint64(column.type):
+        return column.view(pa.int64())
+    if types.is_integer(column.type) or types.is_boolean(column.type):
+        return column.cast(pa.int64())
+    return column.cast(pa.string() if types.is_large_string(column.type) else pa.binary())
+
+
+def _repeated(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    hashes.sort()
+    return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
+
+
+def _among(batch: pa.RecordBatch, key: Sequence[str], hashes: npt.NDArray[np.uint64]) -> pa.RecordBatch:
+    return batch.select(list(key)).filter(pa.array(np.isin(key_hashes(_hashable(batch, key)), hashes)))
+
+
+def _refuse_equal_keys(suspects: list[pa.RecordBatch], key: Sequence[str]) -> None:
+    counted = pa.Table.from_batches(suspects).group_by(list(key), use_threads=False).aggregate([([], "count_all")])
+    twice = counted.filter(pc.greater(counted["count_all"], 1)).select(list(key))
+    if twice.num_rows:
+        shown = _listed(twice.slice(0, _SHOWN).to_pylist())
+        raise InvalidInputError(
+            f"{twice.num_rows} values of the primary key ({', '.join(key)}) are there more than once: {shown}"
+            f"{', …' if twice.num_rows > _SHOWN else ''}; a primary key must be unique"
+        )
+
+
+def _listed(rows: list[dict[str, Any]]) -> str:
+    texts = (repr(next(iter(row.values())) if len(row) == 1 else tuple(row.values())) for row in rows[:_SHOWN])
+    return ", ".join(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…" for text in texts)

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.keys import as_numbers, key_array
+from lance_memwal.rows.keys import key_array, last_of_each
 from lance_memwal.rows.schema import TableSchema, fills_missing, refuse_missing
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Operation, Options
@@ -151,7 +149,7 @@ def newest_rows(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Recor
     if plan.options.sequence_by:
         order = pc.sort_indices(table, sort_keys=[(SEQUENCE, "ascending")], null_placement="at_start")
         table = table.take(order).drop_columns([SEQUENCE])
-    last = _last_of_key(table, list(plan.schema.primary_key))
+    last = last_of_each(key_array([table.column(name) for name in plan.schema.primary_key]))
     if len(last) == table.num_rows and not plan.options.sequence_by:
         return batches
     if len(last) < table.num_rows and not plan.options.sequence_by and plan.options.duplicates == "error":
@@ -161,12 +159,3 @@ def newest_rows(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Recor
         )
     newest: list[pa.RecordBatch] = table.take(pa.array(last)).to_batches()
     return newest
-
-
-def _last_of_key(table: pa.Table, key: list[str]) -> Any:
-    """Per key the row that comes last, in row order."""
-    keys = key_array([table.column(name) for name in key])
-    numbers = as_numbers(keys)
-    codes = numbers if numbers is not None else keys.dictionary_encode().indices.to_numpy()
-    _, first_from_end = np.unique(codes[::-1], return_index=True)
-    return np.sort(len(codes) - 1 - first_from_end)

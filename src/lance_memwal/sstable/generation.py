@@ -24,8 +24,7 @@ import pyarrow as pa
 from lance_memwal.clock import in_order
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance.base import lance_options, lance_reading
-from lance_memwal.rows.key_encoding import encode_composite
-from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows, nulls
 from lance_memwal.rows.schema import TableSchema, is_another_column
 from lance_memwal.sstable.file import SsTableFile, check_has_flags, simple_file
@@ -239,9 +238,9 @@ def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folde
     dead: list[tuple[Generation, _Mask]] = []
     keys: list[pa.Array] = []
     for members in by_shard.values():
-        own = [_keys(member) for member in members]
+        own = [key_array(member.keys) for member in members]
         keys += own
-        for member, mask in zip(members, _newest(own), strict=True):
+        for member, mask in zip(members, newest_of_each(own), strict=True):
             live.append((member, mask & ~member.flags))
             dead.append((member, mask & member.flags))
     if len(by_shard) > 1:
@@ -253,8 +252,8 @@ def fold_newest(generations: Sequence[Generation], schema: TableSchema) -> Folde
         if mask.any()
     ]
     return Folded(
-        deletes=_distinct(pa.concat_tables(deletes).combine_chunks()) if deletes else no_rows(key_schema),
-        keys=pa.concat_arrays(keys),
+        deletes=_each_once(pa.concat_tables(deletes).combine_chunks()) if deletes else no_rows(key_schema),
+        keys=concat_keys(keys),
         _parts=tuple(live),
         rows=sum(int(mask.sum()) for _, mask in live),
     )
@@ -272,64 +271,21 @@ def _load(generations: Sequence[Generation]) -> None:
         pass
 
 
-def _keys(generation: Generation) -> pa.Array:
-    return generation.keys[0] if len(generation.keys) == 1 else encode_composite(generation.keys)
-
-
-def _newest(parts: Sequence[pa.Array]) -> list[_Mask]:
-    """Per part (ascending by recency) the mask of rows that are the last ones of their key over all parts."""
-    codes = _codes(pa.concat_arrays(list(parts)))
-    mask = np.zeros(len(codes), dtype=np.bool_)
-    mask[_last_of_each(codes)] = True
-    return np.split(mask, np.cumsum([len(part) for part in parts])[:-1])
-
-
-def _last_of_each(codes: npt.NDArray[np.generic]) -> npt.NDArray[np.integer]:
-    """The last index of every value.
-
-    Where the range of values leaves enough bits, value and index share one word: sorting words is several times faster
-    than a stable argsort.
-    """
-    if not len(codes):
-        return np.empty(0, dtype=np.int64)
-    smallest, index_bits = int(codes.min()), (len(codes) - 1).bit_length()
-    if (int(codes.max()) - smallest).bit_length() + index_bits > 64:
-        _, from_end = np.unique(codes[::-1], return_index=True)
-        return np.asarray(len(codes) - 1 - from_end)
-    wide = codes.astype(np.uint64 if codes.dtype.kind == "u" else np.int64)
-    packed = wide.view(np.uint64)
-    packed -= np.uint64(smallest % (1 << 64))
-    packed <<= np.uint64(index_bits)
-    packed |= np.arange(len(codes), dtype=np.uint64)
-    packed.sort()
-    differs = (packed[1:] ^ packed[:-1]) >> np.uint64(index_bits) != 0
-    chosen = packed[np.append(differs, True)]
-    chosen &= np.uint64((1 << index_bits) - 1)
-    return np.asarray(chosen.view(np.int64))
-
-
-def _codes(keys: pa.Array) -> npt.NDArray[np.generic]:
-    if pa.types.is_integer(keys.type):
-        return np.asarray(keys.to_numpy(zero_copy_only=False))
-    return np.asarray(keys.dictionary_encode().indices.to_numpy(zero_copy_only=False))
-
-
 def _once_over_shards(live: list[tuple[Generation, _Mask]]) -> list[tuple[Generation, _Mask]]:
     """`live` without the rows of a key that a later member has too."""
-    chosen = [_keys(member).filter(pa.array(mask)) for member, mask in live]
+    chosen = [key_array(member.keys).filter(pa.array(mask)) for member, mask in live]
     kept = []
-    for (member, mask), stays in zip(live, _newest(chosen), strict=True):
+    for (member, mask), stays in zip(live, newest_of_each(chosen), strict=True):
         thinned = mask.copy()
         thinned[np.flatnonzero(mask)] = stays
         kept.append((member, thinned))
     return kept
 
 
-def _distinct(keys: pa.Table) -> pa.Table:
-    """`keys` with each one once: several shards may have deleted it."""
-    columns = [one_array(column) for column in keys.columns]
-    last = _last_of_each(_codes(columns[0] if len(columns) == 1 else encode_composite(columns)))
-    return keys if len(last) == keys.num_rows else keys.take(pa.array(np.sort(last)))
+def _each_once(keys: pa.Table) -> pa.Table:
+    """`keys` without repetitions: several shards may have deleted one."""
+    last = last_of_each(key_array(keys.columns))
+    return keys if len(last) == keys.num_rows else keys.take(pa.array(last))
 
 
 def _one_mask(parts: Sequence[_Mask]) -> _Mask:

@@ -36,8 +36,8 @@ from lance_memwal.lance.prepared import Unheld
 from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter
-from lance_memwal.rows.key_encoding import primary_key_columns
-from lance_memwal.rows.key_set import KeySet
+from lance_memwal.rows.key_encoding import is_key_mark, primary_key_columns
+from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.normal_form import blank, no_rows, normal, nulls
 from lance_memwal.rows.schema import Reconciler, as_lance, tombstones
 from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
@@ -52,7 +52,6 @@ __all__ = ["check_columns", "check_table", "is_plain"]
 _SHARD = "00000000-0000-4000-8000-000000000000"
 _PLAIN_VERSIONS = frozenset({"2.0", "2.1", "2.2"})
 _KEPT_ANSWERS = 1024
-_KEY_MARK = b"lance-schema:unenforced-primary-key"
 _FORMS = ("whole", "hollow", "empty", "null")
 _BASE_ROWS = 3
 _CONTROL = pa.field("id", pa.int64())
@@ -83,7 +82,7 @@ def is_plain(column: pa.Field) -> bool:
 def _marks(column: pa.Field) -> list[str]:
     """The metadata that tells Lance or Arrow to treat the column otherwise than its type says."""
     found = [key for key in column.metadata or {} if key.startswith((b"lance", b"ARROW:"))]
-    return [key.decode(errors="replace") for key in found if not key.startswith(_KEY_MARK)]
+    return [key.decode(errors="replace") for key in found if not is_key_mark(key)]
 
 
 def _described(column: pa.Field) -> str:

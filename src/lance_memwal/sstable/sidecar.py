@@ -24,8 +24,8 @@ from lance.file import LanceFileReader, LanceFileWriter
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_errors, lance_options, lance_read
-from lance_memwal.rows.key_encoding import encode_composite, hash_is_exact, key_hashes
-from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.key_encoding import hash_is_exact, key_hashes
+from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.sstable.bloom import might_contain
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -60,7 +60,7 @@ class SortedKeys:
 
 def sort_keys(columns: Sequence[pa.Array]) -> SortedKeys:
     """Sort rows by key, then by offset; `columns` are the key columns in key order, without nulls."""
-    keys = columns[0] if len(columns) == 1 else encode_composite(columns)
+    keys = key_array(columns)
     if pa.types.is_integer(keys.type):
         order = _integer_order(keys.to_numpy())
     elif pa.types.is_boolean(keys.type):
@@ -226,7 +226,9 @@ class PkSidecar:
     def offsets_of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
         """The offset of the newest row of every key, -1 where there is none; `columns` are the key columns."""
         lookup = self._load_lookup()
-        keys = _key_array(columns, lookup.key_type)
+        keys = key_array(columns)
+        if keys.type != lookup.key_type:
+            raise InvalidInputError(f"the primary key has type {lookup.key_type}, not {keys.type}")
         wanted = _searchable(keys)
         pages = _last_at_most(lookup.smallest, wanted)
         found = np.full(len(keys), -1, np.int64)
@@ -330,13 +332,6 @@ class PkSidecar:
         if (numbers >= rows).any():
             raise CorruptDataError("a sidecar names a row that the generation does not have", path=self._data_path)
         return values, numbers.astype(np.int64)
-
-
-def _key_array(columns: Sequence[pa.Array], key_type: pa.DataType) -> pa.Array:
-    keys = columns[0] if len(columns) == 1 else encode_composite(columns)
-    if keys.type != key_type:
-        raise InvalidInputError(f"the primary key has type {key_type}, not {keys.type}")
-    return keys
 
 
 def _searchable(keys: pa.Array) -> _Searchable:

@@ -42,7 +42,8 @@ from lance_memwal.log.shards import list_shards
 from lance_memwal.log.transactions import is_whole
 from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import list_positions
-from lance_memwal.rows.key_encoding import encode_composite, primary_key_columns
+from lance_memwal.rows.key_encoding import primary_key_columns
+from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -396,12 +397,12 @@ def _key_faults(
             return
         with lance_reading(location, "reading the keys of the generation", directory):
             table = dataset.to_table(columns=names, with_row_address=True)
-        columns = [pa.concat_arrays(table.column(name).chunks) for name in names]
+        columns = [one_array(table.column(name)) for name in names]
         denied = not sidecar.might_contain(columns).all()
     except MemWalError as error:
         yield f"the keys cannot be read: {error}"
         return
-    stored = columns[0] if len(columns) == 1 else encode_composite(columns)
+    stored = key_array(columns)
     order = np.argsort(offsets)
     addresses = table.column("_rowaddr").to_numpy().astype(np.int64)
     if not np.array_equal(offsets[order], addresses) or not keys.take(pa.array(order)).equals(stored):
