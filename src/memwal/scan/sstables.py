@@ -7,7 +7,8 @@ Owns `SsTableReader` and `SsTableCache`. Invariants:
    null, one that was dropped is not read.
 3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
-4. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
+4. The readers of a cache hold at most its limit of bytes (keys and rows), also those that somebody else holds on to; the
+   least recently used lets go first, the one in use last.
 
 Called by: the merge, lookups.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,16 +64,21 @@ class _Rows:
     schema: TableSchema
     table: pa.Table
     offsets: npt.NDArray[np.int64]
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self.table.nbytes + self.offsets.nbytes)
+    size_bytes: int
 
 
 class SsTableReader:
     """One SSTable. Opening reads nothing; threads may share it."""
 
-    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
+    def __init__(
+        self,
+        location: Location,
+        shard_id: str,
+        sstable: SsTable,
+        grown: Callable[[SsTableReader], None] = lambda _: None,
+    ) -> None:
+        """`grown` is told whenever the reader holds more than before."""
+        self._grown = grown
         self.location = location
         self.shard_id = shard_id
         self.sstable = sstable
@@ -83,7 +89,6 @@ class SsTableReader:
         self._reader: LanceFileReader | None = None
         self._file_lock = threading.RLock()
         self._is_translated = False
-        self.size_bytes = 0
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
     @property
@@ -118,14 +123,27 @@ class SsTableReader:
         """Whether the keys are in memory."""
         return self._entries is not None
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of keys and rows that are held now."""
+        entries, rows = self._entries, self._rows
+        return (0 if entries is None else entries[0].nbytes + entries[1].nbytes) + (
+            0 if rows is None else rows.size_bytes
+        )
+
+    def let_go(self) -> None:
+        """Hold nothing; what is asked for is read again."""
+        self._entries = self._rows = None
+
     def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         """Every key once, ascending, and the offset of its newest row."""
-        if self._entries is None:
+        found = self._entries
+        if found is None:
             rows = self.sstable.physical_rows
             whole = rows is None or self.sidecar.num_rows == rows
-            self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
-            self.size_bytes += self._entries[0].nbytes + self._entries[1].nbytes
-        return self._entries
+            found = self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
+            self._grown(self)
+        return found
 
     def _entries_of_rows(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         dataset = self.dataset
@@ -172,9 +190,8 @@ class SsTableReader:
             parts = list(self.batches(schema, schema.columns.names, None, 1 << 16))
             table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
             offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
-            self.size_bytes -= 0 if self._rows is None else self._rows.size_bytes
-            kept = self._rows = _Rows(schema, table, offsets)
-            self.size_bytes += kept.size_bytes
+            kept = self._rows = _Rows(schema, table, offsets, int(table.nbytes + offsets.nbytes))
+            self._grown(self)
         return kept.table, kept.offsets
 
     def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
@@ -285,6 +302,8 @@ class SsTableCache:
         self.limit_bytes = limit_bytes
         self._lock = threading.RLock()  # reentrant, as all locks of caches: a signal handler may read, too
         self._readers: OrderedDict[tuple[str, str, str], SsTableReader] = OrderedDict()
+        self._counted: dict[tuple[str, str, str], int] = {}
+        self._held_bytes = 0
 
     def reader(self, location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
         """The reader of one SSTable."""
@@ -292,10 +311,8 @@ class SsTableCache:
         with self._lock:
             found = self._readers.get(key)
             if found is None:
-                found = self._readers[key] = SsTableReader(location, shard_id, sstable)
-                self._shrink()
-            if key in self._readers:
-                self._readers.move_to_end(key)
+                found = self._readers[key] = SsTableReader(location, shard_id, sstable, self._count)
+            self._readers.move_to_end(key)
         return found
 
     def keeps_rows(self, sstable: SsTable) -> bool:
@@ -306,19 +323,34 @@ class SsTableCache:
     @property
     def size_bytes(self) -> int:
         """Bytes held now."""
-        with self._lock:
-            return sum(reader.size_bytes for reader in self._readers.values())
+        return self._held_bytes
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._readers.clear()
+            while self._readers:
+                self._drop_oldest()
 
-    def _shrink(self) -> None:
-        held = sum(reader.size_bytes for reader in list(self._readers.values()))
-        while held > self.limit_bytes and len(self._readers) > 1:
-            _, oldest = self._readers.popitem(last=False)
-            held -= oldest.size_bytes
+    def _count(self, reader: SsTableReader) -> None:
+        """A reader holds more now: it is the newest, and the oldest ones make room."""
+        key = (reader.location.key, reader.shard_id, reader.sstable.path)
+        with self._lock:
+            other = self._readers.get(key)
+            if other is not reader:  # somebody held on to it after it had been dropped
+                if other is not None:
+                    other.let_go()
+                self._readers[key] = reader
+            self._readers.move_to_end(key)
+            size_bytes = reader.size_bytes
+            self._held_bytes += size_bytes - self._counted.get(key, 0)
+            self._counted[key] = size_bytes
+            while self._held_bytes > self.limit_bytes and len(self._readers) > 1:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key, oldest = self._readers.popitem(last=False)
+        oldest.let_go()
+        self._held_bytes -= self._counted.pop(key, 0)
 
 
 SHARED_CACHE = SsTableCache()
