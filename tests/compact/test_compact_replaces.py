@@ -169,6 +169,7 @@ def test_a_key_that_somebody_appends_while_lance_merges_is_not_there_twice(tmp_p
     assert plain(table) == values(old=set(range(10)) - {5}, new=[5, 50])
 
 
+@pytest.mark.repro("reads-07b")
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_compaction_wins_in_the_end_where_others_commit_all_the_time(tmp_path: Path, indexed: bool) -> None:
     """Every attempt loses to somebody, 20 times; rows are written once, and each attempt looks at what is new."""

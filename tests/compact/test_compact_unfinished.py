@@ -96,6 +96,7 @@ MAINTENANCE: dict[str, tuple[Callable[[str], None], list[int]]] = {
 }
 
 
+@pytest.mark.repro("reads-01")
 @pytest.mark.parametrize("action", MAINTENANCE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_maintenance_by_lance_leaves_the_table_readable_and_compactable(tmp_path: Path, kind: str, action: str) -> None:

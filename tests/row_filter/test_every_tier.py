@@ -92,6 +92,7 @@ def differences(answers: dict[str, list[Answer]], expected: list[Answer], texts:
     ]
 
 
+@pytest.mark.repro("reads-03")
 @pytest.mark.scaled
 def test_every_operator_selects_the_rows_of_plain_lance_in_every_tier(tmp_path: Path) -> None:
     texts = [*filter_kit.listed(TOLD), *ALL[:: scaled(ci=61, prove=1)]]

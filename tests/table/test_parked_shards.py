@@ -199,6 +199,7 @@ def test_a_flush_beside_threads_that_park_its_shards_flushes_what_was_written_be
     assert failures == []
 
 
+@pytest.mark.repro("writer-19")
 @pytest.mark.scaled
 def test_many_tenants_take_few_threads_and_files(tmp_path: Path) -> None:
     tenants = scaled(ci=200, prove=10_000)

@@ -32,6 +32,7 @@ class JumpingClock(SystemClock):
         return super().now_ms() + self.offset_ms
 
 
+@pytest.mark.repro("writer-13")
 @pytest.mark.parametrize("text", ["a" * (MAX_ID_BYTES + 1), "\x01" * (MAX_ID_BYTES // 6 + 1), "ü" * 100_000])
 def test_an_id_that_is_too_long_is_refused_and_nothing_is_written(text: str, tmp_path: Path) -> None:
     writer = WalAppender.open(place(tmp_path), SHARD, fsync=False)
@@ -85,6 +86,7 @@ def test_a_writer_refuses_one_application_too_many_and_goes_on(tmp_path: Path) -
     assert [writer.append(rows(1), txn=("app5", 2)), writer.append(rows(2), txn=("memwal:x", 1))] == [3, 4]
 
 
+@pytest.mark.repro("writer-13")
 def test_an_id_that_an_older_release_took_does_not_keep_a_shard_closed(tmp_path: Path) -> None:
     """Three ids of 30 MB beside three generations: together more than an entry can carry."""
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
@@ -103,6 +105,7 @@ def test_an_id_that_an_older_release_took_does_not_keep_a_shard_closed(tmp_path:
         assert not writer.put(rows(3), txn=("app", 3)).skipped
 
 
+@pytest.mark.repro("writer-14")
 def test_one_row_after_thousands_of_applications_is_a_small_entry(tmp_path: Path) -> None:
     location = place(tmp_path)
     writer = WalAppender.open(location, SHARD, fsync=False)
@@ -137,6 +140,7 @@ def _once(uri: str, clock: JumpingClock) -> Callable[[str, int], bool]:
     return lambda app, version: not once.append(claim, [rows(version)], txn=(app, version)).skipped
 
 
+@pytest.mark.repro("writer-19")
 @pytest.mark.parametrize("opened", ["before", "while", "after"])
 @pytest.mark.parametrize("jump_days", [31, -31, 4_000])
 @pytest.mark.parametrize("write", [_puts, _appends, _once])

@@ -170,6 +170,7 @@ def test_an_interrupted_reader_harms_no_other(tmp_path: Path) -> None:
         at += 2
 
 
+@pytest.mark.repro("writer-18")
 def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
     """The wait is a condition of the main thread here: the interrupt comes as a signal does."""
     store, location = watched(tmp_path)
@@ -199,6 +200,7 @@ WAITS: dict[str, Callable[[ShardWriter], object]] = {
 }
 
 
+@pytest.mark.repro("writer-18")
 @pytest.mark.parametrize("wait", WAITS)
 def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, wait: str) -> None:
     """A `RuntimeError` about a lock that is not held came out instead."""
