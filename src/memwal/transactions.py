@@ -164,7 +164,7 @@ class TransactionMap:
         if count >= most:
             raise InvalidInputError(
                 f"the shard knows {count} applications, at most {most}: an id is for a long-lived application that counts "
-                "its versions, not for a single write; an id that is silent for 30 days is forgotten"
+                f"its versions, not for a single write; {_forgotten_when(txn.app)}"
             )
 
     def merge(self, seen: SeenMap) -> None:
@@ -220,9 +220,19 @@ def newest_of(seen: SeenMap) -> int:
     return max((item.written_ms for item in seen.values()), default=0)
 
 
+def _expiry_ms(app: str) -> int:
+    return OWN_EXPIRY_MS if _is_own(app) else EXPIRY_MS
+
+
+def _forgotten_when(app: str) -> str:
+    hours = _expiry_ms(app) // (3600 * 1000)
+    silent = f"{hours // 24} days" if hours >= 24 else "an hour" if hours == 1 else f"{hours} hours"
+    whose = f"an id that begins with {OWN_PREFIX!r}" if _is_own(app) else "an id"
+    return f"{whose} is forgotten after {silent} of silence"
+
+
 def _is_live(app: str, item: SeenTransaction, now_ms: int) -> bool:
-    expiry_ms = OWN_EXPIRY_MS if _is_own(app) else EXPIRY_MS
-    return now_ms - item.written_ms < expiry_ms and _is_short(app) and _is_short(item.query)
+    return now_ms - item.written_ms < _expiry_ms(app) and _is_short(app) and _is_short(item.query)
 
 
 def _is_own(app: str) -> bool:

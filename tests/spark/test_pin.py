@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -60,3 +62,47 @@ def test_a_manifest_of_a_newer_version_is_read_with_a_warning(table: mw.Table) -
     with pytest.warns(UserWarning, match="does not understand"):
         snapshot = rebuild(options, pin_table(options))
     assert [view.shard_id for view in snapshot.shards] == [shard.shard_id]
+
+
+def make_anew(table: mw.Table, *numbers: int) -> mw.Table:
+    shutil.rmtree(table.uri)
+    again = mw.create_table(table.uri, SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    for number in numbers:
+        put(again, number)
+    return again
+
+
+def lengthen(table: mw.Table) -> None:
+    for name in ("a", "b", "c"):
+        lance.dataset(table.uri).update_config({name: "1"})
+
+
+def shorten(table: mw.Table) -> None:
+    """Leave the table as it is: made anew it has fewer versions than the pinned one."""
+
+
+@pytest.mark.parametrize("first", [lengthen, shorten])
+@pytest.mark.parametrize("second", [lengthen, shorten])
+@pytest.mark.parametrize("numbers", [(), (2,), (2, 3, 4, 5)])
+def test_a_task_never_reads_a_table_that_was_made_anew_after_the_pin(
+    table: mw.Table,
+    first: Callable[[mw.Table], None],
+    second: Callable[[mw.Table], None],
+    numbers: tuple[int, ...],
+) -> None:
+    first(table)
+    put(table, 1)
+    options = Options(table.uri)
+    pin = pin_table(options)
+    second(make_anew(table, *numbers))
+    with pytest.raises(mw.TableReplacedError, match="another one.*load again"):
+        rebuild(options, pin)
+
+
+def test_a_task_of_a_table_that_was_removed_says_so(table: mw.Table) -> None:
+    put(table, 1)
+    options = Options(table.uri)
+    pin = pin_table(options)
+    shutil.rmtree(table.uri)
+    with pytest.raises(mw.TableReplacedError, match="removed"):
+        rebuild(options, pin)

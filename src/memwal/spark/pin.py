@@ -6,6 +6,7 @@ Owns `Pin`. It names what a read sees (shard manifests, the end of each log, the
    a row may be met twice, which the rebuilt snapshot drops, but never missed.
 2. The end of a log is the tip only if the listing has no hole and the manifest did not move meanwhile.
 3. A rebuilt snapshot is equal everywhere; if collection removed a part of it, that is a `CollectedError`: load again.
+4. A pin is of one table: one that is made anew meanwhile is pinned from the start, and is a `TableReplacedError` for tasks.
 
 Called by: the data source (driver), the table source (tasks).
 """
@@ -13,7 +14,7 @@ Called by: the data source (driver), the table source (tasks).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,8 +26,10 @@ from memwal.errors import (
     CorruptDataError,
     InvalidInputError,
     ObjectNotFoundError,
+    TableReplacedError,
     UnavailableError,
 )
+from memwal.identity import TableWatch
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef
 from memwal.progress import compacted
@@ -68,6 +71,7 @@ class Pin:
     """What one load sees."""
 
     token: str
+    table_id: str | None
     base_version: int
     schema: TableSchema
     shards: tuple[PinnedShard, ...]
@@ -82,21 +86,42 @@ def pin_table(options: Options) -> Pin:
     location = table.location
     candidates = table._candidates(options.filter)
     shards = [s for s in list_shards(location) if candidates is None or s in candidates]
-    flushed = options.consistency == "flushed"
+    for attempt in range(_MAX_TRIES):
+        watch = TableWatch(_newest(location))
+        found = _pin_shards(location, shards, flushed=options.consistency == "flushed")
+        try:
+            base = watch.look()
+        except TableReplacedError:  # what was pinned may be of two tables
+            if attempt == _MAX_TRIES - 1:
+                raise
+        else:
+            return _pin(base, found)
+        shards = list_shards(location)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _newest(location: Location) -> BaseTable:
+    base = BaseTable.open(location)
+    if base is None or base.details is None:
+        raise no_entry(location)
+    return base
+
+
+def _pin_shards(location: Location, shards: Sequence[str], *, flushed: bool) -> tuple[PinnedShard, ...]:
     if location.is_local or len(shards) < 2:
         found = [_pin_shard(location, shard_id, flushed=flushed) for shard_id in shards]
     else:
         with thread_pool(min(_PARALLEL_READS, len(shards)), "memwal-pin") as pool:
             found = list(pool.map(lambda s: _pin_shard(location, s, flushed=flushed), shards))
-    base = BaseTable.open(location)
-    if base is None or base.details is None:
-        raise no_entry(location)
-    pinned = tuple(shard for shard in found if shard is not None)
+    return tuple(shard for shard in found if shard is not None)
+
+
+def _pin(base: BaseTable, pinned: tuple[PinnedShard, ...]) -> Pin:
     marks = compacted(base)
     for shard in pinned:
         check_not_restored(base, shard.manifest, marks.get(shard.manifest.shard_id, 0))
     schema = TableSchema.from_lance(base.schema, base.dataset.lance_schema)
-    return Pin(SYSTEM_CLOCK.uuid4(), base.version, schema, pinned)
+    return Pin(SYSTEM_CLOCK.uuid4(), base.table_id, base.version, schema, pinned)
 
 
 def _pin_shard(location: Location, shard_id: str, *, flushed: bool) -> PinnedShard | None:
@@ -145,20 +170,29 @@ def rebuild(options: Options, pin: Pin) -> Snapshot:
 
 
 def _rebuild(location: Location, pin: Pin) -> Snapshot:
-    try:
-        base = BaseTable.open(location, version=pin.base_version)
-    except (InvalidInputError, UnavailableError) as error:
-        newest = BaseTable.open(location)
-        if newest is not None and newest.version > pin.base_version:
-            raise CollectedError(f"base version {pin.base_version} was removed; load again") from error
-        raise
-    if base is None:
-        raise InvalidInputError(f"there is no table at {location.describe()} any more")
+    base = _pinned_base(location, pin)
     marks = compacted(base)
     views = tuple(
         _view(location, shard, marks.get(shard.manifest.shard_id, 0), pin.schema, base.tag) for shard in pin.shards
     )
+    _pinned_base(location, pin)  # entries of a table that was made anew meanwhile do not count, which hides what is gone
     return Snapshot(location, pin.schema, base, views)
+
+
+def _pinned_base(location: Location, pin: Pin) -> BaseTable:
+    try:
+        base = BaseTable.open(location, version=pin.base_version)
+    except (InvalidInputError, UnavailableError) as error:
+        newest = BaseTable.open(location)
+        if newest is not None and newest.table_id == pin.table_id and newest.version > pin.base_version:
+            raise CollectedError(f"base version {pin.base_version} was removed; load again") from error
+        if newest is not None and newest.table_id == pin.table_id:
+            raise
+        base = newest
+    if base is None or base.table_id != pin.table_id:
+        now = "was removed" if base is None else "is another one, which was made at the same place"
+        raise TableReplacedError(f"the table at {location.describe()} {now}: load again")
+    return base
 
 
 def _view(location: Location, shard: PinnedShard, mark: int, schema: TableSchema, tag: str | None) -> ShardView:
