@@ -26,6 +26,7 @@ from memwal.format.wal_entry import TOMBSTONE
 from memwal.memscan import matching_rows, narrowed, winners
 from memwal.memtable import InMemoryMemTableRef
 from memwal.row_filter import RowFilter, pushdown
+from memwal.scan.blobs import BLOB_HANDLING, refuse_unreadable
 from memwal.scan.fresh import FreshIndex, FreshIndexCache
 from memwal.scan.keys import KeySet, concat_keys, key_array, one_array
 from memwal.scan.snapshot import ShardView, Snapshot
@@ -222,11 +223,12 @@ class Merge:
         names = list(snapshot.schema.primary_key) if keys is not None else []
         shared = pushdown(self.row_filter)
         columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
+        refuse_unreadable([snapshot.base.schema.field(name) for name in columns])
         dataset = snapshot.base.dataset
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with snapshot.base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(
-                blob_handling="all_binary",  # else Lance shows where the bytes are, not what they are
+                blob_handling=BLOB_HANDLING,
                 columns=columns,
                 filter=shared.told,
                 fragments=some,

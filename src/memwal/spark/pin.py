@@ -175,7 +175,9 @@ def _rebuild(location: Location, pin: Pin) -> Snapshot:
     views = tuple(
         _view(location, shard, marks.get(shard.manifest.shard_id, 0), pin.schema, base.tag) for shard in pin.shards
     )
-    _pinned_base(location, pin)  # entries of a table that was made anew meanwhile do not count, which hides what is gone
+    _pinned_base(
+        location, pin
+    )  # entries of a table that was made anew meanwhile do not count, which hides what is gone
     return Snapshot(location, pin.schema, base, views)
 
 
