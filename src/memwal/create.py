@@ -15,6 +15,7 @@ Called by: the table facade.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,10 +27,11 @@ from lance.fragment import write_fragments
 from lance.lance import Bitmap
 
 from memwal.arguments import check_flag, check_instance, check_names, check_text
+from memwal.base_commit import mark as record
 from memwal.base_table import BaseTable, lance_errors, lance_options
 from memwal.clock import SYSTEM_CLOCK
 from memwal.config import WriterConfig
-from memwal.errors import ConflictError, InvalidInputError, UnavailableError
+from memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
 from memwal.format.index_details import DETAILS_TYPE_URL, INDEX_NAME, TABLE_ID_KEY, MemWalDetails, encode_details
 from memwal.format.keys import primary_key_columns
 from memwal.ingest import to_batches
@@ -38,6 +40,7 @@ from memwal.manifest import ShardManifestStore
 from memwal.normal_form import no_rows
 from memwal.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from memwal.probe import check_columns, check_table
+from memwal.progress import COUNTER_SHARD, commit_number
 from memwal.restored import unlisted_mark
 from memwal.scan.snapshot import list_shards
 from memwal.sharding import ONE_SHARD, Sharding, check_sharding, num_shards, to_spec
@@ -58,6 +61,7 @@ __all__ = [
     "write_base",
 ]
 
+_LOG = logging.getLogger(__name__)
 _MAX_TRIES = 8
 LEFTOVERS = (
     "call memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal directory"
@@ -266,7 +270,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         else:
             newest = base.refresh()
         if _entry_id(newest) == entry_id:
-            return _fitting(base, newest, choices, details)
+            return _without_fragments(_fitting(base, newest, choices, details))
         if newest.details is not None:
             raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
         base = newest
@@ -311,6 +315,28 @@ def _fitting(base: BaseTable, newest: BaseTable, choices: Choices, details: MemW
         return newest
     _take_back(newest)
     raise ConflictError(f"the columns of {base.location.describe()} changed while it was enabled; retry")
+
+
+def _without_fragments(base: BaseTable) -> BaseTable:
+    """The table with an index entry that names no fragments, as pylance's own; `base` if they are of no consequence.
+
+    An entry that is committed through the API has a set of fragments, an empty one. On a table with stable row ids Lance
+    adds to it the fragments of updates, and then refuses to compact files of which it names some but not all. Whenever
+    Lance records a mark, it writes the entry without the set.
+    """
+    reason: MemWalError | None = None
+    if not base.manifest.has_stable_row_ids:
+        return base
+    for _ in range(_MAX_TRIES):
+        try:
+            return record(base, {COUNTER_SHARD: commit_number(base) + 1})
+        except MemWalError as error:
+            newest, reason = base.refresh(), error
+            if newest.version == base.version:
+                break
+            base = newest
+    _LOG.warning("the MemWAL index still names fragments [table=%s]: %s", base.location.describe(), reason)
+    return base
 
 
 def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> bool:

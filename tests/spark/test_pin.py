@@ -95,7 +95,7 @@ def test_a_task_never_reads_a_table_that_was_made_anew_after_the_pin(
     options = Options(table.uri)
     pin = pin_table(options)
     second(make_anew(table, *numbers))
-    with pytest.raises(mw.TableReplacedError, match="another one.*load again"):
+    with pytest.raises(mw.TableReplacedError, match=r"another one.*load again"):
         rebuild(options, pin)
 
 
