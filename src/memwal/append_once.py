@@ -66,7 +66,7 @@ from memwal.sharding import check_rows_in_shard, sharding_of
 from memwal.store import paths
 from memwal.store.location import Location, resolve
 from memwal.table_ids import for_writing
-from memwal.transactions import OWN_PREFIX, TransactionMap, as_transaction, load_generation_maps
+from memwal.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, load_generation_maps
 from memwal.types import EntryFooter, EntryTransaction, ShardManifest, SsTable, Transaction, WalEntry
 from memwal.understood import KnownColumns
 from memwal.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
@@ -141,6 +141,7 @@ class OnceAppender:
         self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
+        self._times: dict[str, ShardTime] = {}  # since the first look at each shard
         check_table(base)
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
@@ -203,6 +204,7 @@ class OnceAppender:
             known=KnownColumns(self.location, self.schema),
             clock=self._clock,
         )
+        self._times.setdefault(shard_id, opened.transactions.time)
         return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
 
     # ------------------------------------------------------------------------------------------------------ appending
@@ -334,6 +336,7 @@ class OnceAppender:
         maps_read = set() if known is None else known.maps_read
         unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
         transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
+        transactions.keep_time(self._times.setdefault(manifest.shard_id, transactions.time))
         transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
         if known is not None:
             transactions.follow(known.transactions)

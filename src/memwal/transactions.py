@@ -120,9 +120,9 @@ class ShardTime:
         return max(self._clock.now_ms(), self.newest_ms + 1)
 
     def note(self, written_ms: int) -> None:
-        """Know of an entry in the log."""
+        """Know of an entry in the log; 0 is no time."""
         self.newest_ms = max(self.newest_ms, written_ms)
-        if self._agreed_ms is None:
+        if self._agreed_ms is None and written_ms:
             self._agree(written_ms)
 
     def _agree(self, written_ms: int) -> None:
@@ -175,9 +175,13 @@ class TransactionMap:
 
     def follow(self, before: TransactionMap) -> None:
         """Go on where `before` stood: what it knew, and the time that it kept."""
-        before.time.note(self.time.newest_ms)
-        self.time = before.time
+        self.keep_time(before.time)
         self.merge(before._seen)
+
+    def keep_time(self, time: ShardTime) -> None:
+        """Go by `time`, which this process kept before: what it wrote itself is no second reading of its clock."""
+        time.note(self.time.newest_ms)
+        self.time = time
 
     def take(self, footer: EntryFooter, generation: int | None = None, *, decided: bool = True) -> None:
         """Know of what an entry of `generation` says (None: it has no rows); `decided`: the cursor has reached it."""
