@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "normal_form",
             "schema",
             "ingest",
+            "field_match",
             "adapt",
             "literals",
             "predicate",

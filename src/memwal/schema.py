@@ -28,6 +28,7 @@ from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD, EntryEncoder, de
 from memwal.normal_form import is_always_normal, loose, normal, nulls
 
 __all__ = [
+    "FIELD_ID",
     "EntryCheck",
     "FieldId",
     "Missing",
@@ -40,10 +41,11 @@ __all__ = [
     "may_cast",
     "nullable_except",
     "refuse_missing",
+    "tagged",
     "tombstones",
 ]
 
-_FIELD_ID = b"lance:field_id"
+FIELD_ID = b"lance:field_id"
 _RESERVED = frozenset(
     {TOMBSTONE, "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
 )
@@ -108,6 +110,11 @@ class FieldId:
     id: int
     children: tuple[FieldId, ...] = ()
 
+    @classmethod
+    def of(cls, item: Any) -> FieldId:
+        """The ids of a field of a Lance schema."""
+        return cls(int(item.id()), tuple(cls.of(child) for child in item.children()))
+
     def in_order(self) -> Iterator[int]:
         """This id and those of all children, in pre-order."""
         yield self.id
@@ -141,8 +148,8 @@ class TableSchema:
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
             return memory
-        tagged = [_tag(column, ids) for column, ids in zip(memory, self.field_ids, strict=False)]
-        return pa.schema([*tagged, TOMBSTONE_FIELD])
+        with_ids = [tagged(column, ids) for column, ids in zip(memory, self.field_ids, strict=False)]
+        return pa.schema([*with_ids, TOMBSTONE_FIELD])
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> TableSchema:
@@ -152,7 +159,7 @@ class TableSchema:
     @classmethod
     def from_lance(cls, schema: pa.Schema, lance_schema: Any) -> TableSchema:
         """The schema of an existing base table, with the ids of its Lance schema."""
-        return cls._checked(schema, tuple(_ids_of(item) for item in lance_schema.fields()))
+        return cls._checked(schema, tuple(FieldId.of(item) for item in lance_schema.fields()))
 
     @classmethod
     def _checked(cls, schema: pa.Schema, ids: tuple[FieldId, ...] | None) -> TableSchema:
@@ -169,6 +176,10 @@ class TableSchema:
         check_primary_key(schema, primary_key)
         return cls(schema.remove_metadata(), tuple(primary_key), ids)
 
+    def ids_of(self, column: str) -> FieldId | None:
+        """The ids of a column and of the fields inside it; None while the table has none."""
+        return None if self.field_ids is None else self.field_ids[self.columns.get_field_index(column)]
+
     @property
     def key_types(self) -> list[pa.DataType]:
         """Types of the primary key columns, in key order."""
@@ -180,12 +191,9 @@ def nullable_except(columns: pa.Schema, primary_key: Sequence[str]) -> pa.Schema
     return pa.schema([column.with_nullable(column.name not in primary_key) for column in columns])
 
 
-def _ids_of(item: Any) -> FieldId:
-    return FieldId(int(item.id()), tuple(_ids_of(child) for child in item.children()))
-
-
-def _tag(column: pa.Field, ids: FieldId) -> pa.Field:
-    metadata = {**(column.metadata or {}), _FIELD_ID: str(ids.id).encode()}
+def tagged(column: pa.Field, ids: FieldId) -> pa.Field:
+    """`column` with the ids of itself and of the fields inside it in the metadata, as entries carry them."""
+    metadata = {**(column.metadata or {}), FIELD_ID: str(ids.id).encode()}
     return column.with_type(_tag_children(column.type, ids.children)).with_metadata(metadata)
 
 
@@ -193,11 +201,11 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
     if not ids or isinstance(kind, pa.BaseExtensionType):
         return kind
     if pa.types.is_struct(kind):
-        return pa.struct([_tag(kind.field(i), child) for i, child in enumerate(ids)])
+        return pa.struct([tagged(kind.field(i), child) for i, child in enumerate(ids)])
     if pa.types.is_map(kind):
         key, item = ids[0].children
-        return pa.map_(_tag(kind.key_field, key), _tag(kind.item_field, item), keys_sorted=kind.keys_sorted)
-    element = _tag(kind.field(0), ids[0])
+        return pa.map_(tagged(kind.key_field, key), tagged(kind.item_field, item), keys_sorted=kind.keys_sorted)
+    element = tagged(kind.field(0), ids[0])
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(element, kind.list_size)
     return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)

@@ -18,14 +18,12 @@ from memwal.errors import MemWalError, UnsupportedFormatError
 from memwal.format.lance_manifest import LanceField, parse_lance_manifest
 from memwal.format.wal_entry import TOMBSTONE, unknown_metadata
 from memwal.lance_damage import version_names
-from memwal.schema import TableSchema
+from memwal.schema import FIELD_ID, TableSchema
 from memwal.store import paths
 from memwal.store.location import Location
 from memwal.types import WalEntry
 
 __all__ = ["KnownColumns", "refuse_unknown", "warn_unknown"]
-
-_FIELD_ID = b"lance:field_id"
 
 
 class KnownColumns:
@@ -86,7 +84,7 @@ def _read_history(location: Location) -> _History:
 
 
 def _id(metadata: dict[bytes, bytes] | None) -> int | None:
-    text = (metadata or {}).get(_FIELD_ID, b"")
+    text = (metadata or {}).get(FIELD_ID, b"")
     return int(text) if text.isdigit() else None
 
 

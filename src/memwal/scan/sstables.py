@@ -3,8 +3,8 @@
 Owns `SsTableReader` and `SsTableCache`. Invariants:
 
 1. A generation directory never changes, so what was read of it stays right for ever.
-2. Columns are matched by field id: a column that was renamed since reads under its new name, one that was added reads as
-   null, one that was dropped is not read.
+2. Columns, and the fields inside them, are matched by field id: one that was renamed since reads under its new name, one
+   that was added reads as null, one that was dropped is not read.
 3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
 4. The readers of a cache hold at most its limit of bytes (keys and rows), also those that somebody else holds on to; the
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,13 +36,14 @@ from memwal.errors import (
     UnavailableError,
     UnsupportedFormatError,
 )
+from memwal.field_match import Fit, fit_of
 from memwal.format.keys import primary_key_columns
 from memwal.format.lance_manifest import VERSIONS_DIR
 from memwal.format.wal_entry import TOMBSTONE
 from memwal.normal_form import nulls
 from memwal.row_filter import FilterLike, Pushdown, RowFilter, pushdown
 from memwal.scan.keys import one_array
-from memwal.schema import TableSchema, is_another_column
+from memwal.schema import FieldId, TableSchema, tagged
 from memwal.sidecar import PkSidecar, sort_keys
 from memwal.store import paths
 from memwal.store.location import Location
@@ -67,6 +68,30 @@ class _Rows:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One column of a table in a generation: its name there (None: it is not there), and how its values fit."""
+
+    name: str | None
+    fit: Fit | UnsupportedFormatError
+
+    @property
+    def is_same(self) -> bool:
+        """Whether its values are the table's, as they are."""
+        return isinstance(self.fit, Fit) and self.fit.is_same
+
+    def values(self, table: pa.Table, column: pa.Field) -> pa.ChunkedArray:
+        """The values of the stored rows `table` for the table's `column`."""
+        if isinstance(self.fit, UnsupportedFormatError):
+            raise self.fit
+        if self.name is None:
+            return pa.chunked_array([nulls(table.num_rows, column.type)])
+        found = self.fit.chunks(table.column(self.name))
+        if found.type != column.type:
+            raise UnsupportedFormatError(f"column {column.name!r} is read as {found.type}, the table has {column.type}")
+        return found
+
+
 class SsTableReader:
     """One SSTable. Opening reads nothing; threads may share it."""
 
@@ -86,6 +111,7 @@ class SsTableReader:
         self._dataset: lance.LanceDataset | None = None
         self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
         self._rows: _Rows | None = None
+        self._known: tuple[TableSchema, dict[str, _Stored]] | None = None
         self._reader: LanceFileReader | None = None
         self._file_lock = threading.RLock()
         self._is_translated = False
@@ -165,18 +191,30 @@ class SsTableReader:
 
     def names_by_column(self, schema: TableSchema) -> list[str | None]:
         """Per table column the name under which this generation holds it, or None."""
+        return [stored.name for stored in self._stored(schema).values()]
+
+    def _stored(self, schema: TableSchema) -> dict[str, _Stored]:
+        """Per table column what this generation holds of it; remembered, since a generation never changes."""
+        known = self._known
+        if known is None or known[0] != schema:
+            known = self._known = schema, self._find(schema)
+        return known[1]
+
+    def _find(self, schema: TableSchema) -> dict[str, _Stored]:
         # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
-        fields = [field for field in self.dataset.lance_schema.fields() if field.name() != TOMBSTONE]
-        if schema.field_ids is None:
-            stored = {field.name() for field in fields}
-            return [name if name in stored else None for name in schema.columns.names]
-        by_id = {int(field.id()): field.name() for field in fields}
-        types = {field.name: field.type for field in self.dataset.schema}
-        names = [by_id.get(ids.id) for ids in schema.field_ids]
-        return [
-            None if name is not None and is_another_column(types[name], column.type) else name
-            for name, column in zip(names, schema.columns, strict=True)
-        ]
+        items = [item for item in self.dataset.lance_schema.fields() if item.name() != TOMBSTONE]
+        fields = {item.name(): tagged(self.dataset.schema.field(item.name()), FieldId.of(item)) for item in items}
+        by_id = {int(item.id()): item.name() for item in items}
+        path, found = paths.sstable_dir(self.shard_id, self.sstable.path), {}
+        for column in schema.nullable:
+            ids = schema.ids_of(column.name)
+            name = by_id.get(ids.id) if ids is not None else column.name if column.name in fields else None
+            try:
+                fit = fit_of(None if name is None else fields[name], column, ids, path=path)
+                found[column.name] = _Stored(None if fit.absent else name, fit)
+            except UnsupportedFormatError as error:  # for those who ask for this column
+                found[column.name] = _Stored(name, error)
+        return found
 
     def identity_of(self, column: str, schema: TableSchema) -> tuple[str, ...]:
         """What the values of a column in this generation are known by: where they lie, not how the table calls them."""
@@ -196,23 +234,24 @@ class SsTableReader:
 
     def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
         """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
-        names = zip(schema.columns.names, self.names_by_column(schema), strict=True)
-        others = {name for name, stored in names if stored != name}
+        others = {
+            name for name, stored in self._stored(schema).items() if stored.name != name or not stored.fit.is_same
+        }
         return pushdown(row_filter, pa.schema([field for field in self.dataset.schema if field.name not in others]))
 
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
-        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        known = self._stored(schema)
         shared = self.pushdown(schema, row_filter)
         wanted = list(dict.fromkeys([*columns, *shared.columns]))
-        stored = [name for c in wanted if (name := names[c]) is not None]
+        stored = [name for c in wanted if (name := known[c].name) is not None]
         with self.reading(given=shared.told is not None):
             for batch in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
                 if batch.num_rows == 0:
                     continue
-                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, names, schema))
+                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, known, schema))
                 offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
                 rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
                 if rows:
@@ -243,7 +282,7 @@ class SsTableReader:
         if kept is not None and kept.schema == schema:
             at = np.searchsorted(kept.offsets, offsets)
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
-        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        known = self._stored(schema)
         order = np.argsort(offsets)  # the file takes ascending offsets only
         with self.reading():
             table = self._taken(offsets[order].tolist())
@@ -252,7 +291,7 @@ class SsTableReader:
                 "an SSTable lacks a row that its sidecar names",
                 path=paths.sstable_dir(self.shard_id, self.sstable.path),
             )
-        found = _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
+        found = _conform(table, list(columns), known, schema).select([*columns, TOMBSTONE])
         return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
 
     def _taken(self, offsets: list[int]) -> pa.Table:
@@ -276,16 +315,12 @@ class SsTableReader:
         return self._reader
 
 
-def _conform(table: pa.Table, columns: Sequence[str], names: dict[str, str | None], schema: TableSchema) -> pa.Table:
+def _conform(table: pa.Table, columns: Sequence[str], known: Mapping[str, _Stored], schema: TableSchema) -> pa.Table:
     """`table` with the table's column names and types, nulls for columns that it lacks; other columns are kept."""
     arrays, fields = [], []
     for column in columns:
         field = schema.memory.field(column)
-        name = names[column]
-        array = nulls(table.num_rows, field.type) if name is None else table.column(name)
-        if array.type != field.type:
-            raise UnsupportedFormatError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
-        arrays.append(array)
+        arrays.append(known[column].values(table, field))
         fields.append(field)
     for extra in (TOMBSTONE, _ROW_ADDRESS):
         if extra in table.schema.names:
