@@ -234,9 +234,7 @@ class SsTableReader:
 
     def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
         """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
-        others = {
-            name for name, stored in self._stored(schema).items() if stored.name != name or not stored.fit.is_same
-        }
+        others = {name for name, stored in self._stored(schema).items() if stored.name != name or not stored.is_same}
         return pushdown(row_filter, pa.schema([field for field in self.dataset.schema if field.name not in others]))
 
     def batches(
