@@ -32,6 +32,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "arguments",
             "config",
             "clock",
+            "deadline",
             "waiting",
             "background",
             "forking",

@@ -5,6 +5,7 @@ A KeyboardInterrupt is raised at every single line that a put executes, one per 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import linecache
 import os
@@ -18,7 +19,19 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from writer_kit import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer, row_entries, rows, watched
+from writer_kit import (
+    BLOOM,
+    SECONDS,
+    UNKEYED,
+    flushed,
+    in_thread,
+    memwal_threads,
+    open_writer,
+    row_entries,
+    rows,
+    wait_for,
+    watched,
+)
 
 from memwal import ShardWriter
 from memwal.testing.profile import scaled
@@ -218,3 +231,20 @@ def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, 
         writer.close()
         at += 2
     assert at > 5, "the trace did not see the wait"
+
+
+def test_an_interrupt_at_any_line_of_an_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+    traced = tuple(f"memwal/{name}.py" for name in ("background", "clock", "writer/engine"))
+    wait_for(lambda: not memwal_threads())
+    interrupted, opened = True, []
+    for at in itertools.count(1, scaled(ci=3, prove=1)):
+        interrupter = Interrupter(at, traced)
+        interrupted = interrupter.run(lambda root=tmp_path / str(at): opened.append(open_writer(root)))
+        for writer in opened:
+            writer.abort()
+        opened.clear()
+        if memwal_threads():
+            gc.collect()  # finalisers end what nobody has any more
+            wait_for(lambda: not memwal_threads())
+        if not interrupted:
+            return

@@ -4,7 +4,8 @@ Owns `ShardEngine`. Invariants:
 
 1. Everything that can be refused is refused before the claim: a doomed open fences nobody.
 2. Open returns after replay: a writer that exists shows every acknowledged row of the shard.
-3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence.
+3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence, and
+   every wait for other threads has a deadline.
 4. A writer that is dropped without close flushes nothing, and its background work ends.
 5. A writer in a forked child is closed.
 
@@ -24,9 +25,10 @@ import pyarrow as pa
 
 from memwal import live
 from memwal.arguments import check_timeout
-from memwal.background import Task
+from memwal.background import JOIN_SECONDS, Task
 from memwal.clock import Clock
 from memwal.config import WriterConfig
+from memwal.deadline import Deadline
 from memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
 from memwal.forking import close_in_child
 from memwal.hooks import reach
@@ -43,7 +45,7 @@ from memwal.waiting import is_on_top, on_top_error
 from memwal.wal import OpenedLog, PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
 from memwal.writer.core import ShardCore
-from memwal.writer.evolve import WriteGate, move_core
+from memwal.writer.evolve import WriteGate, drain, move_core
 from memwal.writer.flusher import Flushing, SsTableWriter, Ticking, flush_once
 from memwal.writer.parking import LONGEST_TAIL_BYTES, LONGEST_TAIL_ENTRIES, Parked, opened_again
 from memwal.writer.pending import WriteRows
@@ -56,6 +58,8 @@ from memwal.writer.target import ShardTarget
 __all__ = ["Ack", "ShardEngine", "WriteResult"]
 
 _LOG = logging.getLogger(__name__)
+_PARK_SECONDS = 10.0  # others wait for the place meanwhile
+_HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
 
 
@@ -114,7 +118,7 @@ class ShardEngine:
         shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
         self._config = config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
         self._targets = [target]  # shared with the flusher, which holds no reference to this writer
-        self._gate = WriteGate()
+        self._gate = WriteGate(clock)
         self._clock = clock
         self._reconciler = Reconciler(target.schema)
         self._fit_lock = threading.Lock()
@@ -135,13 +139,13 @@ class ShardEngine:
         try:
             for task in (core.ticker, core.flusher):
                 task.start(clock).poke()
-        except BaseException:  # no second thread to be had: the first one must not live on
+            self._finalizer = weakref.finalize(self, _abandon, core)
+            self._finalizer.atexit = False  # a program's own hook may still close this writer
+            live.register(target.location.key, self)
+            close_in_child(self)
+        except BaseException:  # no second thread to be had, or interrupted: the first one must not live on
             _abandon(core)
             raise
-        self._finalizer = weakref.finalize(self, _abandon, core)
-        self._finalizer.atexit = False  # a program's own hook may still close this writer
-        live.register(target.location.key, self)
-        close_in_child(self)
 
     def _open(self, parked: Parked | None) -> ShardCore:
         config, target = self._config, self._target
@@ -254,8 +258,9 @@ class ShardEngine:
             raise on_top_error("evolve_schema")
         if target.schema.primary_key != self._target.schema.primary_key:
             raise InvalidInputError("the primary key of the table changed; close this writer and open a new one")
-        with self._gate.closed():
-            move_core(self._core, target.schema, lambda: self._take(target))
+        deadline = Deadline(self._clock)
+        with self._gate.closed(deadline):
+            move_core(self._core, target.schema, lambda: self._take(target), deadline)
 
     def _take(self, target: ShardTarget) -> None:
         self._targets[0] = target
@@ -373,6 +378,7 @@ class ShardEngine:
 
     def _close(self) -> None:
         core, this_thread = self._core, threading.get_ident()
+        deadline, hangs = Deadline(self._clock), False
         while True:
             with core.lock:
                 if core.state == CLOSED or self._closer == this_thread:
@@ -382,18 +388,21 @@ class ShardEngine:
                     core.wake_all()
                     break
                 place = core.changed.stand()
-            place.sleep()
+            place.sleep(deadline.left_seconds)
+            deadline.refuse_passed(f"another thread was still closing the writer of shard {self.shard_id}")
         interrupted = True
         try:
-            self._drain()
+            self._drain(deadline)
             interrupted = False
         except Exception:
-            interrupted = False
+            interrupted, hangs = False, not deadline.left_seconds
             raise
         finally:
             if interrupted and self._promised:
                 self._closer = 0  # the ticker goes on
                 core.wake_all()
+            elif hangs:
+                self._stop(_HANGING_SECONDS)
             else:
                 self._stop()
 
@@ -411,30 +420,38 @@ class ShardEngine:
             self._promised, core.state, core.errand = True, state, errand
         core.ticker.poke()
 
-    def _drain(self) -> None:
+    def _drain(self, deadline: Deadline) -> None:
         core = self._core
-        core.wait_until(lambda: not core.exclusive, None)
+        self._wait_for_bulk(deadline)
         with core.lock:
             if core.poison is not None or (core.is_stopped and self._unflushed()):
                 core.refuse_commits()
         core.make_durable(core.buffered)
         core.seal()
-        core.wait_until(lambda: not core.frozen, None)
+        drain(core, deadline, "the writer is closed all the same; the log has the rows, and the next open replays them")
+
+    def _wait_for_bulk(self, deadline: Deadline) -> None:
+        """Return when no bulk write is under way."""
+        if not self._core.wait_until(lambda: not self._core.exclusive, deadline.left_seconds):
+            raise deadline.error(f"a bulk write of shard {self.shard_id} was still under way; it was not acknowledged")
 
     def _unflushed(self) -> bool:
         core = self._core
         return bool(core.pending or core.frozen or (core.active is not None and core.active.num_rows))
 
     def park(self) -> Parked | None:
-        """Put this writer away, with everything durable; it is closed then. None if it does not write any more."""
-        core = self._core
+        """Put this writer away, with everything durable; it is closed then.
+
+        None if it does not write any more, or is too busy for that: then it stays open.
+        """
+        core, deadline = self._core, Deadline(self._clock, _PARK_SECONDS)
         try:
-            with self._gate.closed():
-                core.wait_until(lambda: not core.exclusive, None)
+            with self._gate.closed(deadline):
+                self._wait_for_bulk(deadline)
                 core.make_durable(core.buffered)
                 if self._is_long_to_replay():
                     core.seal()
-                core.wait_until(lambda: not core.frozen, None)
+                drain(core, deadline, "it stays open")
                 with core.lock:
                     core.refuse_writes()
                     self.is_parked, core.state = True, CLOSED
@@ -456,13 +473,14 @@ class ShardEngine:
         else:
             self._stop()
 
-    def _stop(self) -> None:
+    def _stop(self, seconds: float = JOIN_SECONDS) -> None:
+        """End the background work, and wait for what of it runs, for some time."""
         self._finalizer.detach()
         live.forget(self._target.location.key, self)
         core = self._core
         _abandon(core)
         for task in (core.grower, core.flusher, core.ticker):
-            task.stop()
+            task.stop(seconds)
 
     def leave(self, deadline: float) -> None:
         """Keep all other threads out, since the program ends; what a signal handler closed is closed when this returns."""
@@ -481,7 +499,7 @@ class ShardEngine:
         core.stats.use_lock(core.lock)
         for task in (core.grower, core.flusher, core.ticker):
             task.orphan()
-        self._gate, self._fit_lock = WriteGate(), threading.Lock()
+        self._gate, self._fit_lock = WriteGate(self._clock), threading.Lock()
         core.state = CLOSED
 
     def __enter__(self) -> Any:
