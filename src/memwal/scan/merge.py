@@ -160,7 +160,18 @@ class Merge:
         self.schema = projection.schema(snapshot.schema.columns)
 
     def prepare(self) -> None:
-        """Open everything that the stream needs; a missing SSTable shows here, before the first batch."""
+        """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
+        keyed = bool(self.snapshot.schema.primary_key)
+        cold = [r for shard in self.shards for r in shard.readers if not (r.is_open and (r.has_entries or not keyed))]
+
+        def warm(reader: SsTableReader) -> None:
+            _ = reader.dataset
+            if keyed:
+                reader.entries()
+
+        if len(cold) > 1:
+            with thread_pool(_OPEN_AT_ONCE, "memwal-open") as pool:
+                list(pool.map(warm, cold))
         for shard in self.shards:
             _ = shard.index
             for reader in shard.readers:

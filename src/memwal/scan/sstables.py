@@ -145,6 +145,11 @@ class SsTableReader:
             raise
 
     @property
+    def is_open(self) -> bool:
+        """Whether the dataset was opened."""
+        return self._dataset is not None
+
+    @property
     def has_entries(self) -> bool:
         """Whether the keys are in memory."""
         return self._entries is not None
