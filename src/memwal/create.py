@@ -37,6 +37,7 @@ from memwal.format.keys import primary_key_columns
 from memwal.ingest import to_batches
 from memwal.maintained import check_maintained
 from memwal.manifest import ShardManifestStore
+from memwal.memtable import aligned
 from memwal.normal_form import no_rows
 from memwal.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from memwal.probe import check_columns, check_table
@@ -158,7 +159,7 @@ def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) ->
         raise InvalidInputError("data without batches has no columns; give a schema")
     schema = keyed_schema(columns, primary_key)
     try:
-        return pa.Table.from_batches(batches, schema=columns).cast(schema)
+        return pa.Table.from_batches(list(map(aligned, batches)), schema=columns).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
 

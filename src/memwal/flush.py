@@ -58,6 +58,7 @@ from memwal.format.lance_manifest import (
 from memwal.format.wal_entry import TOMBSTONE, TOMBSTONE_FIELD
 from memwal.hooks import reach
 from memwal.manifest import ManifestUpdate, ShardManifestStore
+from memwal.memtable import aligned_array
 from memwal.sidecar import SortedKeys, sort_keys, write_sidecar
 from memwal.store import paths
 from memwal.store.location import Location
@@ -282,7 +283,7 @@ def _conform_column(parts: Sequence[pa.Table | pa.RecordBatch], index: int, fiel
         raise InvalidInputError(f"column {field.name!r} does not fit the type {field.type}") from None
     if column.null_count and not field.nullable:
         raise InvalidInputError(f"column {field.name!r} must not hold nulls")
-    return column
+    return pa.chunked_array([aligned_array(chunk) for chunk in column.chunks], field.type)
 
 
 def _file_version(rows: pa.Table, storage_version: str) -> str:

@@ -36,7 +36,16 @@ from memwal.key_index import KeyIndex, key_values
 from memwal.schema import TableSchema
 from memwal.waiting import refuse_on_top
 
-__all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
+__all__ = [
+    "ByteMeter",
+    "InMemoryMemTableRef",
+    "InMemoryMemTables",
+    "MemTable",
+    "aligned",
+    "aligned_array",
+    "key_values",
+    "unpinned",
+]
 
 _LOG = logging.getLogger(__name__)
 _PINNING_BYTES = 64 * 1024
@@ -65,13 +74,14 @@ def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
     slices of structs in structs are not imported.
     """
     before = batch.columns
-    columns = [_aligned(column) for column in before]
+    columns = [aligned_array(column) for column in before]
     if all(new is old for new, old in zip(columns, before, strict=True)):
         return batch
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _aligned(array: pa.Array) -> pa.Array:
+def aligned_array(array: pa.Array) -> pa.Array:
+    """`array`, or a copy that native readers take."""
     is_whole = not array.offset or not pa.types.is_nested(array.type)
     if is_whole and all(buffer is None or buffer.address % _ALIGNMENT == 0 for buffer in array.buffers()):
         return array

@@ -21,7 +21,7 @@ from memwal.errors import FencedError
 from memwal.flush import not_published
 from memwal.hooks import reach
 from memwal.manifest import ShardManifestStore
-from memwal.memtable import MemTable, aligned
+from memwal.memtable import MemTable
 from memwal.store import paths
 from memwal.transactions import encode_map
 from memwal.types import SeenTransaction, SsTable, Transaction
@@ -124,7 +124,7 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     """All rows with `_tombstone`, uncombined: together they may be more than one Arrow array can hold."""
     batches = [
         pa.RecordBatch.from_arrays(
-            [*aligned(batch).columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags],
+            [*batch.columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags],
             schema=memory,
         )
         for batch, flags in zip(rows.batches, rows.flags, strict=True)
