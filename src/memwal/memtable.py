@@ -159,6 +159,14 @@ class MemTable:
         self._values = SmallDictionaries(schema.small_dictionaries) if schema.small_dictionaries else None
 
     @property
+    def totals(self) -> tuple[int, int, int]:
+        """Batches, rows and resident bytes of the rows that were appended so far."""
+        if not self._log:
+            return 0, 0, 0
+        _, _, rows, size = self._log[-1]
+        return len(self._log), rows, size
+
+    @property
     def num_batches(self) -> int:
         """Batches appended so far."""
         return len(self._log)

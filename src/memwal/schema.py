@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from lance.schema import LanceSchema
@@ -214,10 +214,24 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 # ------------------------------------------------------------------------------------------------- reconciliation
 
 
-class Reconciler:
-    """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
+_Plan: TypeAlias = list[tuple[int, pa.DataType | None]]
 
-    __slots__ = ("_absent", "_accepted", "_check", "_fills", "_loose", "_not_null", "_plan", "columns")
+
+class _Met(NamedTuple):
+    """The schema of the last input, and what to do with such input: the plan (None: it fits) and what it leaves out."""
+
+    schema: pa.Schema
+    plan: _Plan | None
+    absent: list[str]
+
+
+class Reconciler:
+    """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already.
+
+    Threads may share it: what it remembers is one value.
+    """
+
+    __slots__ = ("_check", "_fills", "_loose", "_met", "_not_null", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
@@ -225,11 +239,9 @@ class Reconciler:
             i for i, column in enumerate(schema.columns) if not column.nullable or column.name in schema.primary_key
         ]
         self._loose = [i for i, column in enumerate(schema.columns) if not is_always_normal(column.type)]
-        self._check = EntryCheck(schema)
+        self._check = EntryCheck.of(schema)
         self._fills = not schema.primary_key
-        self._absent: list[str] = []
-        self._accepted: pa.Schema | None = None
-        self._plan: list[tuple[int, pa.DataType | None]] | None = None
+        self._met = _Met(schema.columns, None, [])
 
     def fit(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
         """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit.
@@ -237,22 +249,22 @@ class Reconciler:
         With `fill` columns that it leaves out are null; without they are refused. None: as the table has it.
         """
         _validate(batch)
-        schema = batch.schema
-        if self._accepted is None or not schema.equals(self._accepted):
-            self._plan = self._make_plan(schema)
-            self._absent = [] if self._plan is None else _left_out(schema, self.columns)
-            self._accepted = schema
-        if self._absent and not (self._fills if fill is None else fill):
-            raise refuse_missing(self._absent)
-        if self._plan is not None:
-            batch = self._apply(batch, self._plan)
+        schema, met = batch.schema, self._met
+        if not schema.equals(met.schema):
+            plan = self._make_plan(schema)
+            self._met = met = _Met(schema, plan, [] if plan is None else _left_out(schema, self.columns))
+        if met.absent and not (self._fills if fill is None else fill):
+            raise refuse_missing(met.absent)
+        if met.plan is not None:
+            batch = self._apply(batch, met.plan)
         if self._loose:
             batch = self._in_normal_form(batch)
         for index in self._not_null:
             if batch.column(index).null_count:
                 name = self.columns.field(index).name
                 raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
-        self._check.check(batch)
+        if self._check is not None:
+            self._check.check(batch)
         return batch
 
     def _in_normal_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -264,12 +276,12 @@ class Reconciler:
                 raise InvalidInputError(f"column {self.columns.field(index).name!r}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
-    def _make_plan(self, schema: pa.Schema) -> list[tuple[int, pa.DataType | None]] | None:
+    def _make_plan(self, schema: pa.Schema) -> _Plan | None:
         """Per table column: the input's column (-1: fill with nulls) and the type to cast from, if any."""
         if schema.names == self.columns.names and schema.types == self.columns.types:
             return None
         self._refuse_unknown(schema.names)
-        plan: list[tuple[int, pa.DataType | None]] = []
+        plan: _Plan = []
         for column in self.columns:
             index = schema.get_field_index(column.name)
             if index < 0 and not column.nullable:
@@ -292,7 +304,7 @@ class Reconciler:
                 raise InvalidInputError(f"column {name!r} is there twice")
             seen.add(name)
 
-    def _apply(self, batch: pa.RecordBatch, plan: list[tuple[int, pa.DataType | None]]) -> pa.RecordBatch:
+    def _apply(self, batch: pa.RecordBatch, plan: _Plan) -> pa.RecordBatch:
         arrays = []
         for column, (index, cast_from) in zip(self.columns, plan, strict=True):
             if index < 0:
@@ -312,7 +324,9 @@ def tombstones(keys: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
         for column in schema.nullable
     ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
-    EntryCheck(schema).check(batch)
+    check = EntryCheck.of(schema)
+    if check is not None:
+        check.check(batch)
     return batch
 
 
@@ -326,12 +340,16 @@ class EntryCheck:
     __slots__ = ("_encoder",)
 
     def __init__(self, schema: TableSchema) -> None:
-        plain = all(_is_plain(column.type) for column in schema.columns)
-        self._encoder = None if plain else EntryEncoder(schema.wal, 1, 1)
+        self._encoder = EntryEncoder(schema.wal, 1, 1)
+
+    @classmethod
+    def of(cls, schema: TableSchema) -> EntryCheck | None:
+        """The check of rows with these columns; None where there is nothing to check."""
+        return None if all(_is_plain(column.type) for column in schema.columns) else cls(schema)
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Return only if an entry with `batch`, which has the table's columns, can be read."""
-        if self._encoder is None or not batch.num_rows:
+        if not batch.num_rows:
             return
         flags = pa.repeat(False, batch.num_rows)
         try:

@@ -195,7 +195,7 @@ class TransactionMap:
         """The footer of the next entry with rows: the whole map in the first of a generation, and now and then."""
         whole = generation != self._generation or self._entries_since_map + 1 >= _ENTRIES_PER_MAP
         seen = self.whole() if whole else None
-        return EntryFooter(table=table, written_ms=self.time.next_ms(), txns=txns, seen=seen)
+        return EntryFooter(table, self.time.next_ms(), txns, seen)
 
     def mark(self, *, seal: int | None = None, table: str | None = None) -> EntryFooter:
         """The footer of an entry without rows: always with the whole map."""
@@ -254,7 +254,8 @@ def merge_footer(known: dict[str, SeenTransaction], footer: EntryFooter, *, deci
         if seen:
             _raise_to(known, seen)
     if footer.bulk is None or decided:
-        for txn in (item.txn for item in footer.txns):
+        for item in footer.txns:
+            txn = item.txn
             _raise_to(known, {txn.app: SeenTransaction(txn.version, footer.written_ms or 0, txn.query)})
 
 

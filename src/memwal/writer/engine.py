@@ -32,12 +32,11 @@ from memwal.deadline import Deadline
 from memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
 from memwal.forking import close_in_child
 from memwal.hooks import reach
-from memwal.ingest import key_batch, to_batches
 from memwal.log_run import LogRun
 from memwal.maintained import IndexSet
 from memwal.manifest import ShardManifestStore
 from memwal.memtable import InMemoryMemTableRef, InMemoryMemTables
-from memwal.schema import Missing, Reconciler, fills_missing, tombstones
+from memwal.schema import Missing
 from memwal.transactions import as_transaction
 from memwal.types import SeenTransaction, ShardManifest, Transaction
 from memwal.understood import KnownColumns
@@ -46,6 +45,7 @@ from memwal.wal import OpenedLog, PersistPolicy, open_log
 from memwal.writer.bulk import publish_bulk
 from memwal.writer.core import ShardCore
 from memwal.writer.evolve import WriteGate, drain, move_core
+from memwal.writer.fitting import Fitting
 from memwal.writer.flusher import Flushing, SsTableWriter, Ticking, flush_once
 from memwal.writer.parking import LONGEST_TAIL_BYTES, LONGEST_TAIL_ENTRIES, Parked, opened_again
 from memwal.writer.pending import WriteRows
@@ -61,6 +61,7 @@ _LOG = logging.getLogger(__name__)
 _PARK_SECONDS = 10.0  # others wait for the place meanwhile
 _HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
+_buffer_bytes = pa.RecordBatch.get_total_buffer_size
 
 
 class _TooLargeError(Exception):
@@ -120,8 +121,7 @@ class ShardEngine:
         self._targets = [target]  # shared with the flusher, which holds no reference to this writer
         self._gate = WriteGate(clock)
         self._clock = clock
-        self._reconciler = Reconciler(target.schema)
-        self._fit_lock = threading.Lock()
+        self._fitting = Fitting(target, config)
         self._closer = 0
         self.is_parked = False
         self._promised = False  # a signal handler was told that the writer will be closed
@@ -197,19 +197,18 @@ class ShardEngine:
         Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
         there; `missing="null"` makes them null. On an append-only table they are null anyway.
         """
-        fill = fills_missing(missing, self._target.schema)
-        batches = self._batches(data, fill)
+        fill = self._fitting.fills(missing)
+        batches = self._fitting.batches(data, fill)
         with self._gate:
             if txn is None and self._config.durable_write:
-                size = sum(batch.get_total_buffer_size() for batch in batches)
+                size = sum(map(_buffer_bytes, batches))
                 if size <= _QUEUED_BYTES:
-                    return self._queue(batches, size, fill)
-            return self._write(self._fit(batches, fill), as_transaction(txn))
+                    return self._queue(batches, fill, size)
+            return self._write(self._fitting.fit(batches, fill), as_transaction(txn))
 
-    def _queue(self, batches: list[pa.RecordBatch], size_bytes: int, fill: bool) -> WriteResult:
+    def _queue(self, batches: list[pa.RecordBatch], fill: bool, size_bytes: int) -> WriteResult:
         """Write a small put, together with those of other threads."""
-        fit = self._fit_and_fill if fill else self._fit_for_entry
-        put = QueuedPut(batches, size_bytes, fit, self._clock.monotonic())
+        put = QueuedPut(batches, fill, size_bytes, self._fit_for_entry, self._clock.monotonic())
         try:
             done = self._core.write(put)
         except _TooLargeError as found:
@@ -217,28 +216,25 @@ class ShardEngine:
         reach("put.before_ack")
         return WriteResult(range(done.start, done.end))
 
-    def _fit_and_fill(self, batches: list[pa.RecordBatch]) -> WriteRows:
-        return self._fit_for_entry(batches, fill=True)
-
-    def _fit_for_entry(self, batches: list[pa.RecordBatch], *, fill: bool = False) -> WriteRows:
-        rows = self._fit(batches, fill)
+    def _fit_for_entry(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
+        rows = self._fitting.fit(batches, fill)
         if self._is_bulk(rows):
             raise _TooLargeError(rows)
-        self._core.encode_rows(rows)
+        self._core.entries.encode_rows(rows)
         return rows
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
-        fill = fills_missing(missing, self._target.schema)
-        batches = self._batches(data, fill)
+        fill = self._fitting.fills(missing)
+        batches = self._fitting.batches(data, fill)
         with self._gate:
-            return self._put_nowait(self._fit(batches, fill))
+            return self._put_nowait(self._fitting.fit(batches, fill))
 
     def _put_nowait(self, rows: WriteRows) -> Ack:
         if self._is_bulk(rows):
             return Ack(self._core, self._write(rows, None).batch_positions.stop)
         started = self._clock.monotonic()
-        self._core.encode_rows(rows)
+        self._core.entries.encode_rows(rows)
         _, end = self._core.insert(rows, None, drain=True)
         self._count_put(started)
         return Ack(self._core, end)
@@ -246,7 +242,7 @@ class ShardEngine:
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
         """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
         with self._gate:
-            return self._write(self._tombstones(keys), as_transaction(txn))
+            return self._write(self._fitting.tombstones(keys), as_transaction(txn))
 
     @property
     def _target(self) -> ShardTarget:
@@ -264,7 +260,7 @@ class ShardEngine:
 
     def _take(self, target: ShardTarget) -> None:
         self._targets[0] = target
-        self._reconciler = Reconciler(target.schema)
+        self._fitting = Fitting(target, self._config)
         self._core.indexes = target.indexes if target.indexes is not None else IndexSet(target.schema)
 
     def _write(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
@@ -280,7 +276,7 @@ class ShardEngine:
         return result
 
     def _insert(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
-        self._core.encode_rows(rows)
+        self._core.entries.encode_rows(rows)
         pending, end = self._core.insert(rows, txn)
         if self._config.durable_write or txn is not None:
             self._core.make_durable(end)
@@ -293,10 +289,10 @@ class ShardEngine:
 
     def _is_bulk(self, rows: WriteRows) -> bool:
         """Whether `rows` are too large for one WAL entry and must be published as a generation."""
-        limit = self._config.max_entry_bytes
-        if self._core.fits_entry(rows):
+        if self._core.entries.fits(rows):
             return False
         if not self._config.enable_memtable:
+            limit = self._config.max_entry_bytes
             raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
         return True
 
@@ -306,40 +302,6 @@ class ShardEngine:
         with self._core.lock:
             stats.put_count += 1
             stats.put_time += seconds
-
-    def _batches(self, data: Any, fill: bool) -> list[pa.RecordBatch]:
-        """`data` as batches with rows."""
-        columns = self._target.schema.columns
-        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, columns, whole=not fill)
-        if not batches:
-            raise InvalidInputError("empty batch list: give at least one batch with rows")
-        for i, batch in enumerate(batches):
-            if batch.num_rows == 0:
-                raise InvalidInputError(f"Batch {i} is empty: give batches with rows")
-        return batches
-
-    def _fit(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
-        """`batches` as those of the table, each checked; the errors name the column."""
-        with self._fit_lock:
-            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
-        self._target.check_storable(fitted)
-        if len(fitted) > self._config.max_memtable_batches:
-            even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._target.schema.nullable) for batch in fitted]
-            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
-        if self._target.check_rows is not None:
-            for batch in fitted:
-                self._target.check_rows(self.shard_id, batch)
-        return WriteRows.of(fitted)
-
-    def _tombstones(self, keys: Any) -> WriteRows:
-        schema = self._target.schema
-        named = key_batch(keys, schema)
-        if named.num_rows == 0:
-            return WriteRows.of([])
-        batch = tombstones(named, schema)
-        if self._target.check_rows is not None:
-            self._target.check_rows(self.shard_id, batch)
-        return WriteRows.of([batch], tombstones=True)
 
     # -------------------------------------------------------------------------------------------- sealing and closing
 
@@ -499,7 +461,7 @@ class ShardEngine:
         core.stats.use_lock(core.lock)
         for task in (core.grower, core.flusher, core.ticker):
             task.orphan()
-        self._gate, self._fit_lock = WriteGate(self._clock), threading.Lock()
+        self._gate = WriteGate(self._clock)
         core.state = CLOSED
 
     def __enter__(self) -> Any:

@@ -59,7 +59,9 @@ class WriteRows:
             owned.append(own)
             sizes.append(size)
             num_rows += own.num_rows
-        flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) if tombstones else None for batch in owned]
+        flags: list[pa.BooleanArray | None] = [None] * len(owned)
+        if tombstones:
+            flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) for batch in owned]
         return cls(owned, flags, sizes, num_rows, sum(sizes))
 
 
@@ -101,22 +103,24 @@ class Entry:
 class EntryBuilder:
     """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
 
-    __slots__ = ("_arrays", "_encoder", "_epoch", "_live_flags", "_rows", "_schema", "_slices")
+    __slots__ = ("_arrays", "_encoder", "_epoch", "_limit_bytes", "_live_flags", "_rows", "_schema", "_slices")
 
-    def __init__(self, schema: TableSchema, epoch: int) -> None:
+    def __init__(self, schema: TableSchema, epoch: int, limit_bytes: int) -> None:
+        """`limit_bytes`: of the rows of one entry."""
         self._schema = schema.wal
         self._epoch = epoch
+        self._limit_bytes = limit_bytes
         self._rows = RowEncoder(schema.wal)
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
         self._encoder: EntryEncoder | None = None
         self._live_flags = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
         self._slices: dict[int, pa.BooleanArray] = {}
 
-    def fits(self, rows: WriteRows, limit_bytes: int) -> bool:
+    def fits(self, rows: WriteRows) -> bool:
         """Whether an entry can hold `rows`. Columns may share buffers, and each is written for itself: where that could
         matter, what would be written is measured."""
         bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
-        return bound <= limit_bytes or self._rows.measure(self._flagged(rows)) <= limit_bytes
+        return bound <= self._limit_bytes or self._rows.measure(self._flagged(rows)) <= self._limit_bytes
 
     def encode_rows(self, rows: WriteRows) -> None:
         """Encode `rows` for whichever entry takes them; what cannot be encoded is an error of their write alone."""
@@ -124,7 +128,7 @@ class EntryBuilder:
             rows.messages = self._rows.messages(self._flagged(rows))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
-        rows.wire_bytes = sum(message.size for message in rows.messages)
+        rows.wire_bytes = sum([message.size for message in rows.messages])
 
     def encode(self, entry: Entry) -> bytes:
         """The bytes of `entry`, whose writes are of one generation and encoded."""

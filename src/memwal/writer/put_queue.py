@@ -30,17 +30,32 @@ __all__ = ["PutQueue", "QueuedPut"]
 class QueuedPut:
     """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
 
-    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "rows", "size_bytes", "started", "waited")
+    __slots__ = (
+        "_awake",
+        "batches",
+        "error",
+        "fill",
+        "fit",
+        "follower",
+        "pending",
+        "rows",
+        "size_bytes",
+        "started",
+        "waited",
+    )
 
     def __init__(
         self,
         batches: list[pa.RecordBatch],
+        fill: bool,
         size_bytes: int,
-        fit: Callable[[list[pa.RecordBatch]], WriteRows],
+        fit: Callable[[list[pa.RecordBatch], bool], WriteRows],
         started: float,
     ) -> None:
-        """`fit` makes rows of the batches; it is called by the leader, without locks."""
+        """`fit` makes rows of the batches, with nulls for what they leave out if they may `fill`; the leader calls it,
+        without locks."""
         self.batches = batches
+        self.fill = fill
         self.size_bytes = size_bytes
         self.fit = fit
         self.started = started
@@ -114,12 +129,15 @@ class PutQueue:
         self, pending: deque[Pending], insert: Callable[[QueuedPut, WriteRows], bool], leader: QueuedPut | None
     ) -> bool:
         """Insert all puts, oldest first; False if one found no room. The caller has the turn to commit."""
-        self._recall(pending)
-        while (put := self._oldest()) is not None:
+        put = self._oldest()
+        if put is not None and put.pending is not None:
+            self._recall(put, pending)
+            put = self._oldest()
+        while put is not None:
             if put.error is None:
                 try:
                     if put.rows is None:  # else it found no room before
-                        put.rows = put.fit(put.batches)
+                        put.rows = put.fit(put.batches, put.fill)
                     if not insert(put, put.rows):
                         return False
                 except Exception as error:
@@ -127,16 +145,15 @@ class PutQueue:
             if put.error is not None and put is not leader:
                 put.wake()
             self.withdraw(put)  # by name: its caller may have done so
+            put = self._oldest()
         return True
 
-    def _recall(self, pending: deque[Pending]) -> None:
+    def _recall(self, put: QueuedPut, pending: deque[Pending]) -> None:
         """Make good what a leader that was interrupted left: its put is inserted, or it is not."""
-        put = self._oldest()
-        if put is not None and put.pending is not None:
-            if put.pending in pending:
-                self.withdraw(put)
-            else:
-                put.pending = None
+        if put.pending in pending:
+            self.withdraw(put)
+        else:
+            put.pending = None
 
     def serve(self, put: QueuedPut) -> None:
         """Note that a put is on storage; the caller has the turn."""
@@ -150,14 +167,15 @@ class PutQueue:
 
     def wake_next(self) -> None:
         """Let the oldest put that nobody took lead."""
-        put = self._oldest()
-        if put is not None:
-            put.wake()
+        if self._waiting:
+            put = self._oldest()
+            if put is not None:
+                put.wake()
 
     def _oldest(self) -> QueuedPut | None:
         try:
-            return self._waiting[0]
-        except IndexError:
+            return self._waiting[0] if self._waiting else None
+        except IndexError:  # withdrawn meanwhile
             return None
 
     def wake_all(self) -> None:

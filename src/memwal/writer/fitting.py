@@ -1,0 +1,77 @@
+"""Input of writes, fitted to the columns of one shard.
+
+Owns `Fitting`: what a write gives becomes the rows of the shard here, or is refused by name. Invariants:
+
+1. A fitting belongs to one set of columns, and never changes: threads share it, a writer that moves on takes another one.
+2. What can be decided once per set of columns is decided once, so that a put only asks what its own rows can answer.
+
+Called by: the shard engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from memwal.config import WriterConfig
+from memwal.errors import InvalidInputError
+from memwal.ingest import key_batch, to_batches
+from memwal.schema import Missing, Reconciler, fills_missing, tombstones
+from memwal.writer.pending import WriteRows
+from memwal.writer.target import ShardTarget
+
+__all__ = ["Fitting"]
+
+
+class Fitting:
+    """Makes rows of input, for one shard with one set of columns."""
+
+    __slots__ = ("_check_rows", "_max_batches", "_reconciler", "_shard_id", "_target")
+
+    def __init__(self, target: ShardTarget, config: WriterConfig) -> None:
+        self._target = target
+        self._reconciler = Reconciler(target.schema)
+        self._check_rows = target.check_rows
+        self._shard_id = str(config.shard_id)
+        self._max_batches = config.max_memtable_batches
+
+    def fills(self, missing: Missing | None) -> bool:
+        """Whether columns that a put leaves out become null."""
+        return fills_missing(missing, self._target.schema)
+
+    def batches(self, data: Any, fill: bool) -> list[pa.RecordBatch]:
+        """`data` as batches with rows."""
+        if type(data) is pa.RecordBatch:
+            batches = [data]
+        else:
+            batches = to_batches(data, self._target.schema.columns, whole=not fill)
+        if not batches:
+            raise InvalidInputError("empty batch list: give at least one batch with rows")
+        for i, batch in enumerate(batches):
+            if batch.num_rows == 0:
+                raise InvalidInputError(f"Batch {i} is empty: give batches with rows")
+        return batches
+
+    def fit(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
+        """`batches` as those of the table, each checked; the errors name the column."""
+        fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
+        self._target.check_storable(fitted)
+        if len(fitted) > self._max_batches:
+            even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._target.schema.nullable) for batch in fitted]
+            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
+        if self._check_rows is not None:
+            for batch in fitted:
+                self._check_rows(self._shard_id, batch)
+        return WriteRows.of(fitted)
+
+    def tombstones(self, keys: Any) -> WriteRows:
+        """The tombstones of `keys`, which may be none."""
+        schema = self._target.schema
+        named = key_batch(keys, schema)
+        if named.num_rows == 0:
+            return WriteRows.of([])
+        batch = tombstones(named, schema)
+        if self._check_rows is not None:
+            self._check_rows(self._shard_id, batch)
+        return WriteRows.of([batch], tombstones=True)
