@@ -31,6 +31,7 @@ __all__ = [
     "FIELD_ID",
     "EntryCheck",
     "FieldId",
+    "Fitted",
     "Missing",
     "Reconciler",
     "TableSchema",
@@ -223,6 +224,16 @@ class _Met(NamedTuple):
     schema: pa.Schema
     plan: _Plan | None
     absent: list[str]
+
+
+class Fitted(list[pa.RecordBatch]):
+    """Batches as a `Reconciler` of `schema` made them, for a writer with the same columns: it need not do so again."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], schema: TableSchema) -> None:
+        super().__init__(batches)
+        self.schema = schema
 
 
 class Reconciler:

@@ -34,7 +34,7 @@ from memwal.ingest import key_batch, to_batches
 from memwal.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from memwal.probe import check_table
 from memwal.scan.scan import Scan
-from memwal.schema import Missing, Reconciler, TableSchema, fills_missing
+from memwal.schema import Fitted, Missing, Reconciler, TableSchema, fills_missing
 from memwal.shard_writer import ShardWriter
 from memwal.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
 from memwal.types import Transaction
@@ -131,13 +131,13 @@ class TableWriter:
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
+            fitted = Fitted([self._reconciler.fit(batch, fill=fill) for batch in batches], self._schema)
         return self._split(fitted)
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
             return {}
-        if isinstance(self._sharding, Unsharded | Manual):
+        if isinstance(self._sharding, (Unsharded, Manual)):
             return {self._shards.default(): batches}
         routed: dict[str, list[pa.RecordBatch]] = {}
         for batch in batches:

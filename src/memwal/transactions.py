@@ -185,7 +185,8 @@ class TransactionMap:
 
     def take(self, footer: EntryFooter, generation: int | None = None, *, decided: bool = True) -> None:
         """Know of what an entry of `generation` says (None: it has no rows); `decided`: the cursor has reached it."""
-        merge_footer(self._seen, footer, decided=decided)
+        if footer.txns or footer.seen or footer.delta:
+            merge_footer(self._seen, footer, decided=decided)
         if footer.written_ms is not None:
             self.time.note(footer.written_ms)
         self._generation = self._generation if generation is None else generation

@@ -193,7 +193,8 @@ class ShardCore(ShardState):
         left = self._in_flight
         if left is not None and left.group[-1].end > self.durable:
             return left
-        self._drop_settled()
+        if self.pending[0].end <= self.durable:  # an interrupted leader did not come to it
+            self._drop_settled()
         group = self._next_group()
         first = group[0]
         txns = () if first.txn is None else (EntryTransaction(first.txn, 0, first.rows.num_rows),)

@@ -197,8 +197,7 @@ class ShardEngine:
         Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
         there; `missing="null"` makes them null. On an append-only table they are null anyway.
         """
-        fill = self._fitting.fills(missing)
-        batches = self._fitting.batches(data, fill)
+        batches, fill = self._fitting.take(data, missing)
         with self._gate:
             if txn is None and self._config.durable_write:
                 size = sum(map(_buffer_bytes, batches))
@@ -225,8 +224,7 @@ class ShardEngine:
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
-        fill = self._fitting.fills(missing)
-        batches = self._fitting.batches(data, fill)
+        batches, fill = self._fitting.take(data, missing)
         with self._gate:
             return self._put_nowait(self._fitting.fit(batches, fill))
 

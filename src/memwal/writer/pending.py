@@ -103,7 +103,7 @@ class Entry:
 class EntryBuilder:
     """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
 
-    __slots__ = ("_arrays", "_encoder", "_epoch", "_limit_bytes", "_live_flags", "_rows", "_schema", "_slices")
+    __slots__ = ("_all_live", "_arrays", "_encoder", "_epoch", "_limit_bytes", "_rows", "_schema")
 
     def __init__(self, schema: TableSchema, epoch: int, limit_bytes: int) -> None:
         """`limit_bytes`: of the rows of one entry."""
@@ -113,8 +113,7 @@ class EntryBuilder:
         self._rows = RowEncoder(schema.wal)
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
         self._encoder: EntryEncoder | None = None
-        self._live_flags = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
-        self._slices: dict[int, pa.BooleanArray] = {}
+        self._all_live = _LiveFlags()
 
     def fits(self, rows: WriteRows) -> bool:
         """Whether an entry can hold `rows`. Columns may share buffers, and each is written for itself: where that could
@@ -141,18 +140,26 @@ class EntryBuilder:
 
     def _flagged(self, rows: WriteRows) -> list[pa.RecordBatch]:
         return [
-            batch.append_column(TOMBSTONE_FIELD, flags if flags is not None else self._all_live(batch.num_rows))
+            batch.append_column(TOMBSTONE_FIELD, self._all_live[batch.num_rows] if flags is None else flags)
             for batch, flags in zip(rows.batches, rows.flags, strict=True)
         ]
 
-    def _all_live(self, rows: int) -> pa.BooleanArray:
-        flags = self._slices.get(rows)
-        if flags is None:
-            if rows > _FLAG_CACHE_ROWS:
-                return pa.array(np.zeros(rows, dtype=bool))
-            flags = self._live_flags.slice(0, rows)
-            if len(self._slices) < _FLAG_CACHE_SIZE:
-                self._slices[rows] = flags
+
+class _LiveFlags(dict[int, pa.BooleanArray]):
+    """By number of rows: the flags of as many rows of which none is a tombstone; some are kept."""
+
+    __slots__ = ("_longest",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._longest = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
+
+    def __missing__(self, rows: int) -> pa.BooleanArray:
+        if rows > _FLAG_CACHE_ROWS:
+            return pa.array(np.zeros(rows, dtype=bool))
+        flags = self._longest.slice(0, rows)
+        if len(self) < _FLAG_CACHE_SIZE:
+            self[rows] = flags
         return flags
 
 

@@ -340,9 +340,10 @@ class ShardState:
     def _room_in(self, active: MemTable, start: int, rows: WriteRows) -> MemTable:
         """The memtable for `rows`: `active`, or the next one if they would take it past its row or batch limit, or do not
         go together with its dictionaries."""
-        if active.end_batch != start:  # a write that was interrupted before it was pending
-            active.truncate(start - active.first_batch)
         limits, (batches, num_rows, _) = self.config, active.totals
+        if active.first_batch + batches != start:  # a write that was interrupted before it was pending
+            active.truncate(start - active.first_batch)
+            batches, num_rows, _ = active.totals
         if batches and (
             num_rows + rows.num_rows > limits.max_memtable_rows
             or batches + len(rows.batches) > limits.max_memtable_batches
