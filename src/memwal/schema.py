@@ -128,6 +128,7 @@ class TableSchema:
     """Columns as the base table has them, its primary key in key order, and field ids where a base table exists.
 
     `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `wal` is `memory` with field ids.
+    `key_classes` are the Python types of the key's values, in key order.
     """
 
     columns: pa.Schema
@@ -137,6 +138,7 @@ class TableSchema:
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
     small_dictionaries: dict[Place, int] = field(init=False, compare=False, repr=False)
+    key_classes: tuple[type, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         nullable = nullable_except(self.columns, self.primary_key)
@@ -145,6 +147,8 @@ class TableSchema:
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "wal", self._with_field_ids(memory))
         object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
+        key = (self.columns.field(name).type for name in self.primary_key)
+        object.__setattr__(self, "key_classes", tuple(map(_python_class, key)))
 
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
@@ -181,10 +185,13 @@ class TableSchema:
         """The ids of a column and of the fields inside it; None while the table has none."""
         return None if self.field_ids is None else self.field_ids[self.columns.get_field_index(column)]
 
-    @property
-    def key_types(self) -> list[pa.DataType]:
-        """Types of the primary key columns, in key order."""
-        return [self.columns.field(name).type for name in self.primary_key]
+
+def _python_class(key: pa.DataType) -> type:
+    if pa.types.is_integer(key):
+        return int
+    if pa.types.is_boolean(key):
+        return bool
+    return str if pa.types.is_string(key) or pa.types.is_large_string(key) else bytes
 
 
 def nullable_except(columns: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
