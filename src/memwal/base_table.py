@@ -56,6 +56,7 @@ from memwal.format.lance_manifest import (
     version_path,
 )
 from memwal.lance_damage import find_damage, version_names
+from memwal.schema import TableSchema
 from memwal.store.location import Location
 from memwal.store.port import ObjectMeta
 
@@ -319,6 +320,11 @@ class BaseTable:
         return pa.schema([_as_named(field, item) for field, item in fields], metadata=kept or None)
 
     @cached_property
+    def table_schema(self) -> TableSchema:
+        """The columns with their field ids, as writers and readers of the table have them."""
+        return TableSchema.from_lance(self.schema, self.dataset.lance_schema)
+
+    @cached_property
     def field_ids(self) -> tuple[int, ...]:
         """The Lance ids of all fields, nested ones included, in pre-order."""
         return tuple(number for item in self.dataset.lance_schema.fields() for number in _ids(item))
@@ -376,7 +382,7 @@ class BaseTable:
         """The indexes of this version."""
         return self.manifest.index_entries
 
-    @property
+    @cached_property
     def details(self) -> MemWalDetails | None:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)

@@ -186,7 +186,7 @@ class TableWriter:
         check_table(base)
         with self._lock:
             self._shards.evolve()
-            self._schema = self._table._schema_of(base)
+            self._schema = base.table_schema
             self._reconciler = Reconciler(self._schema)
             self._sharding = self._table._sharding(base)
 

@@ -15,7 +15,6 @@ from memwal.errors import CorruptDataError, ObjectNotFoundError
 from memwal.format.deletions import encode_deletions
 from memwal.generation_rows import Generation
 from memwal.schema import TableSchema
-from memwal.shard_target import table_schema
 from memwal.sstable_file import SsTableFile, simple_file
 from memwal.store import paths
 from memwal.types import SsTable
@@ -40,7 +39,7 @@ class Made:
 
     @property
     def schema(self) -> TableSchema:
-        return table_schema(self.table._newest_base())
+        return self.table._newest_base().table_schema
 
     def file(self) -> SsTableFile | None:
         return simple_file(self.table.location, self.shard_id, self.sstable)

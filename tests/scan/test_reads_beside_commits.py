@@ -17,7 +17,6 @@ from memwal.compact import Compactor
 from memwal.scan.base_keys import BaseLookup
 from memwal.scan.lookup import lookup_rows
 from memwal.scan.snapshot import SnapshotSource
-from memwal.shard_target import table_schema
 from memwal.store.location import resolve
 
 PLAIN = pa.schema([("id", pa.int64()), ("note", pa.string())])
@@ -117,7 +116,7 @@ def test_a_lookup_finds_every_row_of_its_snapshot_while_its_process_compacts(tmp
         held[0] = held[0].refresh()
         return held[0]
 
-    source, lookup = SnapshotSource(newest.location, base, table_schema), BaseLookup(["id"])
+    source, lookup = SnapshotSource(newest.location, base), BaseLookup(["id"])
     keys = pa.record_batch([pa.array([1, 2, 3])], names=["id"])
     with table.writer(compaction=None) as writer:
         for _ in range(12):  # enough for an index of key hashes

@@ -111,7 +111,7 @@ class RowEncoder:
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front."""
         if not self._has_dictionaries:
-            return [batch.serialize() for batch in batches]
+            return list(map(pa.RecordBatch.serialize, batches))
         stream = pa.py_buffer(_encode_stream(self._schema, batches))
         return [stream.slice(self._prefix_bytes, stream.size - self._prefix_bytes - len(_END_OF_STREAM))]
 

@@ -6,16 +6,16 @@ Owns `get_from_memory`. Invariants:
    is not flushed yet; then nothing on storage can be newer.
 2. "Not decided" is an answer too: the caller then reads all tiers.
 
-Called by: `Table.get`.
+Called by: `Table.get`, `ShardWriter.get`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from memwal import live
 from memwal.format.wal_entry import TOMBSTONE
+from memwal.live import LiveShard
 from memwal.memtable import InMemoryMemTableRef
 from memwal.schema import TableSchema
 from memwal.types import ShardManifest
@@ -31,17 +31,17 @@ UNDECIDED: Final = Undecided()
 
 
 def get_from_memory(
-    table_key: str,
+    shards: Iterable[LiveShard],
     table_id: str | None,
     schema: TableSchema,
     key: Any,
     columns: Sequence[str] | None,
     newest_manifest: Callable[[str], ShardManifest | None],
 ) -> dict[str, Any] | Undecided | None:
-    """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of this process has it."""
+    """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of `shards` has it."""
     if not _is_plain(key, schema):
         return UNDECIDED
-    for shard in live.all_of(table_key):
+    for shard in shards:
         memtables = shard.capture()
         if memtables is None or not memtables.is_of(table_id):
             continue

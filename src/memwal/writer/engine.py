@@ -216,10 +216,10 @@ class ShardEngine:
         return WriteResult(range(done.start, done.end))
 
     def _fit_for_entry(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
-        rows = self._fitting.fit(batches, fill)
-        if self._is_bulk(rows):
+        rows, entries = self._fitting.fit(batches, fill), self._core.entries
+        if not entries.fits(rows):
             raise _TooLargeError(rows)
-        self._core.entries.encode_rows(rows)
+        entries.encode_rows(rows)
         return rows
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:

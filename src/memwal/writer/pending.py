@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,6 +34,7 @@ __all__ = ["Entry", "EntryBuilder", "Pending", "WriteRows"]
 _FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
 _FLAG_CACHE_ROWS = 65_536
 _FLAG_CACHE_SIZE = 64
+_size = attrgetter("size")
 
 
 @dataclass(slots=True)
@@ -127,7 +129,7 @@ class EntryBuilder:
             rows.messages = self._rows.messages(self._flagged(rows))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
-        rows.wire_bytes = sum([message.size for message in rows.messages])
+        rows.wire_bytes = sum(map(_size, rows.messages))
 
     def encode(self, entry: Entry) -> bytes:
         """The bytes of `entry`, whose writes are of one generation and encoded."""
