@@ -202,12 +202,13 @@ class ShardEngine:
             if txn is None and self._config.durable_write:
                 size = sum(map(_buffer_bytes, batches))
                 if size <= _QUEUED_BYTES:
-                    return self._queue(batches, fill, size)
+                    return self._queue(batches, size, fill)
             return self._write(self._fitting.fit(batches, fill), as_transaction(txn))
 
-    def _queue(self, batches: list[pa.RecordBatch], fill: bool, size_bytes: int) -> WriteResult:
+    def _queue(self, batches: list[pa.RecordBatch], size_bytes: int, fill: bool) -> WriteResult:
         """Write a small put, together with those of other threads."""
-        put = QueuedPut(batches, fill, size_bytes, self._fit_for_entry, self._clock.monotonic())
+        fit = self._fit_and_fill if fill else self._fit_for_entry
+        put = QueuedPut(batches, size_bytes, fit, self._clock.monotonic())
         try:
             done = self._core.write(put)
         except _TooLargeError as found:
@@ -215,7 +216,10 @@ class ShardEngine:
         reach("put.before_ack")
         return WriteResult(range(done.start, done.end))
 
-    def _fit_for_entry(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
+    def _fit_and_fill(self, batches: list[pa.RecordBatch]) -> WriteRows:
+        return self._fit_for_entry(batches, fill=True)
+
+    def _fit_for_entry(self, batches: list[pa.RecordBatch], *, fill: bool = False) -> WriteRows:
         rows, entries = self._fitting.fit(batches, fill), self._core.entries
         if not entries.fits(rows):
             raise _TooLargeError(rows)

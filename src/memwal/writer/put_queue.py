@@ -30,32 +30,17 @@ __all__ = ["PutQueue", "QueuedPut"]
 class QueuedPut:
     """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
 
-    __slots__ = (
-        "_awake",
-        "batches",
-        "error",
-        "fill",
-        "fit",
-        "follower",
-        "pending",
-        "rows",
-        "size_bytes",
-        "started",
-        "waited",
-    )
+    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "rows", "size_bytes", "started", "waited")
 
     def __init__(
         self,
         batches: list[pa.RecordBatch],
-        fill: bool,
         size_bytes: int,
-        fit: Callable[[list[pa.RecordBatch], bool], WriteRows],
+        fit: Callable[[list[pa.RecordBatch]], WriteRows],
         started: float,
     ) -> None:
-        """`fit` makes rows of the batches, with nulls for what they leave out if they may `fill`; the leader calls it,
-        without locks."""
+        """`fit` makes rows of the batches; it is called by the leader, without locks."""
         self.batches = batches
-        self.fill = fill
         self.size_bytes = size_bytes
         self.fit = fit
         self.started = started
@@ -140,7 +125,7 @@ class PutQueue:
             if put.error is None:
                 try:
                     if put.rows is None:  # else it found no room before
-                        put.rows = put.fit(put.batches, put.fill)
+                        put.rows = put.fit(put.batches)
                     if not insert(put, put.rows):
                         return False
                 except Exception as error:
