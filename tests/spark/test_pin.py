@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lance
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pytest
 
 import memwal as mw
+from memwal.scan.scan import Scan
 from memwal.spark.distributed import is_big, newest_base
 from memwal.spark.options import Options
-from memwal.spark.pin import pin_table, rebuild
+from memwal.spark.pin import pin_at, pin_table, rebuild
 from memwal.store import paths
 from memwal.store.location import resolve
+from tests.table.table_kit import Interceptor
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -106,3 +109,22 @@ def test_a_task_of_a_table_that_was_removed_says_so(table: mw.Table) -> None:
     shutil.rmtree(table.uri)
     with pytest.raises(mw.TableReplacedError, match="removed"):
         rebuild(options, pin)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_table_that_is_made_anew_while_it_is_pinned_is_pinned_whole(table: mw.Table, at: int) -> None:
+    put(table, 1)
+    calls = 0
+
+    def seen(name: str, path: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            with ThreadPoolExecutor(1) as another:
+                another.submit(make_anew, table, 2, 3).result()
+
+    pin = pin_at(resolve(table.uri, wrap=lambda store: Interceptor(store, seen)))  # type: ignore[arg-type,return-value]
+    assert calls >= at
+    assert pin.table_id == mw.open_table(table.uri).details().writer_config_defaults["memwal.table_id"]
+    rows = Scan(lambda: rebuild(Options(table.uri), pin)).to_table()
+    assert sorted(rows["id"].to_pylist()) == [2, 3]

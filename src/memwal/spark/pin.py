@@ -14,7 +14,7 @@ Called by: the data source (driver), the table source (tasks).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ from memwal.table import open_table
 from memwal.types import ShardManifest
 from memwal.wal import list_positions, own_end, read_run
 
-__all__ = ["Pin", "PinnedShard", "pin_table", "rebuild", "reported_as_collected"]
+__all__ = ["Pin", "PinnedShard", "pin_at", "pin_table", "rebuild", "reported_as_collected"]
 
 _MAX_TRIES = 16
 _BACKOFF_SECONDS = 0.01
@@ -83,20 +83,21 @@ class Pin:
 def pin_table(options: Options) -> Pin:
     """The table as it is now."""
     table = open_table(options.path, storage_options=options.storage_options)
-    location = table.location
-    candidates = table._candidates(options.filter)
-    shards = [s for s in list_shards(location) if candidates is None or s in candidates]
+    return pin_at(table.location, table._candidates(options.filter), flushed=options.consistency == "flushed")
+
+
+def pin_at(location: Location, candidates: Collection[str] | None = None, *, flushed: bool = False) -> Pin:
+    """The table at a place; `candidates` are the shards that can hold matching rows."""
     for attempt in range(_MAX_TRIES):
         watch = TableWatch(_newest(location))
-        found = _pin_shards(location, shards, flushed=options.consistency == "flushed")
+        shards = [s for s in list_shards(location) if candidates is None or s in candidates]
+        found = _pin_shards(location, shards, flushed=flushed)
         try:
-            base = watch.look()
+            return _pin(watch.look(), found)
         except TableReplacedError:  # what was pinned may be of two tables
-            if attempt == _MAX_TRIES - 1:
+            if attempt == _MAX_TRIES - 1 or not watch.is_replaced:
                 raise
-        else:
-            return _pin(base, found)
-        shards = list_shards(location)
+            candidates = None
     raise AssertionError("the last attempt returns or raises")
 
 
