@@ -22,15 +22,18 @@ from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable.scan import MemTableScanner
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
+from lance_memwal.read.memory_get import Undecided, get_from_memory
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.schema import checked_columns
 from lance_memwal.rows.sharding import sharding_of
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import ShardManifest
 from lance_memwal.write.engine import ShardEngine
-from lance_memwal.write.table_target import table_schema, target_of, with_shard, writer_config
+from lance_memwal.write.table_target import target_of, with_shard, writer_config
 
 __all__ = ["ShardWriter"]
 
@@ -112,6 +115,15 @@ class ShardWriter(ShardEngine):
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key in this shard or the base table, or None."""
+        self._need_memtable()
+        base = self._newest_base()
+        if base.details is not None:
+            schema = base.table_schema
+            if columns is not None:
+                columns = checked_columns(columns, schema.columns)
+            row = get_from_memory([self], base.table_id, schema, key, columns, self._newest_manifest)
+            if not isinstance(row, Undecided):
+                return row
         found = self.lookup([key], columns)
         return found.to_pylist()[0] if found.num_rows else None
 
@@ -130,16 +142,21 @@ class ShardWriter(ShardEngine):
 
     @cached_property
     def _snapshots(self) -> SnapshotSource:
+        return SnapshotSource(self._target.location, self._newest_base, self._clock)
+
+    @cached_property
+    def _base(self) -> BaseTable:
         base = BaseTable.open(self._target.location)
         if base is None:
             raise InvalidInputError("there is no base table yet: scan() reads the memtables, create the table for more")
-        newest = [base]
+        return base
 
-        def refreshed() -> BaseTable:
-            newest[0] = newest[0].refresh()
-            return newest[0]
+    def _newest_base(self) -> BaseTable:
+        self._base = base = self._base.refresh()
+        return base
 
-        return SnapshotSource(self._target.location, refreshed, table_schema, self._clock)
+    def _newest_manifest(self, shard_id: str) -> ShardManifest | None:
+        return self._snapshots.manifests(shard_id).read_latest()
 
     @cached_property
     def _base_lookup(self) -> BaseLookup:

@@ -32,6 +32,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions
+from lance_memwal.memtable import live
 from lance_memwal.memtable.index import Metric
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_keys import BaseLookup
@@ -43,7 +44,7 @@ from lance_memwal.read.snapshot import Consistency, Snapshot, SnapshotSource, li
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.prune import values_in_filter
-from lance_memwal.rows.schema import TableSchema, checked_columns
+from lance_memwal.rows.schema import checked_columns
 from lance_memwal.rows.sharding import (
     ONE_SHARD,
     Bucket,
@@ -62,7 +63,7 @@ from lance_memwal.types import ShardManifest, ShardStatus
 from lance_memwal.upkeep.maintenance import Maintenance
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.parking import Parked
-from lance_memwal.write.table_target import table_schema, target_of, with_shard, writer_config
+from lance_memwal.write.table_target import target_of, with_shard, writer_config
 
 __all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
 
@@ -178,8 +179,7 @@ class Table(Maintenance):
         """Use `open_table`, `create_table` or `enable`."""
         self.location = location
         self._base = base
-        self._schemas: tuple[BaseTable, TableSchema] | None = None
-        self._snapshots = SnapshotSource(location, self._newest_base, self._schema_of)
+        self._snapshots = SnapshotSource(location, self._newest_base)
         self._lookup = BaseLookup(base.primary_key)
 
     def __repr__(self) -> str:
@@ -279,7 +279,7 @@ class Table(Maintenance):
         watch = TableWatch(base)
         return TableWriter(
             self,
-            self._schema_of(base),
+            base.table_schema,
             self._sharding(base),
             lambda shard_id, parked: self._open_shard(
                 shard_id, config, overrides, routed=True, watch=watch, parked=parked
@@ -352,10 +352,11 @@ class Table(Maintenance):
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
         base = self._readable_base()
-        schema = self._schema_of(base)
+        schema = base.table_schema
         if columns is not None:
             columns = checked_columns(columns, schema.columns)
-        row = get_from_memory(self.location.key, base.table_id, schema, key, columns, self._newest_manifest)
+        shards = live.all_of(self.location.key)
+        row = get_from_memory(shards, base.table_id, schema, key, columns, self._newest_manifest)
         if not isinstance(row, Undecided):
             return row
         found = self.lookup([key], columns)
@@ -364,7 +365,7 @@ class Table(Maintenance):
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""
         base = self._readable_base()
-        named = key_batch(keys, self._schema_of(base))
+        named = key_batch(keys, base.table_schema)
 
         def capture() -> Snapshot:
             return self._snapshots.capture(candidates=self._shards_of_keys(named, base))
@@ -416,7 +417,6 @@ class Table(Maintenance):
 
     def _forget(self, base: BaseTable) -> None:
         """Drop what was learned of another table that was at this place before."""
-        self._schemas = None
         self._snapshots.forget()
         self._lookup = BaseLookup(base.primary_key)
 
@@ -426,12 +426,6 @@ class Table(Maintenance):
         if base.manifest.index(INDEX_NAME) is None:
             raise no_entry(self.location)
         return base
-
-    def _schema_of(self, base: BaseTable) -> TableSchema:
-        known = self._schemas
-        if known is None or known[0] is not base:  # not by its number: a table made anew has it too
-            known = self._schemas = (base, table_schema(base))
-        return known[1]
 
     def _sharding(self, base: BaseTable) -> Sharding:
         if base.details is None:

@@ -33,7 +33,7 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.read.scan import Scan
 from lance_memwal.rows.ingest import key_batch, to_batches
-from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
+from lance_memwal.rows.schema import Fitted, Missing, Reconciler, TableSchema, fills_missing
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsharded, route
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
@@ -131,13 +131,13 @@ class TableWriter:
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
+            fitted = Fitted([self._reconciler.fit(batch, fill=fill) for batch in batches], self._schema)
         return self._split(fitted)
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
             return {}
-        if isinstance(self._sharding, Unsharded | Manual):
+        if isinstance(self._sharding, (Unsharded, Manual)):
             return {self._shards.default(): batches}
         routed: dict[str, list[pa.RecordBatch]] = {}
         for batch in batches:
@@ -186,7 +186,7 @@ class TableWriter:
         check_table(base)
         with self._lock:
             self._shards.evolve()
-            self._schema = self._table._schema_of(base)
+            self._schema = base.table_schema
             self._reconciler = Reconciler(self._schema)
             self._sharding = self._table._sharding(base)
 

@@ -18,7 +18,6 @@ from lance_memwal.sstable.file import SsTableFile, simple_file
 from lance_memwal.sstable.generation import Generation
 from lance_memwal.store import paths
 from lance_memwal.types import SsTable
-from lance_memwal.write.table_target import table_schema
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -40,7 +39,7 @@ class Made:
 
     @property
     def schema(self) -> TableSchema:
-        return table_schema(self.table._newest_base())
+        return self.table._newest_base().table_schema
 
     def file(self) -> SsTableFile | None:
         return simple_file(self.table.location, self.shard_id, self.sstable)

@@ -56,6 +56,7 @@ from lance_memwal.lance.manifest import (
 from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import use_lance
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 
@@ -232,8 +233,13 @@ class BaseTable:
 
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
-        with lance_reading(self.location, "looking for the newest version of the base table"):
+        use_lance()
+        refuse_at_exit()
+        try:
             newest = int(self.dataset.latest_version)
+        except BaseException:  # entered only now, since every read comes this way
+            with lance_reading(self.location, "looking for the newest version of the base table"):
+                raise
         if not self._is_still_there():
             return self._reopened()
         if newest == self.version:
@@ -314,6 +320,11 @@ class BaseTable:
         return pa.schema([_as_named(field, item) for field, item in fields], metadata=kept or None)
 
     @cached_property
+    def table_schema(self) -> TableSchema:
+        """The columns with their field ids, as writers and readers of the table have them."""
+        return TableSchema.from_lance(self.schema, self.dataset.lance_schema)
+
+    @cached_property
     def field_ids(self) -> tuple[int, ...]:
         """The Lance ids of all fields, nested ones included, in pre-order."""
         return tuple(number for item in self.dataset.lance_schema.fields() for number in _ids(item))
@@ -371,7 +382,7 @@ class BaseTable:
         """The indexes of this version."""
         return self.manifest.index_entries
 
-    @property
+    @cached_property
     def details(self) -> MemWalDetails | None:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)

@@ -77,6 +77,7 @@ _RESERVED_KEYS: Final = (
 _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
+_NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _ARROW_ERRORS: Final = (
     pa.ArrowException,
@@ -110,7 +111,7 @@ class RowEncoder:
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front."""
         if not self._has_dictionaries:
-            return [batch.serialize() for batch in batches]
+            return list(map(pa.RecordBatch.serialize, batches))
         stream = pa.py_buffer(_encode_stream(self._schema, batches))
         return [stream.slice(self._prefix_bytes, stream.size - self._prefix_bytes - len(_END_OF_STREAM))]
 
@@ -201,7 +202,7 @@ def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
 
 def _encode_extension(footer: EntryFooter) -> bytes:
     table, written_ms = footer.table, footer.written_ms
-    if footer[2:] == _PLAIN[2:] and table is not None and written_ms is not None:  # most puts: the same, faster
+    if footer[2:] == _NOTHING_MORE and table is not None and written_ms is not None:  # most puts: the same, faster
         return b'{"t":"%s","ms":%d}' % (table.encode(), written_ms)
     value: dict[str, Any] = {}
     if footer.table is not None:

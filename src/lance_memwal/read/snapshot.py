@@ -107,13 +107,11 @@ class SnapshotSource:
         self,
         location: Location,
         base: Callable[[], BaseTable],
-        schema: Callable[[BaseTable], TableSchema],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`base` gives the newest base version, `schema` the columns of a version."""
+        """`base` gives the newest base version."""
         self.location = location
         self._base = base
-        self._schema = schema
         self._clock = clock
         self._manifests: dict[str, ShardManifestStore] = {}
 
@@ -151,8 +149,9 @@ class SnapshotSource:
         for _ in range(_MAX_TRIES):
             before = self._base()
             captured = {s: self._ours(given.get(s) or self._live(s, consistency), before) for s in wanted}
-            schema = self._schema(before)
-            uppers = self._each(wanted, partial(self._capture_upper, captured, consistency, schema, before.tag))
+            uppers = self._each(
+                wanted, partial(self._capture_upper, captured, consistency, before.table_schema, before.tag)
+            )
             base = self._base()
             if base.table_id == before.table_id:
                 break
@@ -160,8 +159,8 @@ class SnapshotSource:
             raise ConflictError(
                 f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
             )
-        details, schema = base.details, self._schema(base)
-        if details is None:
+        schema = base.table_schema
+        if base.details is None:
             raise no_entry(self.location)
         marks = compacted(base)
         for upper in uppers:

@@ -56,6 +56,7 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.log.entry import TOMBSTONE, TOMBSTONE_FIELD
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
+from lance_memwal.memtable.memtable import aligned_array
 from lance_memwal.rows.key_encoding import check_primary_key, key_hashes
 from lance_memwal.sstable.bloom import build_bloom
 from lance_memwal.sstable.sidecar import SortedKeys, sort_keys, write_sidecar
@@ -282,7 +283,7 @@ def _conform_column(parts: Sequence[pa.Table | pa.RecordBatch], index: int, fiel
         raise InvalidInputError(f"column {field.name!r} does not fit the type {field.type}") from None
     if column.null_count and not field.nullable:
         raise InvalidInputError(f"column {field.name!r} must not hold nulls")
-    return column
+    return pa.chunked_array([aligned_array(chunk) for chunk in column.chunks], field.type)
 
 
 def _file_version(rows: pa.Table, storage_version: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
@@ -55,12 +56,12 @@ class _Attempts:
 
     __slots__ = ("_clock", "_failed", "_policy", "_started", "_what", "ambiguous")
 
-    def __init__(self, what: str, policy: RetryPolicy, clock: Clock) -> None:
+    def __init__(self, what: str, policy: RetryPolicy, clock: Clock, started: float) -> None:
         self.ambiguous = False
         self._what = what
         self._policy = policy
         self._clock = clock
-        self._started = clock.monotonic()
+        self._started = started
         self._failed = 0
 
     def failed(self, error: UnavailableError) -> None:
@@ -97,7 +98,7 @@ class RetryingStore:
 
         An object that holds `data` already is `RECOGNISED` only after an ambiguous failure of this call.
         """
-        attempts = _Attempts(f"create {path}", self._policy, self._clock)
+        attempts = _Attempts(f"create {path}", self._policy, self._clock, self._clock.monotonic())
         while True:
             try:
                 return self._inner.put_new(path, data, sync=sync, make_directory=make_directory)
@@ -119,43 +120,43 @@ class RetryingStore:
 
     def make_directory(self, path: str) -> None:
         """Let the directory `path` exist, where the store has directories."""
-        self._retry(f"make the directory {path}", lambda: self._inner.make_directory(path))
+        self._retry("make the directory", self._inner.make_directory, path)
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """Replace `path` atomically."""
-        self._retry(f"replace {path}", lambda: self._inner.put(path, data, sync=sync))
+        self._retry("replace", partial(self._inner.put, data=data, sync=sync), path)
 
     def get(self, path: str) -> bytes:
         """All bytes of `path`."""
-        return self._retry(f"read {path}", lambda: self._inner.get(path))
+        return self._retry("read", self._inner.get, path)
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
         """At most `length` bytes from `start` on; shorter where the object ends."""
-        return self._retry(f"read {path}", lambda: self._inner.get_range(path, start, length))
+        return self._retry("read", partial(self._inner.get_range, start=start, length=length), path)
 
     def get_tail(self, path: str, length: int) -> bytes:
         """The last `length` bytes, or the whole object if it is shorter."""
-        return self._retry(f"read {path}", lambda: self._inner.get_tail(path, length))
+        return self._retry("read", partial(self._inner.get_tail, length=length), path)
 
     def head(self, path: str) -> ObjectMeta:
         """Size and time of `path`."""
-        return self._retry(f"look at {path}", lambda: self._inner.head(path))
+        return self._retry("look at", self._inner.head, path)
 
     def list_names(self, prefix: str) -> list[str]:
         """The names directly below the directory `prefix`, objects and directories alike, in no order."""
-        return self._retry(f"list {prefix}", lambda: self._inner.list_names(prefix))
+        return self._retry("list", self._inner.list_names, prefix)
 
     def list(self, prefix: str) -> list[ObjectMeta]:
         """Every object below the directory `prefix` (recursive), in no order."""
-        return self._retry(f"list {prefix}", lambda: self._inner.list(prefix))
+        return self._retry("list", self._inner.list, prefix)
 
     def delete(self, path: str) -> None:
         """Remove `path`; absent is fine."""
-        self._retry(f"delete {path}", lambda: self._inner.delete(path))
+        self._retry("delete", self._inner.delete, path)
 
     def sync_tree(self, prefix: str) -> None:
         """Make every file and directory below `prefix`, and the name `prefix` itself, survive power loss."""
-        self._retry(f"sync {prefix}", lambda: self._inner.sync_tree(prefix))
+        self._retry("sync", self._inner.sync_tree, prefix)
 
     def _is_ours(self, path: str, data: bytes, sync: bool) -> bool:
         """Whether `path` holds `data`; if so, it is then durable too: the attempt may have failed at just that."""
@@ -165,10 +166,13 @@ class RetryingStore:
             self._inner.sync_tree(path)
         return True
 
-    def _retry(self, what: str, call: Callable[[], _T]) -> _T:
-        attempts = _Attempts(what, self._policy, self._clock)
+    def _retry(self, verb: str, call: Callable[[str], _T], path: str) -> _T:
+        started = self._clock.monotonic()
+        attempts: _Attempts | None = None  # most calls need no second one
         while True:
             try:
-                return call()
+                return call(path)
             except UnavailableError as error:
+                if attempts is None:
+                    attempts = _Attempts(f"{verb} {path}", self._policy, self._clock, started)
                 attempts.failed(error)

@@ -26,15 +26,10 @@ from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.store.location import Location
 from lance_memwal.write.target import ShardTarget
 
-__all__ = ["table_schema", "target_of", "with_shard", "writer_config"]
+__all__ = ["target_of", "with_shard", "writer_config"]
 
 _DEFAULT_STORAGE_VERSION = "2.1"
 _MAP_STORAGE_VERSION = "2.2"  # the first one with maps
-
-
-def table_schema(base: BaseTable) -> TableSchema:
-    """The columns of a base table with their field ids."""
-    return TableSchema.from_lance(base.schema, base.dataset.lance_schema)
 
 
 def with_shard(settings: WriterConfig, sharding: Sharding) -> WriterConfig:
@@ -70,7 +65,7 @@ def target_of(
         version = _storage_version(stored.columns)
         check_columns(stored.columns, storage_version=version)
         return ShardTarget(location, stored, version, indexes=IndexSet(stored, given=indexes))
-    columns = table_schema(base)
+    columns = base.table_schema
     if schema is not None:
         _check_same(as_lance(schema), columns.columns)
     if base.details is None:
