@@ -13,6 +13,7 @@ Owns the commit of the index entry. Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +26,11 @@ from lance.fragment import write_fragments
 from lance_memwal.arguments import check_flag, check_instance, check_names, check_text
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import ConflictError, InvalidInputError, UnavailableError
+from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.commit import mark as record
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
+from lance_memwal.lance.marks import COUNTER_SHARD, commit_number
 from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from lance_memwal.lance.restored import unlisted_mark
@@ -35,6 +38,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.wal import list_positions
+from lance_memwal.memtable.memtable import aligned
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
@@ -56,6 +60,7 @@ __all__ = [
     "write_base",
 ]
 
+_LOG = logging.getLogger(__name__)
 _MAX_TRIES = 8
 LEFTOVERS = (
     "call lance_memwal.enable(adopt_shards=True) if they belong to the table as it is now, or remove its _mem_wal "
@@ -153,7 +158,7 @@ def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) ->
         raise InvalidInputError("data without batches has no columns; give a schema")
     schema = keyed_schema(columns, primary_key)
     try:
-        return pa.Table.from_batches(batches, schema=columns).cast(schema)
+        return pa.Table.from_batches(list(map(aligned, batches)), schema=columns).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
 
@@ -265,7 +270,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
         else:
             newest = base.refresh()
         if _entry_id(newest) == entry_id:
-            return _fitting(base, newest, choices, details)
+            return _without_fragments(_fitting(base, newest, choices, details))
         if newest.details is not None:
             raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
         base = newest
@@ -289,6 +294,28 @@ def _fitting(base: BaseTable, newest: BaseTable, choices: Choices, details: MemW
         return newest
     _take_back(newest)
     raise ConflictError(f"the columns of {base.location.describe()} changed while it was enabled; retry")
+
+
+def _without_fragments(base: BaseTable) -> BaseTable:
+    """The table with an index entry that names no fragments, as pylance's own; `base` if they are of no consequence.
+
+    An entry that is committed through the API has a set of fragments, an empty one. On a table with stable row ids Lance
+    adds to it the fragments of updates, and then refuses to compact files of which it names some but not all. Whenever
+    Lance records a mark, it writes the entry without the set.
+    """
+    reason: MemWalError | None = None
+    if not base.manifest.has_stable_row_ids:
+        return base
+    for _ in range(_MAX_TRIES):
+        try:
+            return record(base, {COUNTER_SHARD: commit_number(base) + 1})
+        except MemWalError as error:
+            newest, reason = base.refresh(), error
+            if newest.version == base.version:
+                break
+            base = newest
+    _LOG.warning("the MemWAL index still names fragments [table=%s]: %s", base.location.describe(), reason)
+    return base
 
 
 def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> bool:

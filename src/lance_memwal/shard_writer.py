@@ -108,8 +108,9 @@ class ShardWriter(ShardEngine):
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key in this shard or the base table, or None."""
-        found = self.lookup([key], columns)
-        return found.to_pylist()[0] if found.num_rows else None
+        self._need_memtable()
+        self._core.refuse()
+        return self._reader.get(key, columns, writer=self)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys in this shard or the base table, in no order."""

@@ -34,7 +34,7 @@ from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
 from lance_memwal.rows.ingest import key_batch, to_batches
-from lance_memwal.rows.schema import Missing, Reconciler, fills_missing
+from lance_memwal.rows.schema import Fitted, Missing, Reconciler, fills_missing
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
@@ -126,7 +126,7 @@ class TableWriter:
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
+            fitted = Fitted([self._reconciler.fit(batch, fill=fill) for batch in batches], self._schema)
         return self._split(fitted)
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:

@@ -66,6 +66,7 @@ def _committing(commit: Callable[[int], object], wait_seconds: float) -> Iterato
         thread.join()
 
 
+@pytest.mark.repro("reads-07")
 @pytest.mark.parametrize("key", [pa.int64(), pa.string()])
 def test_a_compaction_gets_through_beside_a_plain_writer(tmp_path: Path, key: pa.DataType) -> None:
     table = _table(tmp_path / "t", key)

@@ -96,6 +96,7 @@ MAINTENANCE: dict[str, tuple[Callable[[str], None], list[int]]] = {
 }
 
 
+@pytest.mark.repro("reads-01")
 @pytest.mark.parametrize("action", MAINTENANCE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_maintenance_by_lance_leaves_the_table_readable_and_compactable(tmp_path: Path, kind: str, action: str) -> None:
@@ -198,15 +199,18 @@ def test_rows_are_written_once_where_others_commit_all_the_time(tmp_path: Path) 
     table = _table(tmp_path / "t", "stable row ids")
     _write(table, [100], [101])
     disturbed: list[int] = []
+    written: set[str] = set()
 
     def disturb(point: str) -> None:
         if point == "compact.after_fragments" and len(disturbed) < 12:
+            written.update(name for name in unheld_files(table.uri) if name.startswith("data/"))
             disturbed.append(len(disturbed))
             lance.write_dataset(_rows([200 + len(disturbed)]), table.uri, mode="append")
 
     crash_points.install(disturb)
     report = table.compact()
     assert report.conflicts == 12
+    assert len(written) == 1, "the rows were written once"
     assert _numbers(lance.dataset(table.uri).to_table()) == sorted([*range(40), 100, 101, *range(201, 213)])
     assert unheld_files(table.uri) == set()
 

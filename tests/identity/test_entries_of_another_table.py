@@ -147,6 +147,7 @@ def test_a_hole_below_an_entry_of_ours_is_damage_still(tmp_path: Path) -> None:
     assert [problem.invariant for problem in mw.open_table(uri).verify().problems] == ["V-4"]
 
 
+@pytest.mark.repro("writer-06")
 def test_a_put_that_the_old_writer_got_in_before_it_noticed_is_not_in_the_new_table(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     old = mw.ShardWriter.open(make(uri).uri, clock=_StoppedClock(), shard_id=SHARD)

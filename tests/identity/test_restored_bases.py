@@ -60,6 +60,7 @@ READS: list[Callable[[mw.Table], object]] = [
 ]
 
 
+@pytest.mark.repro("reads-06", "writer-17")
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("read", READS)
 def test_no_read_silently_misses_rows(tmp_path: Path, read: Callable[[mw.Table], object], fresh: bool) -> None:
@@ -111,6 +112,7 @@ def _works_again(uri: str, expected: list[int]) -> None:
     assert in_another_process(probe).strip() == str(sorted([*expected, 6]))
 
 
+@pytest.mark.repro("reads-06", "writer-17")
 @pytest.mark.parametrize(("way", "expected"), [("keep_base", [1, 2, 5]), ("bring_back", [1, 2, 3, 4, 5])])
 def test_after_either_way_everything_works_again(tmp_path: Path, way: str, expected: list[int]) -> None:
     uri = str(tmp_path / "t")

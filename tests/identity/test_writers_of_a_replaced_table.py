@@ -71,6 +71,7 @@ def _once_appender_of_generations(table: mw.Table, clock: SkippingClock) -> tupl
 KINDS = [_shard_writer, _wal_only_writer, _wal_appender, _once_appender, _once_appender_of_generations]
 
 
+@pytest.mark.repro("writer-16", "writer-17")
 @pytest.mark.parametrize("replace", REPLACED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_stops_within_a_minute_and_leaves_nothing_behind(
@@ -115,6 +116,7 @@ def test_a_flush_by_claim_finds_another_table_before_it_reads_or_seals(
     assert _files(uri) == before
 
 
+@pytest.mark.repro("writer-06", "writer-17")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["local", "memory"])
 def test_an_entry_of_a_removed_table_is_refused_at_once(tmp_path: Path, kind: Callable[..., Any], place: str) -> None:
@@ -279,6 +281,7 @@ def test_a_claim_that_travelled_is_worth_nothing_in_another_table(tmp_path: Path
         fresh.append(claim, [_batch(1)], txn=("app", 1))
 
 
+@pytest.mark.repro("writer-07")
 def test_another_process_makes_the_table_anew_under_a_live_writer(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     clock = SkippingClock()

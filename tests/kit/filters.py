@@ -38,7 +38,7 @@ class Column:
 
 
 _WORDS = """timestamp date in select order group case not null true time interval user end array cast left from
-    Upper ünï x-y between like is and or"""
+    Upper ünï x-y between like is and or any some all exists distinct current_date current_time current_timestamp"""
 _MIDNIGHT = "timestamp '2024-01-01 00:00:00'"
 COLUMNS = [
     Column("i8", pa.int8(), [-128, 0, 127], "0 | -128 | 127 | 300 | 1.0 | 1.5 | '0'"),

@@ -27,7 +27,8 @@ ALL = list(dict.fromkeys(filter_kit.filters()))
 TOLD = """
 f32 = 0.1 | f32 > 0.3 | f32 in (0.1, 0.3) | f16 = 0.1 | st.a = 0 | st.B = '' | st.a is null | not (st.a = 1) | sn.a = 0
 sn.s is null | json_get_int(j, 'a') = 1 | json_exists(j, '$.a') | timestamp is null or timestamp > 1 | date = 1 | in = 1
-f64 >= 0.0 | f64 = 0.0 | i8 = 300 | u8 = -1 | dec = 1.5 | s = 5 | l is null | `two words` = 1 | UPPER = 1
+any is not null | any <> 1 | current_date is not null | current_time is null
+all = 1 | f64 >= 0.0 | f64 = 0.0 | i8 = 300 | u8 = -1 | dec = 1.5 | s = 5 | l is null | `two words` = 1 | UPPER = 1
 """
 Answer = list[int] | str
 
@@ -90,6 +91,7 @@ def differences(answers: dict[str, list[Answer]], expected: list[Answer], texts:
     ]
 
 
+@pytest.mark.repro("reads-03")
 @pytest.mark.scaled
 def test_every_operator_selects_the_rows_of_plain_lance_in_every_tier(tmp_path: Path) -> None:
     texts = [*filter_kit.listed(TOLD), *ALL[:: scaled(ci=61, prove=1)]]

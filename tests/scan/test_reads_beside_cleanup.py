@@ -48,6 +48,7 @@ def _clean_up(table: mw.Table) -> None:
     lance.dataset(table.uri).cleanup_old_versions(older_than=dt.timedelta(0), delete_unverified=True)
 
 
+@pytest.mark.repro("reads-11")
 @pytest.mark.parametrize(
     "read",
     [
@@ -86,6 +87,7 @@ def test_a_reader_that_has_handed_out_rows_says_that_its_version_is_gone(tmp_pat
         assert table.count_rows() == ROWS + 40000
 
 
+@pytest.mark.repro("reads-11")
 @pytest.mark.parametrize("known", [False, True])
 def test_lookups_and_searches_start_over(tmp_path: Path, known: bool) -> None:
     """With `known` the process has asked before, so that keys and texts of an earlier version are in memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def _rows(scan: Any) -> list[tuple[int, str]]:
     return sorted((row["id"], row["note"]) for row in scan.to_table().to_pylist())
 
 
+@pytest.mark.repro("reads-02")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_held_scan_shows_what_it_captured_whatever_is_compacted(tmp_path: Path, way: str) -> None:
     table = _table(tmp_path / "t", way)
@@ -71,6 +73,38 @@ def test_a_held_scan_shows_what_it_captured_whatever_is_compacted(tmp_path: Path
         assert _rows(table.scan()) != wanted
 
 
+@pytest.mark.repro("reads-02b")
+@pytest.mark.parametrize("way", [way for way, (schema, ids, *_) in WAYS.items() if schema is KEYED and ids])
+def test_a_read_that_a_compaction_overtakes_between_two_batches_is_not_torn(tmp_path: Path, way: str) -> None:
+    """Names move from row to row, two at a time: each state has every name once, a mixture has not."""
+    schema, _, options, prepare = WAYS[way]
+    uri, count = str(tmp_path / "t"), 300
+    names = [f"name {number}" for number in range(count)]
+    lance.write_dataset(pa.table([range(count), names], schema=schema), uri, max_rows_per_file=count // 6, **options)
+    prepare(uri)
+    table = mw.enable(uri, sharding=mw.Unsharded(), writer_defaults={"fsync": False})
+    with table.writer(compaction=None) as writer:
+
+        def exchange(first: int, last: int) -> None:
+            names[first], names[last] = names[last], names[first]
+            writer.put([{"id": number, "note": names[number]} for number in (first, last)])
+            writer.flush()
+
+        for turn in range(1, 7):
+            exchange(turn, 100 + turn)  # fresh rows come first, so that the base is not begun when the next ones come
+            batches = table.scan(["note"]).to_batches()
+            seen = [next(batches)]
+            for partner in (turn, 100 + turn):
+                exchange(count - turn, partner)
+                table.compact()
+                seen.extend(islice(batches, 2))
+            seen.extend(batches)
+            assert len(seen) > 3, "the compactions came in the middle"
+            assert sorted(pa.Table.from_batches(seen)["note"].to_pylist()) == sorted(names)
+            assert sorted(table.lookup(list(range(count)))["note"].to_pylist()) == sorted(names)
+
+
+@pytest.mark.repro("reads-02c")
 @pytest.mark.parametrize("way", [way for way, (schema, *_) in WAYS.items() if schema is KEYED])
 def test_a_lookup_finds_every_row_of_its_snapshot_while_its_process_compacts(tmp_path: Path, way: str) -> None:
     table = _table(tmp_path / "t", way)
@@ -91,6 +125,7 @@ def test_a_lookup_finds_every_row_of_its_snapshot_while_its_process_compacts(tmp
     assert {row["note"] for row in found} == {"base"}
 
 
+@pytest.mark.repro("reads-02")
 @pytest.mark.parametrize(
     "move",
     [

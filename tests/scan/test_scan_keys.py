@@ -277,6 +277,7 @@ def test_composite_keys_are_compared_by_their_encoding() -> None:
     assert KeySet(keys).contains(asked).tolist() == [True, False, True]
 
 
+@pytest.mark.repro("reads-07b")
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
 def test_a_large_set_of_texts_is_asked_in_small_parts_without_building_it_anew(kind: pa.DataType) -> None:
     numbers = np.arange(0, 400_000, 2)

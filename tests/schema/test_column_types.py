@@ -19,6 +19,7 @@ BLOB = {b"lance-encoding:blob": b"true"}
 OLD_BLOB = pa.field("image", pa.large_binary(), metadata=BLOB)
 
 
+@pytest.mark.repro("writer-04")
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append-only"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_rows_of_every_type_that_is_accepted_are_the_same_in_every_tier(
@@ -36,6 +37,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.repro("writer-04")
 @pytest.mark.parametrize("kind", REFUSED, ids=str)
 def test_a_type_that_cannot_make_the_whole_way_is_refused_by_name_before_anything_is_written(
     tmp_path: Path, kind: pa.DataType
@@ -174,6 +176,7 @@ def test_a_table_of_pylance_with_a_column_that_we_do_not_write_gives_no_writer(t
     assert lance.dataset(uri).version == 2, "a refused table is left as it is"
 
 
+@pytest.mark.repro("reads-05", "writer-05")
 def test_blob_columns_are_refused_at_create_and_enable(tmp_path: Path) -> None:
     for number, blob in enumerate([OLD_BLOB, blob_field("image")]):
         schema = pa.schema([pa.field("id", pa.int64(), nullable=False), blob])

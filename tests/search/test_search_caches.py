@@ -63,6 +63,7 @@ def searched(table: mw.Table) -> None:
         assert table.search(vector=[0.0, 0.0], column=column).num_rows == 10
 
 
+@pytest.mark.repro("reads-04")
 def test_columns_that_exchanged_their_names_are_searched_under_the_new_ones(table: mw.Table) -> None:
     searched(table)
     dataset = lance.dataset(table.uri)
@@ -75,6 +76,7 @@ def test_columns_that_exchanged_their_names_are_searched_under_the_new_ones(tabl
     assert (nearest["id"], nearest["va"], nearest["_distance"]) == (19, [81.0, 0.0], 81.0**2)
 
 
+@pytest.mark.repro("reads-04")
 def test_a_column_that_was_added_under_the_name_of_a_dropped_one_has_no_words(table: mw.Table) -> None:
     searched(table)
     dataset = lance.dataset(table.uri)
@@ -85,6 +87,7 @@ def test_a_column_that_was_added_under_the_name_of_a_dropped_one_has_no_words(ta
     assert words(table, "b3", "body") == [3]
 
 
+@pytest.mark.repro("reads-04")
 def test_a_restored_base_with_another_deleted_row_is_searched_as_it_is(tmp_path: Path) -> None:
     """As many rows are deleted in both histories; only the deletion vectors differ."""
     uri = str(tmp_path / "t")

@@ -61,6 +61,7 @@ def found(table: mw.Table, question: Any) -> dict[str, list[int]]:
     return {way: sorted(answer.column("id").to_pylist()) for way, answer in ways.items()}
 
 
+@pytest.mark.repro("reads-08")
 @pytest.mark.parametrize("question", FILTERS.values(), ids=FILTERS.keys())
 def test_a_search_with_a_filter_finds_the_rows_of_the_scan_in_every_tier(tmp_path: Path, question: Any) -> None:
     rows = pa.Table.from_pylist(ROWS, schema=SCHEMA)

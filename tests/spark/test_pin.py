@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import lance
@@ -9,11 +13,13 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.read.scan import Scan
 from lance_memwal.spark.distributed import is_big, newest_base
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import pin_table, rebuild
+from lance_memwal.spark.pin import pin_at, pin_table, rebuild
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
+from tests.kit.tables import Interceptor
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -60,3 +66,67 @@ def test_a_manifest_of_a_newer_version_is_read_with_a_warning(table: mw.Table) -
     with pytest.warns(UserWarning, match="does not understand"):
         snapshot = rebuild(options, pin_table(options))
     assert [view.shard_id for view in snapshot.shards] == [shard.shard_id]
+
+
+def make_anew(table: mw.Table, *numbers: int) -> mw.Table:
+    shutil.rmtree(table.uri)
+    again = mw.create_table(table.uri, SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    for number in numbers:
+        put(again, number)
+    return again
+
+
+def lengthen(table: mw.Table) -> None:
+    for name in ("a", "b", "c"):
+        lance.dataset(table.uri).update_config({name: "1"})
+
+
+def shorten(table: mw.Table) -> None:
+    """Leave the table as it is: made anew it has fewer versions than the pinned one."""
+
+
+@pytest.mark.parametrize("first", [lengthen, shorten])
+@pytest.mark.parametrize("second", [lengthen, shorten])
+@pytest.mark.parametrize("numbers", [(), (2,), (2, 3, 4, 5)])
+def test_a_task_never_reads_a_table_that_was_made_anew_after_the_pin(
+    table: mw.Table,
+    first: Callable[[mw.Table], None],
+    second: Callable[[mw.Table], None],
+    numbers: tuple[int, ...],
+) -> None:
+    first(table)
+    put(table, 1)
+    options = Options(table.uri)
+    pin = pin_table(options)
+    second(make_anew(table, *numbers))
+    with pytest.raises(mw.TableReplacedError, match=r"another one.*load again"):
+        rebuild(options, pin)
+
+
+def test_a_task_of_a_table_that_was_removed_says_so(table: mw.Table) -> None:
+    put(table, 1)
+    options = Options(table.uri)
+    pin = pin_table(options)
+    shutil.rmtree(table.uri)
+    with pytest.raises(mw.TableReplacedError, match="removed"):
+        rebuild(options, pin)
+
+
+def test_a_table_that_is_made_anew_at_any_request_of_a_pin_is_pinned_whole(table: mw.Table) -> None:
+    put(table, 1)
+    for at in count(1):
+        calls = 0
+
+        def seen(name: str, path: str, at: int = at) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                with ThreadPoolExecutor(1) as another:
+                    another.submit(make_anew, table, 2 * at, 2 * at + 1).result()
+
+        pin = pin_at(resolve(table.uri, wrap=lambda store: Interceptor(store, seen)))  # type: ignore[arg-type,return-value]
+        if calls < at:
+            assert at > 5
+            return
+        rows = Scan(lambda: rebuild(Options(table.uri), pin)).to_table()  # noqa: B023
+        assert sorted(rows["id"].to_pylist()) == [2 * at, 2 * at + 1], f"made anew at request {at}"

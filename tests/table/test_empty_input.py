@@ -44,6 +44,7 @@ NO_KEYS: dict[str, Callable[[], Any]] = {
 SHARDINGS = [mw.Unsharded(), mw.Bucket("id", 2)]
 
 
+@pytest.mark.repro("writer-17")
 @pytest.mark.parametrize("sharding", SHARDINGS, ids=repr)
 def test_no_rows_and_no_keys_change_nothing_at_the_table(tmp_path: Path, sharding: Any) -> None:
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", sharding=sharding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
 from tests.harness.profile import scaled
+from tests.kit.tables import watched_table
 
 SCHEMA = pa.schema(
     [pa.field("tenant", pa.int32(), False), pa.field("id", pa.int64(), False), pa.field("v", pa.int64())]
@@ -199,6 +201,7 @@ def test_a_flush_beside_threads_that_park_its_shards_flushes_what_was_written_be
     assert failures == []
 
 
+@pytest.mark.repro("writer-19")
 @pytest.mark.scaled
 def test_many_tenants_take_few_threads_and_files(tmp_path: Path) -> None:
     tenants = scaled(ci=200, prove=10_000)
@@ -234,3 +237,26 @@ def test_a_column_that_others_add_stops_no_shard_of_a_writer_that_does_not_know_
             writer.put([row(tenant, 9, tenant)])
         writer.put_nowait([row(4, 9, 4)]).wait()
     assert found(table) == {(1, 1): 1, (2, 2): 2, (1, 9): 1, (2, 9): 2, (3, 9): 3, (4, 9): 4}
+
+
+def test_an_open_shard_takes_writes_while_another_one_is_being_opened(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    known: set[str] = set()
+    opening, go_on = threading.Event(), threading.Event()
+
+    def seen(name: str, path: str) -> None:
+        if known and name == "put_new" and not any(shard_id in path for shard_id in known):
+            opening.set()
+            assert go_on.wait(30)
+
+    with watched_table(table.uri, seen).writer(fsync=False, compaction=None) as writer:
+        writer.put([row(1, 0, 0)])
+        known.update(writer.shard_writers)
+        with ThreadPoolExecutor(1) as another:
+            late = another.submit(writer.put, [row(2, 0, 0)])
+            assert opening.wait(30)
+            writer.put([row(1, 0, 1)])
+            assert not late.done()
+            go_on.set()
+            late.result(30)
+    assert found(table) == {(1, 0): 1, (2, 0): 0}

@@ -99,6 +99,7 @@ def damaged(whole: Path, place: Path, kind: str, damage: str) -> str:
     return str(path.relative_to(place))
 
 
+@pytest.mark.repro("reads-10")
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", FILES)
 def test_damage_is_reported_and_never_called_the_callers_fault(
@@ -125,6 +126,7 @@ def test_damage_is_reported_and_never_called_the_callers_fault(
             continue
 
 
+@pytest.mark.repro("reads-10")
 @pytest.mark.parametrize("kind", ["SSTable data", "base data", "SSTable deletions", "base deletions", "base manifest"])
 @pytest.mark.parametrize("damage", ["cut", "zeroed", "empty"])
 def test_a_read_of_a_damaged_file_says_which_one_it_is(whole: Path, tmp_path: Path, kind: str, damage: str) -> None:

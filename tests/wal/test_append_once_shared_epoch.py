@@ -80,6 +80,7 @@ def ids(uri: str) -> list[int]:
     return sorted(n for n in mw.open_table(uri).scan(columns=["id"]).to_table().column("id").to_pylist() if n < 100)
 
 
+@pytest.mark.repro("writer-01", "writer-02")
 @pytest.mark.parametrize("txn", [("app", 7), None], ids=["transaction", "plain"])
 @pytest.mark.parametrize("others", OTHERS)
 @pytest.mark.parametrize(("kind", "point"), [(kind, point) for kind, points in POINTS.items() for point in points])

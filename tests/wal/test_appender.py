@@ -315,6 +315,7 @@ def test_an_append_that_was_interrupted_is_in_the_log_before_the_next_one(landed
     assert [ids(entry) for entry in read_all(uri)] == [[1, 2], [3, 4], [5, 6]]
 
 
+@pytest.mark.repro("writer-11")
 @pytest.mark.parametrize("txn", [None, ("app", 1)], ids=["rows", "transaction"])
 @pytest.mark.parametrize("point", ["put_new", "wal.after_put"])
 def test_an_interrupted_append_that_is_made_again_is_one_entry(

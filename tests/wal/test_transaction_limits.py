@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import lance_memwal as mw
 from lance_memwal import InvalidInputError, WalAppender
-from lance_memwal.clock import SystemClock
+from lance_memwal.clock import Clock, SystemClock
 from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.transactions import MAX_APPLICATIONS, MAX_ID_BYTES, ShardTime, TransactionMap, as_transaction
 from lance_memwal.store import paths
@@ -32,6 +31,7 @@ class JumpingClock(SystemClock):
         return super().now_ms() + self.offset_ms
 
 
+@pytest.mark.repro("writer-13")
 @pytest.mark.parametrize("text", ["a" * (MAX_ID_BYTES + 1), "\x01" * (MAX_ID_BYTES // 6 + 1), "ü" * 100_000])
 def test_an_id_that_is_too_long_is_refused_and_nothing_is_written(text: str, tmp_path: Path) -> None:
     writer = WalAppender.open(place(tmp_path), SHARD, fsync=False)
@@ -50,7 +50,7 @@ def test_one_application_too_many_is_refused_and_those_that_are_known_go_on() ->
     full = known(MAX_APPLICATIONS, written_ms=1)
     full.admit(Transaction("app7", 2))
     full.admit(Transaction("memwal:client", 1))
-    with pytest.raises(InvalidInputError, match="at most 10000"):
+    with pytest.raises(InvalidInputError, match=r"at most 10000.*after 30 days"):
         full.admit(Transaction("another", 1))
 
 
@@ -59,7 +59,7 @@ def test_ids_of_our_own_do_not_count_against_the_limit_and_have_one_of_their_own
     clients.admit(Transaction("app", 1))
     clients.admit(Transaction("memwal:last", 1))
     clients.merge({"memwal:last": SeenTransaction(1, 1)})
-    with pytest.raises(InvalidInputError, match="at most 40000"):
+    with pytest.raises(InvalidInputError, match=r"at most 40000.*'memwal:' is forgotten after an hour"):
         clients.admit(Transaction("memwal:one too many", 1))
 
 
@@ -85,6 +85,7 @@ def test_a_writer_refuses_one_application_too_many_and_goes_on(tmp_path: Path) -
     assert [writer.append(rows(1), txn=("app5", 2)), writer.append(rows(2), txn=("memwal:x", 1))] == [3, 4]
 
 
+@pytest.mark.repro("writer-13")
 def test_an_id_that_an_older_release_took_does_not_keep_a_shard_closed(tmp_path: Path) -> None:
     """Three ids of 30 MB beside three generations: together more than an entry can carry."""
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
@@ -96,13 +97,14 @@ def test_an_id_that_an_older_release_took_does_not_keep_a_shard_closed(tmp_path:
         manifest = writer.manifest()
     for number, sstable in enumerate(manifest.sstables):
         path = paths.txn_map_path(manifest.shard_id, sstable.path)
-        beside = {f"{number}" + "a" * (30 << 20): [1, 1, None]}
+        beside = {f"{number}" + "a" * (30 << 20): [1, SystemClock().now_ms(), None]}
         table.location.store.put(path, json.dumps(beside).encode())
     with table.shard_writer(fsync=False) as writer:
         assert writer.put(rows(2), txn=("app", 2)).skipped
         assert not writer.put(rows(3), txn=("app", 3)).skipped
 
 
+@pytest.mark.repro("writer-14")
 def test_one_row_after_thousands_of_applications_is_a_small_entry(tmp_path: Path) -> None:
     location = place(tmp_path)
     writer = WalAppender.open(location, SHARD, fsync=False)
@@ -121,27 +123,53 @@ def test_one_row_after_thousands_of_applications_is_a_small_entry(tmp_path: Path
 # ------------------------------------------------------------------------------------------------- clocks that jump
 
 
-def _puts(uri: str, clock: JumpingClock) -> Callable[[str, int], bool]:
-    writer = mw.ShardWriter.open(uri, clock=clock, shard_id=mw.shard_id_for(mw.Unsharded()), fsync=False)
-    return lambda app, version: not writer.put(rows(version), txn=(app, version)).skipped
+class _Put:
+    """Writes transactions, and makes the log say its whole map: only then is anything forgotten."""
+
+    def __init__(self, uri: str, clock: Clock) -> None:
+        self.writer = mw.ShardWriter.open(uri, clock=clock, shard_id=mw.shard_id_for(mw.Unsharded()), fsync=False)
+
+    def __call__(self, app: str, version: int) -> bool:
+        """Whether it was new."""
+        return not self.writer.put(rows(version), txn=(app, version)).skipped
+
+    def say_all(self) -> None:
+        self.writer.force_seal_active()
+        self.writer.wait_for_flush_drain()
+        self.writer.put(rows(0))
 
 
-def _appends(uri: str, clock: JumpingClock) -> Callable[[str, int], bool]:
-    writer = WalAppender.open(uri, mw.shard_id_for(mw.Unsharded()), clock=clock, fsync=False)
-    return lambda app, version: writer.append(rows(version), txn=(app, version)) > 0
+class _Append:
+    def __init__(self, uri: str, clock: Clock) -> None:
+        self.writer = WalAppender.open(uri, mw.shard_id_for(mw.Unsharded()), clock=clock, fsync=False)
+
+    def __call__(self, app: str, version: int) -> bool:
+        return self.writer.append(rows(version), txn=(app, version)) > 0
+
+    def say_all(self) -> None:
+        for _ in range(256):
+            self.writer.append(rows(0))
 
 
-def _once(uri: str, clock: JumpingClock) -> Callable[[str, int], bool]:
-    once = OnceAppender(uri, clock=clock)
-    claim = once.claim(mw.shard_id_for(mw.Unsharded()))
-    return lambda app, version: not once.append(claim, [rows(version)], txn=(app, version)).skipped
+class _Once:
+    def __init__(self, uri: str, clock: Clock) -> None:
+        self.once = OnceAppender(uri, clock=clock)
+        self.claim = self.once.claim(mw.shard_id_for(mw.Unsharded()))
+
+    def __call__(self, app: str, version: int) -> bool:
+        return not self.once.append(self.claim, [rows(version)], txn=(app, version)).skipped
+
+    def say_all(self) -> None:
+        self.once.append(self.claim, [rows(0)])
+        self.once.flush_tail(self.claim)
 
 
+@pytest.mark.repro("writer-19")
 @pytest.mark.parametrize("opened", ["before", "while", "after"])
 @pytest.mark.parametrize("jump_days", [31, -31, 4_000])
-@pytest.mark.parametrize("write", [_puts, _appends, _once])
+@pytest.mark.parametrize("write", [_Put, _Append, _Once])
 def test_a_clock_that_jumps_makes_no_repeat_look_new(
-    write: Callable[[str, JumpingClock], Callable[[str, int], bool]], jump_days: int, opened: str, tmp_path: Path
+    write: type[_Put] | type[_Append] | type[_Once], jump_days: int, opened: str, tmp_path: Path
 ) -> None:
     uri = str(tmp_path / "t")
     mw.create_table(uri, SCHEMA, sharding=mw.Unsharded())
@@ -153,11 +181,30 @@ def test_a_clock_that_jumps_makes_no_repeat_look_new(
         put = write(uri, clock)
     assert [put("other", number) for number in range(3)] == [True] * 3
     assert not put("app", 1)
+    put.say_all()
+    assert not put("app", 1)
     clock.offset_ms = 0
     if opened != "before":
         put = write(uri, clock)
+    put.say_all()
     assert not put("app", 1)
     assert not put("other", 2)
+
+
+@pytest.mark.parametrize("write", [_Put, _Append, _Once])
+def test_a_process_that_lives_long_forgets_by_the_time_that_passed_for_it(
+    write: type[_Put] | type[_Append] | type[_Once], tmp_path: Path
+) -> None:
+    uri, clock = str(tmp_path / "t"), SkippingClock()
+    mw.create_table(uri, SCHEMA, sharding=mw.Unsharded())
+    put = write(uri, clock)
+    for number in range(3):
+        assert put("memwal:client", 1), number
+        clock.sleep(1800)
+        put.say_all()
+        assert not put("memwal:client", 1)
+        clock.sleep(1801)
+        put.say_all()
 
 
 @pytest.mark.parametrize(("app", "seconds"), [("app", 30 * 24 * 3600), ("memwal:client", 3600)])

@@ -101,6 +101,7 @@ def test_a_search_over_generations_finds_rows_whose_dictionaries_cannot_be_joine
             writer.wait_for_flush_drain(100)
 
 
+@pytest.mark.repro("writer-19")
 @pytest.mark.parametrize(
     "kind",
     [pa.list_(SMALL), pa.large_list(SMALL), pa.struct([("a", pa.int8()), ("b", SMALL)])],
@@ -143,6 +144,7 @@ def tagged(start: int, tags: list[str | None]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(range(start, start + len(tags))), structs], schema=STRICT)
 
 
+@pytest.mark.repro("writer-03", "writer-03b")
 @pytest.mark.parametrize("ending", ["close", "abort"])
 def test_null_structs_and_tombstones_over_strict_dictionaries_can_be_read_back(tmp_path: Path, ending: str) -> None:
     """The log of such a shard could not be read any more, by nobody, after one acknowledged delete."""

@@ -39,6 +39,7 @@ def shared_values(count: int = 8) -> pa.RecordBatch:
 SHARED = {"columns": shared_columns(), "children": shared_children(), "dictionaries": shared_values()}
 
 
+@pytest.mark.repro("writer-12")
 @pytest.mark.parametrize("kind", SHARED)
 def test_what_shares_a_buffer_is_counted_as_often_as_it_is_written(kind: str, tmp_path: Path) -> None:
     batch = SHARED[kind]
@@ -52,6 +53,7 @@ def test_what_shares_a_buffer_is_counted_as_often_as_it_is_written(kind: str, tm
     assert row_entries(tmp_path) == []
 
 
+@pytest.mark.repro("writer-12")
 @pytest.mark.parametrize("kind", SHARED)
 def test_what_is_too_large_for_a_writer_without_memtables_fails_its_own_put_alone(kind: str, tmp_path: Path) -> None:
     batch = SHARED[kind]
@@ -87,6 +89,7 @@ def test_a_put_that_fails_does_not_fail_those_that_wait_with_it(tmp_path: Path) 
     assert sum(entry.num_rows for entry in row_entries(tmp_path)) == 4
 
 
+@pytest.mark.repro("writer-19")
 def test_the_framing_of_wide_rows_counts(tmp_path: Path) -> None:
     """A row of 500 bytes in 500 columns is some 28 KB in an entry; what is pending together must not pass the limit."""
     columns = 500

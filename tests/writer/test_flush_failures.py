@@ -70,6 +70,7 @@ def attempts(place: Path) -> list[str]:
     return sorted(path.name for path in place.glob("_mem_wal/*/*_gen_*"))
 
 
+@pytest.mark.repro("writer-15")
 def test_attempts_that_fail_again_and_again_leave_no_directory(tmp_path: Path) -> None:
     """10 MB became 110 MB in 18 seconds."""
     store, location = watched(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import lance_memwal as mw
 from lance_memwal.write.once import OnceAppender
@@ -52,6 +53,7 @@ def in_child(*calls: Callable[[], Any]) -> list[str]:
     return found.split(",")
 
 
+@pytest.mark.repro("writer-10")
 def test_every_kind_of_writer_is_closed_in_a_child_although_threads_of_the_parent_are_inside(tmp_path: Path) -> None:
     table = base_table(tmp_path / "t", sharding=mw.Bucket("id", 2))
     log = base_table(tmp_path / "log")
@@ -124,6 +126,7 @@ def test_a_program_that_forks_first_may_use_tables_in_its_children(tmp_path: Pat
 import os, sys, warnings
 warnings.simplefilter("ignore")
 import pyarrow as pa
+import pytest
 import lance_memwal as mw
 children = []
 for n in range(2):

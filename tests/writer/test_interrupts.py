@@ -5,6 +5,7 @@ A KeyboardInterrupt is raised at every single line that a put executes, one per 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -19,7 +20,19 @@ import pytest
 from lance_memwal import ShardWriter
 from tests.harness.profile import scaled
 from tests.kit.interrupts import Interrupter
-from tests.kit.writers import BLOOM, SECONDS, UNKEYED, flushed, in_thread, open_writer, row_entries, rows, watched
+from tests.kit.writers import (
+    BLOOM,
+    SECONDS,
+    UNKEYED,
+    flushed,
+    in_thread,
+    memwal_threads,
+    open_writer,
+    row_entries,
+    rows,
+    wait_for,
+    watched,
+)
 
 
 def ids(writer: ShardWriter) -> list[int]:
@@ -127,6 +140,7 @@ def test_an_interrupted_reader_harms_no_other(tmp_path: Path) -> None:
         at += 2
 
 
+@pytest.mark.repro("writer-18")
 def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
     """The wait is a condition of the main thread here: the interrupt comes as a signal does."""
     store, location = watched(tmp_path)
@@ -156,6 +170,7 @@ WAITS: dict[str, Callable[[ShardWriter], object]] = {
 }
 
 
+@pytest.mark.repro("writer-18")
 @pytest.mark.parametrize("wait", WAITS)
 def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, wait: str) -> None:
     """A `RuntimeError` about a lock that is not held came out instead."""
@@ -173,3 +188,20 @@ def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, 
         writer.close()
         at += 2
     assert at > 5, "the trace did not see the wait"
+
+
+def test_an_interrupt_at_any_line_of_an_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+    traced = ("lance_memwal/process/background.py", "lance_memwal/clock.py", "lance_memwal/write/engine.py")
+    wait_for(lambda: not memwal_threads())
+    interrupted, opened = True, []
+    for at in itertools.count(1, scaled(ci=3, prove=1)):
+        interrupter = Interrupter(at, traced)
+        interrupted = interrupter.run(lambda root=tmp_path / str(at): opened.append(open_writer(root)))
+        for writer in opened:
+            writer.abort()
+        opened.clear()
+        if memwal_threads():
+            gc.collect()  # finalisers end what nobody has any more
+            wait_for(lambda: not memwal_threads())
+        if not interrupted:
+            return

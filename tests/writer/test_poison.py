@@ -221,7 +221,7 @@ def test_an_unexpected_failure_while_encoding_poisons_instead_of_leaving_the_row
         def assemble(self, *args: object, **kwargs: object) -> bytes:
             raise MemoryError("no memory for the entry")
 
-    monkeypatch.setattr(writer._core._entries, "_encoder", Broken())
+    monkeypatch.setattr(writer._core.entries, "_encoder", Broken())
     with pytest.raises(WriterPoisonedError) as caught:
         writer.put(rows([2]))
     assert isinstance(caught.value.__cause__, MemoryError)

@@ -100,6 +100,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[Path
     return done
 
 
+@pytest.mark.repro("writer-08", "writer-08b")
 @pytest.mark.scaled
 @pytest.mark.parametrize("name", ENDS)
 def test_a_program_ends_with_its_own_status(ended: dict[str, list[tuple[Path, int, str]]], name: str) -> None:

@@ -67,6 +67,7 @@ def put_until_closed(writer: mw.ShardWriter | mw.TableWriter, make: Callable[[in
     raise AssertionError
 
 
+@pytest.mark.repro("writer-09")
 @pytest.mark.scaled
 @pytest.mark.parametrize("mode", [*MODES, "wal only"])
 def test_a_handler_may_close_the_writer_that_it_interrupts(tmp_path: Path, mode: str) -> None:

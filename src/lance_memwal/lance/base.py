@@ -241,8 +241,13 @@ class BaseTable:
 
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
-        with lance_reading(self.location, "looking for the newest version of the base table"):
+        use_lance()
+        refuse_at_exit()
+        try:
             newest = int(self.dataset.latest_version)
+        except BaseException:  # entered only now, since every read comes this way
+            with lance_reading(self.location, "looking for the newest version of the base table"):
+                raise
         if not self._is_still_there():
             return self._reopened()
         if newest == self.version:

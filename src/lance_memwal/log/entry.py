@@ -72,6 +72,7 @@ _RESERVED_KEYS: Final = (
 _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
+_NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _ARROW_ERRORS: Final = (
     pa.ArrowException,
@@ -107,7 +108,7 @@ class RowEncoder:
         """The messages of `batches`, with their dictionaries in front."""
         if self._is_read_back:
             return self._read_back(batches)
-        return [batch.serialize() for batch in batches]
+        return list(map(pa.RecordBatch.serialize, batches))
 
     def _read_back(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         stream = _encode_stream(self._schema, batches)
@@ -206,7 +207,7 @@ def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
 
 def _encode_extension(footer: EntryFooter) -> bytes:
     table, written_ms = footer.table, footer.written_ms
-    if footer[2:] == _PLAIN[2:] and table is not None and written_ms is not None:  # most puts: the same, faster
+    if footer[2:] == _NOTHING_MORE and table is not None and written_ms is not None:  # most puts: the same, faster
         return b'{"t":"%s","ms":%d}' % (table.encode(), written_ms)
     value: dict[str, Any] = {}
     if footer.table is not None:

@@ -82,6 +82,7 @@ class ShardManifestStore:
         check_number("scan_batch_size", scan_batch_size, least=1)
         self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
         self.shard_id = check_shard_id(shard_id)
+        self._directory = paths.manifest_dir(shard_id)
         self.scan_batch_size = scan_batch_size
         self._fsync = fsync
         self._clock = clock
@@ -94,7 +95,7 @@ class ShardManifestStore:
 
     def list_versions(self) -> list[int]:
         """Every version on storage, ascending; collection may have left gaps."""
-        names = self.location.store.list_names(paths.manifest_dir(self.shard_id))
+        names = self.location.store.list_names(self._directory)
         return sorted(v for v in map(paths.parse_manifest_name, names) if v is not None)
 
     def read_version(self, version: int) -> ShardManifest:

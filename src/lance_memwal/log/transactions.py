@@ -120,9 +120,9 @@ class ShardTime:
         return max(self._clock.now_ms(), self.newest_ms + 1)
 
     def note(self, written_ms: int) -> None:
-        """Know of an entry in the log."""
+        """Know of an entry in the log; 0 is no time."""
         self.newest_ms = max(self.newest_ms, written_ms)
-        if self._agreed_ms is None:
+        if self._agreed_ms is None and written_ms:
             self._agree(written_ms)
 
     def _agree(self, written_ms: int) -> None:
@@ -164,7 +164,7 @@ class TransactionMap:
         if count >= most:
             raise InvalidInputError(
                 f"the shard knows {count} applications, at most {most}: an id is for a long-lived application that counts "
-                "its versions, not for a single write; an id that is silent for 30 days is forgotten"
+                f"its versions, not for a single write; {_forgotten_when(txn.app)}"
             )
 
     def merge(self, seen: SeenMap) -> None:
@@ -175,13 +175,18 @@ class TransactionMap:
 
     def follow(self, before: TransactionMap) -> None:
         """Go on where `before` stood: what it knew, and the time that it kept."""
-        before.time.note(self.time.newest_ms)
-        self.time = before.time
+        self.keep_time(before.time)
         self.merge(before._seen)
+
+    def keep_time(self, time: ShardTime) -> None:
+        """Go by `time`, which this process kept before: what it wrote itself is no second reading of its clock."""
+        time.note(self.time.newest_ms)
+        self.time = time
 
     def take(self, footer: EntryFooter, generation: int | None = None, *, decided: bool = True) -> None:
         """Know of what an entry of `generation` says (None: it has no rows); `decided`: the cursor has reached it."""
-        merge_footer(self._seen, footer, decided=decided)
+        if footer.txns or footer.seen or footer.delta:
+            merge_footer(self._seen, footer, decided=decided)
         if footer.written_ms is not None:
             self.time.note(footer.written_ms)
         self._generation = self._generation if generation is None else generation
@@ -191,7 +196,7 @@ class TransactionMap:
         """The footer of the next entry with rows: the whole map in the first of a generation, and now and then."""
         whole = generation != self._generation or self._entries_since_map + 1 >= _ENTRIES_PER_MAP
         seen = self.whole() if whole else None
-        return EntryFooter(table=table, written_ms=self.time.next_ms(), txns=txns, seen=seen)
+        return EntryFooter(table, self.time.next_ms(), txns, seen)
 
     def mark(self, *, seal: int | None = None, table: str | None = None) -> EntryFooter:
         """The footer of an entry without rows: always with the whole map."""
@@ -220,9 +225,19 @@ def newest_of(seen: SeenMap) -> int:
     return max((item.written_ms for item in seen.values()), default=0)
 
 
+def _expiry_ms(app: str) -> int:
+    return OWN_EXPIRY_MS if _is_own(app) else EXPIRY_MS
+
+
+def _forgotten_when(app: str) -> str:
+    hours = _expiry_ms(app) // (3600 * 1000)
+    silent = f"{hours // 24} days" if hours >= 24 else "an hour" if hours == 1 else f"{hours} hours"
+    whose = f"an id that begins with {OWN_PREFIX!r}" if _is_own(app) else "an id"
+    return f"{whose} is forgotten after {silent} of silence"
+
+
 def _is_live(app: str, item: SeenTransaction, now_ms: int) -> bool:
-    expiry_ms = OWN_EXPIRY_MS if _is_own(app) else EXPIRY_MS
-    return now_ms - item.written_ms < expiry_ms and _is_short(app) and _is_short(item.query)
+    return now_ms - item.written_ms < _expiry_ms(app) and _is_short(app) and _is_short(item.query)
 
 
 def _is_own(app: str) -> bool:
@@ -240,7 +255,8 @@ def merge_footer(known: dict[str, SeenTransaction], footer: EntryFooter, *, deci
         if seen:
             _raise_to(known, seen)
     if footer.bulk is None or decided:
-        for txn in (item.txn for item in footer.txns):
+        for item in footer.txns:
+            txn = item.txn
             _raise_to(known, {txn.app: SeenTransaction(txn.version, footer.written_ms or 0, txn.query)})
 
 

@@ -18,14 +18,12 @@ from lance_memwal.errors import MemWalError, UnsupportedFormatError
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
 from lance_memwal.log.entry import unknown_metadata
-from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.schema import FIELD_ID, TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, WalEntry
 
 __all__ = ["KnownColumns", "refuse_unknown", "warn_unknown"]
-
-_FIELD_ID = b"lance:field_id"
 
 
 class KnownColumns:
@@ -86,7 +84,7 @@ def _read_history(location: Location) -> _History:
 
 
 def _id(metadata: dict[bytes, bytes] | None) -> int | None:
-    text = (metadata or {}).get(_FIELD_ID, b"")
+    text = (metadata or {}).get(FIELD_ID, b"")
     return int(text) if text.isdigit() else None
 
 

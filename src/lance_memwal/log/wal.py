@@ -120,6 +120,7 @@ class ShardLog:
         "location",
         "next_position",
         "shard_id",
+        "table",
     )
 
     def __init__(
@@ -143,11 +144,7 @@ class ShardLog:
         self._directory = paths.wal_dir(shard_id)
         self._process = os.getpid()
         self._watch = watch
-
-    @property
-    def table(self) -> str | None:
-        """The tag of the table, which its entries carry."""
-        return None if self._watch is None else self._watch.tag
+        self.table = None if watch is None else watch.tag  # which its entries carry
 
     def append(self, data: bytes) -> int:
         """The position at which `data`, the bytes of one entry of our epoch, is now durable.

@@ -82,6 +82,13 @@ class KeyIndex:
         found = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
         return self._before(found, num_rows)
 
+    def find_one(self, key: Any, num_rows: int) -> int:
+        """`find` for one key."""
+        row = self._newest.get(key, -1)
+        while row >= num_rows:
+            row = int(self._older[row])
+        return row
+
     def _before(self, rows: npt.NDArray[np.int64], num_rows: int) -> npt.NDArray[np.int64]:
         """Per row the newest of its key that is below `num_rows`, or -1."""
         while (late := rows >= num_rows).any():

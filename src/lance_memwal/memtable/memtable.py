@@ -35,7 +35,16 @@ from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["ByteMeter", "InMemoryMemTableRef", "InMemoryMemTables", "MemTable", "aligned", "key_values", "unpinned"]
+__all__ = [
+    "ByteMeter",
+    "InMemoryMemTableRef",
+    "InMemoryMemTables",
+    "MemTable",
+    "aligned",
+    "aligned_array",
+    "key_values",
+    "unpinned",
+]
 
 _LOG = logging.getLogger(__name__)
 _PINNING_BYTES = 64 * 1024
@@ -64,13 +73,14 @@ def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
     slices of structs in structs are not imported.
     """
     before = batch.columns
-    columns = [_aligned(column) for column in before]
+    columns = [aligned_array(column) for column in before]
     if all(new is old for new, old in zip(columns, before, strict=True)):
         return batch
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _aligned(array: pa.Array) -> pa.Array:
+def aligned_array(array: pa.Array) -> pa.Array:
+    """`array`, or a copy that native readers take."""
     is_whole = not array.offset or not pa.types.is_nested(array.type)
     if is_whole and all(buffer is None or buffer.address % _ALIGNMENT == 0 for buffer in array.buffers()):
         return array
@@ -100,6 +110,7 @@ class MemTable:
         "_index",
         "_index_lock",
         "_indexed_batches",
+        "_last_located",
         "_lock",
         "_log",
         "_meter",
@@ -138,6 +149,7 @@ class MemTable:
         self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
         self._lock = threading.RLock()
         self._chunks: list[tuple[int, pa.RecordBatch]] = []
+        self._last_located: tuple[pa.RecordBatch, dict[str, pa.Array]] | None = None
         self._index: KeyIndex | None = None
         self._meter = meter if meter is not None else ByteMeter()
         self._index_lock = threading.RLock()  # taken last: inside it, nothing waits
@@ -146,6 +158,14 @@ class MemTable:
         self._metered = 0
         self._on_search = on_search
         self._values = SmallDictionaries(schema.small_dictionaries) if schema.small_dictionaries else None
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        """Batches, rows and resident bytes of the rows that were appended so far."""
+        if not self._log:
+            return 0, 0, 0
+        _, _, rows, size = self._log[-1]
+        return len(self._log), rows, size
 
     @property
     def num_batches(self) -> int:
@@ -300,16 +320,23 @@ class MemTable:
         rows = self._rows_of(num_batches)
         return table if table.num_rows == rows else table.slice(0, rows)
 
-    def locate(self, num_batches: int, row: int) -> tuple[pa.RecordBatch, int]:
-        """The combined batch that holds a row of the first `num_batches` batches, and its place there."""
+    def locate(self, num_batches: int, row: int) -> tuple[dict[str, pa.Array], int]:
+        """The combined columns that hold a row of the first `num_batches` batches, and its place there."""
         refuse_on_top(self._lock, "a read")
         with self._lock:
             self._combine(num_batches)
             for _, chunk in self._chunks:
                 if row < chunk.num_rows:
-                    return chunk, row
+                    return self._columns_of(chunk), row
                 row -= chunk.num_rows
         raise IndexError(row)
+
+    def _columns_of(self, chunk: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns of a chunk by name; those of the last one are kept, since making them takes longer than a look."""
+        last = self._last_located
+        if last is None or last[0] is not chunk:
+            last = self._last_located = (chunk, dict(zip(chunk.schema.names, chunk.columns, strict=True)))
+        return last[1]
 
     def _combine(self, num_batches: int) -> None:
         done = self._chunks[-1][0] if self._chunks else 0
@@ -338,6 +365,7 @@ class MemTable:
             if newer.num_rows * 2 <= older.num_rows or older.nbytes + newer.nbytes > _CHUNK_BYTES:
                 return
             self._chunks[-2:] = [(end, _concat([older, newer], self.schema.memory))]
+            self._last_located = None  # it may hold on to what was joined
 
     def _combine_new(self, start: int, end: int) -> pa.RecordBatch:
         columns, memory = self.schema.nullable, self.schema.memory
@@ -428,8 +456,8 @@ class InMemoryMemTableRef:
         columns = table.drop_columns([TOMBSTONE])
         return columns if mask.all() else columns.filter(pa.array(mask))
 
-    def locate(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """The batch that holds a captured row, `_tombstone` last, and its place there."""
+    def locate(self, row: int) -> tuple[dict[str, pa.Array], int]:
+        """The columns that hold a captured row, `_tombstone` last, and its place there."""
         return self.memtable.locate(self.num_batches, row)
 
     def find(self, keys: Sequence[Any]) -> npt.NDArray[np.int64]:
@@ -437,6 +465,12 @@ class InMemoryMemTableRef:
         if not self.num_batches:
             return np.full(len(keys), -1, dtype=np.int64)
         return self.memtable.index(self.num_batches).find(keys, self.num_rows)
+
+    def find_one(self, key: Any) -> int:
+        """`find` for one key."""
+        if not self.num_batches:
+            return -1
+        return self.memtable.index(self.num_batches).find_one(key, self.num_rows)
 
     def __repr__(self) -> str:
         return f"InMemoryMemTableRef(generation={self.generation}, num_rows={self.num_rows})"

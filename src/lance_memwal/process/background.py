@@ -29,14 +29,14 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS
 
-__all__ = ["EXIT_SECONDS", "Kind", "Task", "at_exit", "is_ending", "refuse_at_exit"]
+__all__ = ["EXIT_SECONDS", "JOIN_SECONDS", "Kind", "Task", "at_exit", "is_ending", "refuse_at_exit"]
 
 _LOG = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["ticker", "flush", "index", "compact"]
 _LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 4, "index": 1, "compact": 2}
 EXIT_SECONDS = 20.0
-_JOIN_SECONDS = 60.0
+JOIN_SECONDS = 60.0
 
 
 class Task:
@@ -62,22 +62,30 @@ class Task:
 
     def start(self, clock: Clock = SYSTEM_CLOCK) -> Task:
         """Run when poked, from now on; `clock` starts the thread if there is none yet."""
-        self._lane = _lane_for(self, clock)
+        try:
+            self._lane = _lane_for(self, clock)
+        except BaseException:  # interrupted, or no thread to be had: a task that nobody has must not keep the threads
+            _forget(self)
+            raise
         return self
 
     def poke(self) -> None:
         """Run soon."""
         lane = self._lane
         if lane is not None and not self._queued:
-            self._queued = True
-            lane.queue.put(self)
+            try:
+                self._queued = True
+                lane.queue.put(self)
+            except BaseException:  # interrupted: nobody else would poke it again; twice in the queue does no harm
+                self._queued = False
+                raise
 
     def cancel(self) -> None:
         """Begin nothing new; does not wait."""
         self.cancelled = True
         self.poke()  # a worker forgets it
 
-    def stop(self, seconds: float = _JOIN_SECONDS) -> None:
+    def stop(self, seconds: float = JOIN_SECONDS) -> None:
         """Cancel, and return when it does not run; with the last task the threads have ended, too."""
         self.cancel()
         lane = self._lane
@@ -145,7 +153,7 @@ class _Lane:
         self.pool = pool
         self.kind = kind
         self.queue: SimpleQueue[Task | None] = SimpleQueue()
-        self.threads: list[Any] = []
+        self.threads: set[Any] = set()
         self._running: dict[int, Task] = {}
         self._lock = threading.Lock()  # among the workers of this lane
         self._timers: list[tuple[float, int, Task]] = []
@@ -153,7 +161,7 @@ class _Lane:
 
     def grow(self, clock: Clock) -> None:
         """Start one more thread."""
-        self.threads.append(clock.spawn(self._work, f"memwal-{self.kind}-{len(self.threads)}"))
+        self.threads.add(clock.spawn(self._work, f"memwal-{self.kind}-{len(self.threads)}"))
 
     def runs_here(self, task: Task) -> bool:
         """Whether the calling thread is the worker that runs `task`."""
@@ -173,6 +181,7 @@ class _Lane:
 
     def _work(self) -> None:
         me = threading.get_ident()
+        self.threads.add(threading.current_thread())  # whoever started it may have been interrupted
         _workers.add(me)
         while not self.pool.over:
             task = self._next()
@@ -186,6 +195,7 @@ class _Lane:
             self._running.pop(me, None)
             del task  # a worker that sleeps keeps nothing alive
         _workers.discard(me)
+        self.queue.put(None)  # for one that was not known yet when the others were told
 
     def _grow_if_short(self) -> None:
         with self._lock:
@@ -289,14 +299,16 @@ def _lane_for(task: Task, clock: Clock) -> _Lane:
             pool = _pool
             pool.tasks.add(task)
             lane = pool.lanes.setdefault(task._kind, _Lane(pool, task._kind))
-            try:
-                if not lane.threads and not _ending:
-                    lane.grow(clock)
-            except BaseException:
-                pool.forget(task)
-                raise
+            if not lane.threads and not _ending:
+                lane.grow(clock)
             if not pool.over:
                 return lane
+
+
+def _forget(task: Task) -> None:
+    with _lock:
+        if _pool is not None:
+            _pool.forget(task)
 
 
 def _end() -> None:

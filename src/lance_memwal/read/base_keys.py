@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.read.blobs import BLOB_HANDLING, has_blobs, refuse_unreadable
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
@@ -45,16 +46,21 @@ class BaseLookup:
     def find(self, base: BaseTable, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
         wanted = list(dict.fromkeys([*columns, *base.primary_key]))
+        schema = pa.schema([base.schema.field(name) for name in wanted])
+        refuse_unreadable(list(schema))
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
-            return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
+            return no_rows(schema)
         index = self._index_for(base)
         with base.reading("looking keys up in the base table"):
             if index is None:
                 return _by_filter(base, keys, wanted)
             row_ids = index.propose(keys)
             if not len(row_ids):
-                return no_rows(pa.schema([base.schema.field(name) for name in wanted]))
-            rows = base.dataset._take_rows(row_ids.tolist(), columns=wanted)
+                return no_rows(schema)
+            if has_blobs(list(schema)):
+                rows = _read(base, wanted, in_list(_ROW_ID, pa.array(row_ids)))
+            else:
+                rows = base.dataset._take_rows(row_ids.tolist(), columns=wanted)
         table = rows if isinstance(rows, pa.Table) else pa.table(rows)
         return table if index.exact else _verified(table, keys, base.primary_key)
 
@@ -81,13 +87,16 @@ def _covers(fields: Sequence[int], base: BaseTable) -> bool:
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
     conditions = [in_list(name, keys.column(i)) for i, name in enumerate(base.primary_key)]
-    found = base.dataset.to_table(columns=wanted, filter=" and ".join(conditions))
-    return _verified(found, keys, base.primary_key)
+    return _verified(_read(base, wanted, " and ".join(conditions)), keys, base.primary_key)
 
 
 def _verified(table: pa.Table, keys: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
     found = pc.is_in(key_array(table.select(list(key)).columns), value_set=key_array(keys.columns))
     return table.filter(found)
+
+
+def _read(base: BaseTable, wanted: list[str], condition: str) -> pa.Table:
+    return base.dataset.scanner(columns=wanted, filter=condition, blob_handling=BLOB_HANDLING).to_table()
 
 
 class _HashIndex:

@@ -84,6 +84,7 @@ class FreshIndexCache:
         self._limit_bytes = limit_bytes
         self._lock = threading.RLock()
         self._kept: OrderedDict[tuple[str, str], tuple[tuple[str, ...], FreshIndex]] = OrderedDict()
+        self._held_bytes = 0  # counted as indexes come and go: there may be one per shard, of thousands
 
     def index(self, readers: Sequence[SsTableReader]) -> FreshIndex:
         """The index over `readers` of one shard, ascending by generation."""
@@ -96,10 +97,10 @@ class FreshIndexCache:
                 return kept[1]
         made = FreshIndex(readers)
         with self._lock:
+            replaced = self._kept.pop(slot, None)
             self._kept[slot] = (names, made)
-            self._kept.move_to_end(slot)
-            held = sum(index.size_bytes for _, index in list(self._kept.values()))
-            while held > self._limit_bytes and len(self._kept) > 1:
+            self._held_bytes += made.size_bytes - (0 if replaced is None else replaced[1].size_bytes)
+            while self._held_bytes > self._limit_bytes and len(self._kept) > 1:
                 _, (_, oldest) = self._kept.popitem(last=False)
-                held -= oldest.size_bytes
+                self._held_bytes -= oldest.size_bytes
         return made

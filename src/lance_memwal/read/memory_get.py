@@ -9,15 +9,13 @@ Owns `get_from_memory`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-
-from lance_memwal.memtable import live
+from lance_memwal.memtable.live import LiveShard
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import ShardManifest
+from lance_memwal.types import TOMBSTONE, ShardManifest
 
 __all__ = ["UNDECIDED", "Undecided", "get_from_memory"]
 
@@ -30,22 +28,22 @@ UNDECIDED: Final = Undecided()
 
 
 def get_from_memory(
-    table_key: str,
+    shards: Iterable[LiveShard],
     table_id: str | None,
     schema: TableSchema,
     key: Any,
     columns: Sequence[str] | None,
     newest_manifest: Callable[[str], ShardManifest | None],
 ) -> dict[str, Any] | Undecided | None:
-    """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of this process has it."""
+    """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of `shards` has it."""
     if not _is_plain(key, schema):
         return UNDECIDED
-    for shard in live.all_of(table_key):
+    for shard in shards:
         memtables = shard.capture()
         if memtables is None or not memtables.is_of(table_id):
             continue
         for ref in reversed(memtables.ascending):
-            row = int(ref.find([key])[0]) if ref.num_rows else -1
+            row = ref.find_one(key)
             if row < 0:
                 continue
             manifest = newest_manifest(shard.shard_id)
@@ -59,24 +57,12 @@ def get_from_memory(
 
 def _is_plain(key: Any, schema: TableSchema) -> bool:
     """Whether `key` is exactly of the Python type that memtable keys have."""
-    kinds = schema.key_types
-    values = key if isinstance(key, tuple) else (key,)
-    return len(values) == len(kinds) and all(
-        type(value) is _python_type(kind) for value, kind in zip(values, kinds, strict=True)
-    )
-
-
-def _python_type(kind: pa.DataType) -> type:
-    if pa.types.is_integer(kind):
-        return int
-    if pa.types.is_boolean(kind):
-        return bool
-    return str if pa.types.is_string(kind) or pa.types.is_large_string(kind) else bytes
+    return (tuple(map(type, key)) if isinstance(key, tuple) else (type(key),)) == schema.key_classes
 
 
 def _row(ref: InMemoryMemTableRef, row: int, columns: Sequence[str] | None) -> dict[str, Any] | None:
-    batch, at = ref.locate(row)
-    if batch.column(batch.num_columns - 1)[at].as_py():
+    arrays, at = ref.locate(row)
+    if arrays[TOMBSTONE][at].as_py():
         return None
     names = ref.schema.names if columns is None else columns
-    return {name: batch.column(name)[at].as_py() for name in names}
+    return {name: arrays[name][at].as_py() for name in names}

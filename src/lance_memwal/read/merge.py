@@ -22,6 +22,7 @@ import pyarrow as pa
 from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.memtable.scan import matching_rows, narrowed, winners
+from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable
 from lance_memwal.read.fresh import FreshIndex, FreshIndexCache
 from lance_memwal.read.snapshot import ShardView, Snapshot
 from lance_memwal.rows.filter import RowFilter, pushdown
@@ -156,7 +157,17 @@ class Merge:
         self.schema = projection.schema(snapshot.schema.columns)
 
     def prepare(self) -> None:
-        """Open everything that the stream needs; a missing SSTable shows here, before the first batch."""
+        """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
+        keyed = bool(self.snapshot.schema.primary_key)
+        cold = [r for shard in self.shards for r in shard.readers if not (r.is_open and (r.has_entries or not keyed))]
+
+        def warm(reader: SsTableReader) -> None:
+            _ = reader.dataset
+            if keyed:
+                reader.entries()
+
+        if len(cold) > 1:
+            list(in_order(warm, cold, _OPEN_AT_ONCE, "memwal-open"))
         for shard in self.shards:
             _ = shard.index
             for reader in shard.readers:
@@ -219,11 +230,12 @@ class Merge:
         names = list(snapshot.schema.primary_key) if keys is not None else []
         shared = pushdown(self.row_filter)
         columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
+        refuse_unreadable([snapshot.base.schema.field(name) for name in columns])
         dataset = snapshot.base.dataset
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with snapshot.base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(
-                blob_handling="all_binary",  # else Lance shows where the bytes are, not what they are
+                blob_handling=BLOB_HANDLING,
                 columns=columns,
                 filter=shared.told,
                 fragments=some,

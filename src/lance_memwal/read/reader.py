@@ -18,6 +18,7 @@ import pyarrow as pa
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.lance.base import BaseTable, NewestBase, no_index
 from lance_memwal.log.shards import list_shards
+from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
@@ -82,16 +83,19 @@ class Reader:
             with_generation=with_generation,
         )
 
-    def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The live row of one key, or None."""
+    def get(
+        self, key: Any, columns: Sequence[str] | None = None, *, writer: live.LiveShard | None = None
+    ) -> dict[str, Any] | None:
+        """The live row of one key, or None; with `writer` only its shard and the base table are asked."""
         base = self._newest.with_index()
         schema = base.columns
         if columns is not None:
             columns = checked_columns(columns, schema.columns)
-        row = get_from_memory(base.location.key, base.table_id, schema, key, columns, self._newest_manifest)
+        shards = live.all_of(base.location.key) if writer is None else [writer]
+        row = get_from_memory(shards, base.table_id, schema, key, columns, self._newest_manifest)
         if not isinstance(row, Undecided):
             return row
-        found = self.lookup([key], columns)
+        found = self.lookup([key], columns, shards=None if writer is None else [writer.shard_id])
         return found.to_pylist()[0] if found.num_rows else None
 
     def lookup(

@@ -2,7 +2,8 @@
 
 Owns `RowAdapter`. Invariants:
 
-1. A column is matched by its Lance field id if the stored schema carries ids, else by name; never by position.
+1. A column is matched by its Lance field id if the stored schema carries ids, else by name; never by position. So are
+   the fields inside it (`lance_memwal.rows.field_match`).
 2. A column that the rows lack reads as null; a column that the table lacks is ignored; a null key is corruption.
 3. A missing key column and a type that differs from the table's are not understood; nothing is cast.
 4. Rows have the normal form (`lance_memwal.rows.normal_form`), whoever wrote them.
@@ -15,13 +16,12 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.rows.field_match import Fit, fit_of
 from lance_memwal.rows.normal_form import normal, nulls
-from lance_memwal.rows.schema import TableSchema, is_another_column
+from lance_memwal.rows.schema import FIELD_ID, TableSchema
 from lance_memwal.types import TOMBSTONE
 
 __all__ = ["RowAdapter", "with_flags"]
-
-_FIELD_ID = b"lance:field_id"
 
 
 class RowAdapter:
@@ -33,7 +33,7 @@ class RowAdapter:
         self._schema = schema
         self._relaxed = schema.nullable
         self._columns: pa.Schema | None = None
-        self._plan: Sequence[int] = ()
+        self._plan: Sequence[tuple[int, Fit]] = ()
         self._tombstone_at = -1
 
     def adapt(self, batch: pa.RecordBatch, *, position: int | None = None) -> tuple[pa.RecordBatch, pa.Array | None]:
@@ -44,8 +44,7 @@ class RowAdapter:
             self._columns = batch.schema
         rows = batch.num_rows
         arrays = [
-            _normal(batch, index, position) if index >= 0 else nulls(rows, self._relaxed.field(i).type)
-            for i, index in enumerate(self._plan)
+            nulls(rows, fit.kind) if fit.absent else _normal(batch, index, fit, position) for index, fit in self._plan
         ]
         self._check_keys(arrays, position)
         flags = batch.column(self._tombstone_at) if self._tombstone_at >= 0 else None
@@ -68,40 +67,31 @@ class RowAdapter:
             )
         return index
 
-    def _make_plan(self, stored: pa.Schema, position: int | None) -> list[int]:
+    def _make_plan(self, stored: pa.Schema, position: int | None) -> list[tuple[int, Fit]]:
         plan = []
         by_id = self._by_id(stored)
         for i, column in enumerate(self._relaxed):
-            index = self._match(i, column, stored, by_id)
-            if index < 0 and column.name in self._schema.primary_key:
+            ids = None if self._schema.field_ids is None else self._schema.field_ids[i]
+            by_name: int = stored.get_field_index(column.name)
+            index = by_id.get(str(ids.id).encode(), -1) if by_id and ids is not None else by_name
+            fit = fit_of(stored.field(index) if index >= 0 else None, column, ids, position=position)
+            if fit.absent and column.name in self._schema.primary_key:
                 raise UnsupportedFormatError(f"key column {column.name!r} is missing", position=position)
-            if index >= 0 and stored.field(index).type != column.type:
-                raise UnsupportedFormatError(
-                    f"column {column.name!r} is stored as {stored.field(index).type}, the table has {column.type}",
-                    position=position,
-                )
-            plan.append(index)
+            plan.append((index, fit))
         return plan
-
-    def _match(self, i: int, column: pa.Field, stored: pa.Schema, by_id: dict[bytes, int]) -> int:
-        if by_id and self._schema.field_ids is not None:
-            found = by_id.get(str(self._schema.field_ids[i].id).encode(), -1)
-            return -1 if found >= 0 and is_another_column(stored.field(found).type, column.type) else found
-        index: int = stored.get_field_index(column.name)
-        return index
 
     @staticmethod
     def _by_id(stored: pa.Schema) -> dict[bytes, int]:
         return {
-            field.metadata[_FIELD_ID]: i
+            field.metadata[FIELD_ID]: i
             for i, field in enumerate(stored)
-            if field.metadata and _FIELD_ID in field.metadata
+            if field.metadata and FIELD_ID in field.metadata
         }
 
 
-def _normal(batch: pa.RecordBatch, index: int, position: int | None) -> pa.Array:
+def _normal(batch: pa.RecordBatch, index: int, fit: Fit, position: int | None) -> pa.Array:
     try:
-        return normal(batch.column(index))
+        return normal(fit.apply(batch.column(index)))
     except InvalidInputError as error:
         raise CorruptDataError(f"column {batch.schema.field(index).name!r}: {error}", position=position) from None
 

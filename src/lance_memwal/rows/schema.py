@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from lance.schema import LanceSchema
@@ -26,7 +26,9 @@ from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
+    "FIELD_ID",
     "FieldId",
+    "Fitted",
     "Missing",
     "Reconciler",
     "TableSchema",
@@ -37,11 +39,12 @@ __all__ = [
     "may_cast",
     "nullable_except",
     "refuse_missing",
+    "tagged",
     "tombstones",
     "validate_rows",
 ]
 
-_FIELD_ID = b"lance:field_id"
+FIELD_ID = b"lance:field_id"
 _RESERVED = frozenset(
     {TOMBSTONE, "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
 )
@@ -106,6 +109,11 @@ class FieldId:
     id: int
     children: tuple[FieldId, ...] = ()
 
+    @classmethod
+    def of(cls, item: Any) -> FieldId:
+        """The ids of a field of a Lance schema."""
+        return cls(int(item.id()), tuple(cls.of(child) for child in item.children()))
+
     def in_order(self) -> Iterator[int]:
         """This id and those of all children, in pre-order."""
         yield self.id
@@ -118,6 +126,7 @@ class TableSchema:
     """Columns as the base table has them, its primary key in key order, and field ids where a base table exists.
 
     `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `wal` is `memory` with field ids.
+    `key_classes` are the Python types of the key's values, in key order.
     """
 
     columns: pa.Schema
@@ -127,6 +136,7 @@ class TableSchema:
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
     small_dictionaries: dict[Place, int] = field(init=False, compare=False, repr=False)
+    key_classes: tuple[type, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         nullable = nullable_except(self.columns, self.primary_key)
@@ -135,12 +145,14 @@ class TableSchema:
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "wal", self._with_field_ids(memory))
         object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
+        key = (self.columns.field(name).type for name in self.primary_key)
+        object.__setattr__(self, "key_classes", tuple(map(_python_class, key)))
 
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
             return memory
-        tagged = [_tag(column, ids) for column, ids in zip(memory, self.field_ids, strict=False)]
-        return pa.schema([*tagged, TOMBSTONE_FIELD])
+        with_ids = [tagged(column, ids) for column, ids in zip(memory, self.field_ids, strict=False)]
+        return pa.schema([*with_ids, TOMBSTONE_FIELD])
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> TableSchema:
@@ -150,7 +162,7 @@ class TableSchema:
     @classmethod
     def from_lance(cls, schema: pa.Schema, lance_schema: Any) -> TableSchema:
         """The schema of an existing base table, with the ids of its Lance schema."""
-        return cls._checked(schema, tuple(_ids_of(item) for item in lance_schema.fields()))
+        return cls._checked(schema, tuple(FieldId.of(item) for item in lance_schema.fields()))
 
     @classmethod
     def _checked(cls, schema: pa.Schema, ids: tuple[FieldId, ...] | None) -> TableSchema:
@@ -167,10 +179,17 @@ class TableSchema:
         check_primary_key(schema, primary_key)
         return cls(schema.remove_metadata(), tuple(primary_key), ids)
 
-    @property
-    def key_types(self) -> list[pa.DataType]:
-        """Types of the primary key columns, in key order."""
-        return [self.columns.field(name).type for name in self.primary_key]
+    def ids_of(self, column: str) -> FieldId | None:
+        """The ids of a column and of the fields inside it; None while the table has none."""
+        return None if self.field_ids is None else self.field_ids[self.columns.get_field_index(column)]
+
+
+def _python_class(key: pa.DataType) -> type:
+    if pa.types.is_integer(key):
+        return int
+    if pa.types.is_boolean(key):
+        return bool
+    return str if pa.types.is_string(key) or pa.types.is_large_string(key) else bytes
 
 
 def nullable_except(columns: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
@@ -178,12 +197,9 @@ def nullable_except(columns: pa.Schema, primary_key: Sequence[str]) -> pa.Schema
     return pa.schema([column.with_nullable(column.name not in primary_key) for column in columns])
 
 
-def _ids_of(item: Any) -> FieldId:
-    return FieldId(int(item.id()), tuple(_ids_of(child) for child in item.children()))
-
-
-def _tag(column: pa.Field, ids: FieldId) -> pa.Field:
-    metadata = {**(column.metadata or {}), _FIELD_ID: str(ids.id).encode()}
+def tagged(column: pa.Field, ids: FieldId) -> pa.Field:
+    """`column` with the ids of itself and of the fields inside it in the metadata, as entries carry them."""
+    metadata = {**(column.metadata or {}), FIELD_ID: str(ids.id).encode()}
     return column.with_type(_tag_children(column.type, ids.children)).with_metadata(metadata)
 
 
@@ -191,11 +207,11 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
     if not ids or isinstance(kind, pa.BaseExtensionType):
         return kind
     if pa.types.is_struct(kind):
-        return pa.struct([_tag(kind.field(i), child) for i, child in enumerate(ids)])
+        return pa.struct([tagged(kind.field(i), child) for i, child in enumerate(ids)])
     if pa.types.is_map(kind):
         key, item = ids[0].children
-        return pa.map_(_tag(kind.key_field, key), _tag(kind.item_field, item), keys_sorted=kind.keys_sorted)
-    element = _tag(kind.field(0), ids[0])
+        return pa.map_(tagged(kind.key_field, key), tagged(kind.item_field, item), keys_sorted=kind.keys_sorted)
+    element = tagged(kind.field(0), ids[0])
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(element, kind.list_size)
     return pa.large_list(element) if pa.types.is_large_list(kind) else pa.list_(element)
@@ -204,10 +220,34 @@ def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:
 # ------------------------------------------------------------------------------------------------- reconciliation
 
 
-class Reconciler:
-    """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already."""
+_Plan: TypeAlias = list[tuple[int, pa.DataType | None]]
 
-    __slots__ = ("_absent", "_accepted", "_fills", "_loose", "_not_null", "_plan", "columns")
+
+class _Met(NamedTuple):
+    """The schema of the last input, and what to do with such input: the plan (None: it fits) and what it leaves out."""
+
+    schema: pa.Schema
+    plan: _Plan | None
+    absent: list[str]
+
+
+class Fitted(list[pa.RecordBatch]):
+    """Batches as a `Reconciler` of `schema` made them, for a writer with the same columns: it need not do so again."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], schema: TableSchema) -> None:
+        super().__init__(batches)
+        self.schema = schema
+
+
+class Reconciler:
+    """Makes input batches fit a table: by name, reordered, safely cast, null-filled. Zero copy where they fit already.
+
+    Threads may share it: what it remembers is one value.
+    """
+
+    __slots__ = ("_fills", "_loose", "_met", "_not_null", "columns")
 
     def __init__(self, schema: TableSchema) -> None:
         self.columns = schema.columns
@@ -216,9 +256,7 @@ class Reconciler:
         ]
         self._loose = [i for i, column in enumerate(schema.columns) if not is_always_normal(column.type)]
         self._fills = not schema.primary_key
-        self._absent: list[str] = []
-        self._accepted: pa.Schema | None = None
-        self._plan: list[tuple[int, pa.DataType | None]] | None = None
+        self._met = _Met(schema.columns, None, [])
 
     def fit(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
         """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit.
@@ -226,15 +264,14 @@ class Reconciler:
         With `fill` columns that it leaves out are null; without they are refused. None: as the table has it.
         """
         validate_rows(batch)
-        schema = batch.schema
-        if self._accepted is None or not schema.equals(self._accepted):
-            self._plan = self._make_plan(schema)
-            self._absent = [] if self._plan is None else _left_out(schema, self.columns)
-            self._accepted = schema
-        if self._absent and not (self._fills if fill is None else fill):
-            raise refuse_missing(self._absent)
-        if self._plan is not None:
-            batch = self._apply(batch, self._plan)
+        schema, met = batch.schema, self._met
+        if not schema.equals(met.schema):
+            plan = self._make_plan(schema)
+            self._met = met = _Met(schema, plan, [] if plan is None else _left_out(schema, self.columns))
+        if met.absent and not (self._fills if fill is None else fill):
+            raise refuse_missing(met.absent)
+        if met.plan is not None:
+            batch = self._apply(batch, met.plan)
         if self._loose:
             batch = self._in_normal_form(batch)
         for index in self._not_null:
@@ -252,12 +289,12 @@ class Reconciler:
                 raise InvalidInputError(f"column {self.columns.field(index).name!r}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
-    def _make_plan(self, schema: pa.Schema) -> list[tuple[int, pa.DataType | None]] | None:
+    def _make_plan(self, schema: pa.Schema) -> _Plan | None:
         """Per table column: the input's column (-1: fill with nulls) and the type to cast from, if any."""
         if schema.names == self.columns.names and schema.types == self.columns.types:
             return None
         self._refuse_unknown(schema.names)
-        plan: list[tuple[int, pa.DataType | None]] = []
+        plan: _Plan = []
         for column in self.columns:
             index = schema.get_field_index(column.name)
             if index < 0 and not column.nullable:
@@ -280,7 +317,7 @@ class Reconciler:
                 raise InvalidInputError(f"column {name!r} is there twice")
             seen.add(name)
 
-    def _apply(self, batch: pa.RecordBatch, plan: list[tuple[int, pa.DataType | None]]) -> pa.RecordBatch:
+    def _apply(self, batch: pa.RecordBatch, plan: _Plan) -> pa.RecordBatch:
         arrays = []
         for column, (index, cast_from) in zip(self.columns, plan, strict=True):
             if index < 0:

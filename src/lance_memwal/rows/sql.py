@@ -37,7 +37,8 @@ _TOKEN = re.compile(
 _FLIPPED = {"=": "=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _UNCLEAR = frozenset({"or", "xor", "case", "when", "then", "else", "end"})
 # Without quotes they are not (or not everywhere) the column that may have such a name.
-_KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "null", "true"}) | _UNCLEAR
+_CLOCKS = frozenset({"current_date", "current_time", "current_timestamp"})
+_KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "null", "true"}) | _UNCLEAR | _CLOCKS
 _SMALLEST = -(1 << 63)
 Token: TypeAlias = tuple[str, str]
 

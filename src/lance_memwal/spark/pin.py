@@ -6,12 +6,13 @@ Owns `Pin`. It names what a read sees (shard manifests, the end of each log, the
    a row may be met twice, which the rebuilt snapshot drops, but never missed.
 2. The end of a log is the tip only if the listing has no hole and the manifest did not move meanwhile.
 3. A rebuilt snapshot is equal everywhere; if collection removed a part of it, that is a `CollectedError`: load again.
+4. A pin is of one table: one that is made anew meanwhile is pinned from the start, and is a `TableReplacedError` for tasks.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +24,11 @@ from lance_memwal.errors import (
     CorruptDataError,
     InvalidInputError,
     ObjectNotFoundError,
+    TableReplacedError,
     UnavailableError,
 )
 from lance_memwal.lance.base import BaseTable, no_index
+from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
@@ -41,7 +44,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.table import open_table
 from lance_memwal.types import ShardManifest
 
-__all__ = ["Pin", "PinnedShard", "pin_table", "rebuild", "reported_as_collected"]
+__all__ = ["Pin", "PinnedShard", "pin_at", "pin_table", "rebuild", "reported_as_collected"]
 
 _MAX_TRIES = 16
 _BACK_OFF = BackOff(0.01, 0.16)
@@ -67,6 +70,7 @@ class Pin:
     """What one load sees."""
 
     token: str
+    table_id: str | None
     base_version: int
     schema: TableSchema
     shards: tuple[PinnedShard, ...]
@@ -78,21 +82,38 @@ class Pin:
 def pin_table(options: Options) -> Pin:
     """The table as it is now."""
     table = open_table(options.path, storage_options=options.storage_options)
-    location = table.location
     candidates = candidate_shards(table.base, options.filter)
-    shards = [s for s in list_shards(location) if candidates is None or s in candidates]
-    flushed = options.consistency == "flushed"
-    pin = partial(_pin_shard, location, flushed=flushed)
-    found = list(in_order(pin, shards, location.at_once(_PARALLEL_READS), "memwal-pin"))
+    return pin_at(table.location, candidates, flushed=options.consistency == "flushed")
+
+
+def pin_at(location: Location, candidates: Collection[str] | None = None, *, flushed: bool = False) -> Pin:
+    """The table at a place; `candidates` are the shards that can hold matching rows."""
+    for attempt in range(_MAX_TRIES):
+        watch = TableWatch(_newest(location))
+        shards = [s for s in list_shards(location) if candidates is None or s in candidates]
+        pin = partial(_pin_shard, location, flushed=flushed)
+        found = list(in_order(pin, shards, location.at_once(_PARALLEL_READS), "memwal-pin"))
+        try:
+            return _pin(watch.look(), tuple(shard for shard in found if shard is not None))
+        except TableReplacedError:  # what was pinned may be of two tables
+            if attempt == _MAX_TRIES - 1 or not watch.is_replaced:
+                raise
+            candidates = None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _newest(location: Location) -> BaseTable:
     base = BaseTable.open(location)
     if base is None or base.details is None:
         raise no_index(location)
-    pinned = tuple(shard for shard in found if shard is not None)
+    return base
+
+
+def _pin(base: BaseTable, pinned: tuple[PinnedShard, ...]) -> Pin:
     marks = compacted(base)
     for shard in pinned:
         check_not_restored(base, shard.manifest, marks.get(shard.manifest.shard_id, 0))
-    schema = base.columns
-    return Pin(SYSTEM_CLOCK.uuid4(), base.version, schema, pinned)
+    return Pin(SYSTEM_CLOCK.uuid4(), base.table_id, base.version, base.columns, pinned)
 
 
 def _pin_shard(location: Location, shard_id: str, *, flushed: bool) -> PinnedShard | None:
@@ -141,20 +162,31 @@ def rebuild(options: Options, pin: Pin) -> Snapshot:
 
 
 def _rebuild(location: Location, pin: Pin) -> Snapshot:
-    try:
-        base = BaseTable.open(location, version=pin.base_version)
-    except (InvalidInputError, UnavailableError) as error:
-        newest = BaseTable.open(location)
-        if newest is not None and newest.version > pin.base_version:
-            raise CollectedError(f"base version {pin.base_version} was removed; load again") from error
-        raise
-    if base is None:
-        raise InvalidInputError(f"there is no table at {location.describe()} any more")
+    base = _pinned_base(location, pin)
     marks = compacted(base)
     views = tuple(
         _view(location, shard, marks.get(shard.manifest.shard_id, 0), pin.schema, base.tag) for shard in pin.shards
     )
+    _pinned_base(
+        location, pin
+    )  # entries of a table that was made anew meanwhile do not count, which hides what is gone
     return Snapshot(location, pin.schema, base, views)
+
+
+def _pinned_base(location: Location, pin: Pin) -> BaseTable:
+    try:
+        base = BaseTable.open(location, version=pin.base_version)
+    except (InvalidInputError, UnavailableError) as error:
+        newest = BaseTable.open(location)
+        if newest is not None and newest.table_id == pin.table_id and newest.version > pin.base_version:
+            raise CollectedError(f"base version {pin.base_version} was removed; load again") from error
+        if newest is not None and newest.table_id == pin.table_id:
+            raise
+        base = newest
+    if base is None or base.table_id != pin.table_id:
+        now = "was removed" if base is None else "is another one, which was made at the same place"
+        raise TableReplacedError(f"the table at {location.describe()} {now}: load again")
+    return base
 
 
 def _view(location: Location, shard: PinnedShard, mark: int, schema: TableSchema, tag: str | None) -> ShardView:

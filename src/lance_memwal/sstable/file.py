@@ -35,6 +35,7 @@ from lance_memwal.lance.manifest import (
     parse_version_name,
     version_path,
 )
+from lance_memwal.rows.schema import FieldId
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
@@ -48,19 +49,19 @@ _READ_AHEAD = 1  # batches; what reads ahead are several generations
 
 @dataclass(frozen=True, slots=True)
 class SsTableFile:
-    """The data file of a generation. `names` are its top-level columns by field id."""
+    """The data file of a generation. `columns` are the ids of its top-level columns and of what is inside them, by name."""
 
     location: Location
     directory: str
     path: str
-    names: dict[int, str]
+    columns: dict[str, FieldId]
     physical_rows: int
     replaced: npt.NDArray[np.uint32]
 
     def batches(self, columns: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The newest rows with `columns`, in file order, streaming; `ObjectNotFoundError` if the file is gone."""
         uri, options = self.location.child_uri(self.path), lance_options(self.location)
-        some = None if len(columns) == len(self.names) + 1 else list(columns)
+        some = None if len(columns) == len(self.columns) + 1 else list(columns)
         reader: LanceFileReader = lance_read(
             self.location, self.path, lambda: LanceFileReader(uri, storage_options=options, columns=some)
         )
@@ -102,16 +103,23 @@ def simple_file(location: Location, shard_id: str, sstable: SsTable) -> SsTableF
             return None
         path = f"{directory}/{deletion_path(fragment.id, fragment.deletion)}"
         replaced = _read_deletions(location, path, fragment.deletion, fragment.physical_rows)
-    columns = {field.id: field.name for field in manifest.fields if field.parent_id == -1}
-    check_has_flags(columns.values(), directory)
+    columns = _columns(manifest.fields)
+    check_has_flags(columns, directory)
     return SsTableFile(
         location,
         directory,
         paths.sstable_data_path(shard_id, sstable.path, file.path),
-        {number: name for number, name in columns.items() if name != TOMBSTONE},
+        {name: ids for name, ids in columns.items() if name != TOMBSTONE},
         fragment.physical_rows,
         replaced,
     )
+
+
+def _columns(fields: Sequence[LanceField]) -> dict[str, FieldId]:
+    def below(field: LanceField) -> FieldId:
+        return FieldId(field.id, tuple(below(child) for child in fields if child.parent_id == field.id))
+
+    return {field.name: below(field) for field in fields if field.parent_id == -1}
 
 
 def check_has_flags(names: Collection[str], directory: str) -> None:

@@ -2,8 +2,8 @@
 
 Owns `Generation` and `fold_newest`. Invariants:
 
-1. Columns are matched by field id (by name while the table has no ids): a renamed column is read under its new name, an
-   added one reads as null, a dropped one is not read.
+1. Columns, and the fields inside them, are matched by field id (by name while the table has no ids): a renamed one is
+   read under its new name, an added one reads as null, a dropped one is not read.
 2. The deletion vector of a generation is applied first, then the newest generation of the shard decides per key; a
    tombstone that decides is a delete, never a row.
 3. Keys and tombstone flags are held in memory; rows only of generations that fit the given limit, the others are read
@@ -13,7 +13,7 @@ Owns `Generation` and `fold_newest`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import lance
@@ -22,11 +22,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.clock import in_order
-from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_options, lance_reading
+from lance_memwal.rows.field_match import fit_of
 from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows, nulls
-from lance_memwal.rows.schema import TableSchema, is_another_column
+from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.sstable.file import SsTableFile, check_has_flags, simple_file
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -75,11 +76,12 @@ class Generation:
                 raise
         return self._dataset
 
-    def _stored_names(self, by_id: dict[int, str]) -> dict[str, str | None]:
-        """Per table column the name under which this generation, which has the columns `by_id`, holds it, or None."""
+    def _stored_names(self, stored: Mapping[str, FieldId]) -> dict[str, str | None]:
+        """Per table column the name under which this generation, which has the columns `stored`, holds it, or None."""
         columns = self._schema.columns.names
         if self._schema.field_ids is None:
-            return {name: name if name in by_id.values() else None for name in columns}
+            return {name: name if name in stored else None for name in columns}
+        by_id = {ids.id: name for name, ids in stored.items()}
         return {name: by_id.get(ids.id) for name, ids in zip(columns, self._schema.field_ids, strict=True)}
 
     def load(self) -> None:
@@ -121,23 +123,24 @@ class Generation:
         """The newest rows with `columns` and their flags, from the data file or, if that is not enough, the dataset."""
         if self._file is None and self._dataset is None:
             self._file = simple_file(self._location, self.shard_id, self.sstable)
-        names = self._stored_names(self._columns())
+        known = self._columns()
+        names = self._stored_names(known)
         stored = [*(name for column in columns if (name := names[column]) is not None), TOMBSTONE]
         wanted = pa.schema([self._schema.memory.field(name) for name in columns])
         directory = paths.sstable_dir(self.shard_id, self.sstable.path)
         with lance_reading(self._location, self._action, directory):
             for batch in self._stored_batches(stored):
                 if batch.num_rows:
-                    yield self._conform(batch, wanted, names), _flags(batch)
+                    yield self._conform(batch, wanted, names, known), _flags(batch)
 
-    def _columns(self) -> dict[int, str]:
-        """The columns of the generation by field id."""
+    def _columns(self) -> Mapping[str, FieldId]:
+        """The columns of the generation, with the ids of all fields."""
         if self._file is not None:
-            return self._file.names
-        fields = {int(field.id()): field.name() for field in self._open().lance_schema.fields()}
-        check_has_flags(fields.values(), paths.sstable_dir(self.shard_id, self.sstable.path))
+            return self._file.columns
+        fields = {field.name(): FieldId.of(field) for field in self._open().lance_schema.fields()}
+        check_has_flags(fields, paths.sstable_dir(self.shard_id, self.sstable.path))
         # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
-        return {number: name for number, name in fields.items() if name != TOMBSTONE}
+        return {name: ids for name, ids in fields.items() if name != TOMBSTONE}
 
     def _stored_batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         if self._file is not None:
@@ -157,19 +160,16 @@ class Generation:
         width = size_bytes // rows if size_bytes and rows else 1
         return min(_MAX_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, width)))
 
-    def _conform(self, batch: pa.RecordBatch, wanted: pa.Schema, names: dict[str, str | None]) -> pa.RecordBatch:
+    def _conform(
+        self, batch: pa.RecordBatch, wanted: pa.Schema, names: Mapping[str, str | None], known: Mapping[str, FieldId]
+    ) -> pa.RecordBatch:
         arrays = []
+        path = paths.sstable_dir(self.shard_id, self.sstable.path)
         for field in wanted:
             name = names[field.name]
-            array = None if name is None else batch.column(name)
-            if array is None or (self._schema.field_ids is not None and is_another_column(array.type, field.type)):
-                array = nulls(batch.num_rows, field.type)
-            if array.type != field.type:
-                raise UnsupportedFormatError(
-                    f"column {field.name!r} is stored as {array.type}, the table has {field.type}",
-                    path=paths.sstable_dir(self.shard_id, self.sstable.path),
-                )
-            arrays.append(array)
+            stored = None if name is None else tagged(batch.schema.field(name), known[name])
+            fit = fit_of(stored, field, self._schema.ids_of(field.name), path=path)
+            arrays.append(nulls(batch.num_rows, field.type) if name is None else fit.apply(batch.column(name)))
         if not arrays:  # an append-only table asked for its keys: it has none, but it has rows
             return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, type=pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)

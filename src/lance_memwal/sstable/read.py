@@ -3,18 +3,19 @@
 Owns `SsTableReader` and `SsTableCache`. Invariants:
 
 1. A generation directory never changes, so what was read of it stays right for ever.
-2. Columns are matched by field id: a column that was renamed since reads under its new name, one that was added reads as
-   null, one that was dropped is not read.
+2. Columns, and the fields inside them, are matched by field id: one that was renamed since reads under its new name, one
+   that was added reads as null, one that was dropped is not read.
 3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
-4. The cache holds at most its limit of bytes (keys and rows); the least recently used goes first.
+4. The readers of a cache hold at most its limit of bytes (keys and rows), also those that somebody else holds on to; the
+   least recently used lets go first, the one in use last.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +35,12 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import lance_options, lance_reading
 from lance_memwal.lance.manifest import VERSIONS_DIR
+from lance_memwal.rows.field_match import Fit, fit_of
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import nulls
-from lance_memwal.rows.schema import TableSchema, is_another_column
+from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.sstable.sidecar import PkSidecar, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -60,16 +62,45 @@ class _Rows:
     schema: TableSchema
     table: pa.Table
     offsets: npt.NDArray[np.int64]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """One column of a table in a generation: its name there (None: it is not there), and how its values fit."""
+
+    name: str | None
+    fit: Fit | UnsupportedFormatError
 
     @property
-    def size_bytes(self) -> int:
-        return int(self.table.nbytes + self.offsets.nbytes)
+    def is_same(self) -> bool:
+        """Whether its values are the table's, as they are."""
+        return isinstance(self.fit, Fit) and self.fit.is_same
+
+    def values(self, table: pa.Table, column: pa.Field) -> pa.ChunkedArray:
+        """The values of the stored rows `table` for the table's `column`."""
+        if isinstance(self.fit, UnsupportedFormatError):
+            raise self.fit
+        if self.name is None:
+            return pa.chunked_array([nulls(table.num_rows, column.type)])
+        found = self.fit.chunks(table.column(self.name))
+        if found.type != column.type:
+            raise UnsupportedFormatError(f"column {column.name!r} is read as {found.type}, the table has {column.type}")
+        return found
 
 
 class SsTableReader:
     """One SSTable. Opening reads nothing; threads may share it."""
 
-    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
+    def __init__(
+        self,
+        location: Location,
+        shard_id: str,
+        sstable: SsTable,
+        grown: Callable[[SsTableReader], None] = lambda _: None,
+    ) -> None:
+        """`grown` is told whenever the reader holds more than before."""
+        self._grown = grown
         self.location = location
         self.shard_id = shard_id
         self.sstable = sstable
@@ -77,10 +108,10 @@ class SsTableReader:
         self._dataset: lance.LanceDataset | None = None
         self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
         self._rows: _Rows | None = None
+        self._known: tuple[TableSchema, dict[str, _Stored]] | None = None
         self._reader: LanceFileReader | None = None
         self._file_lock = threading.RLock()
         self._is_translated = False
-        self.size_bytes = 0
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
     @property
@@ -111,18 +142,36 @@ class SsTableReader:
             raise
 
     @property
+    def is_open(self) -> bool:
+        """Whether the dataset was opened."""
+        return self._dataset is not None
+
+    @property
     def has_entries(self) -> bool:
         """Whether the keys are in memory."""
         return self._entries is not None
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of keys and rows that are held now."""
+        entries, rows = self._entries, self._rows
+        return (0 if entries is None else entries[0].nbytes + entries[1].nbytes) + (
+            0 if rows is None else rows.size_bytes
+        )
+
+    def let_go(self) -> None:
+        """Hold nothing; what is asked for is read again."""
+        self._entries = self._rows = None
+
     def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         """Every key once, ascending, and the offset of its newest row."""
-        if self._entries is None:
+        found = self._entries
+        if found is None:
             rows = self.sstable.physical_rows
             whole = rows is None or self.sidecar.num_rows == rows
-            self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
-            self.size_bytes += self._entries[0].nbytes + self._entries[1].nbytes
-        return self._entries
+            found = self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
+            self._grown(self)
+        return found
 
     def _entries_of_rows(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         dataset = self.dataset
@@ -144,18 +193,30 @@ class SsTableReader:
 
     def names_by_column(self, schema: TableSchema) -> list[str | None]:
         """Per table column the name under which this generation holds it, or None."""
+        return [stored.name for stored in self._stored(schema).values()]
+
+    def _stored(self, schema: TableSchema) -> dict[str, _Stored]:
+        """Per table column what this generation holds of it; remembered, since a generation never changes."""
+        known = self._known
+        if known is None or known[0] != schema:
+            known = self._known = schema, self._find(schema)
+        return known[1]
+
+    def _find(self, schema: TableSchema) -> dict[str, _Stored]:
         # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
-        fields = [field for field in self.dataset.lance_schema.fields() if field.name() != TOMBSTONE]
-        if schema.field_ids is None:
-            stored = {field.name() for field in fields}
-            return [name if name in stored else None for name in schema.columns.names]
-        by_id = {int(field.id()): field.name() for field in fields}
-        types = {field.name: field.type for field in self.dataset.schema}
-        names = [by_id.get(ids.id) for ids in schema.field_ids]
-        return [
-            None if name is not None and is_another_column(types[name], column.type) else name
-            for name, column in zip(names, schema.columns, strict=True)
-        ]
+        items = [item for item in self.dataset.lance_schema.fields() if item.name() != TOMBSTONE]
+        fields = {item.name(): tagged(self.dataset.schema.field(item.name()), FieldId.of(item)) for item in items}
+        by_id = {int(item.id()): item.name() for item in items}
+        path, found = paths.sstable_dir(self.shard_id, self.sstable.path), {}
+        for column in schema.nullable:
+            ids = schema.ids_of(column.name)
+            name = by_id.get(ids.id) if ids is not None else column.name if column.name in fields else None
+            try:
+                fit = fit_of(None if name is None else fields[name], column, ids, path=path)
+                found[column.name] = _Stored(None if fit.absent else name, fit)
+            except UnsupportedFormatError as error:  # for those who ask for this column
+                found[column.name] = _Stored(name, error)
+        return found
 
     def identity_of(self, column: str, schema: TableSchema) -> tuple[str, ...]:
         """What the values of a column in this generation are known by: where they lie, not how the table calls them."""
@@ -169,30 +230,28 @@ class SsTableReader:
             parts = list(self.batches(schema, schema.columns.names, None, 1 << 16))
             table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
             offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
-            self.size_bytes -= 0 if self._rows is None else self._rows.size_bytes
-            kept = self._rows = _Rows(schema, table, offsets)
-            self.size_bytes += kept.size_bytes
+            kept = self._rows = _Rows(schema, table, offsets, int(table.nbytes + offsets.nbytes))
+            self._grown(self)
         return kept.table, kept.offsets
 
     def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
         """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
-        names = zip(schema.columns.names, self.names_by_column(schema), strict=True)
-        others = {name for name, stored in names if stored != name}
+        others = {name for name, stored in self._stored(schema).items() if stored.name != name or not stored.is_same}
         return pushdown(row_filter, pa.schema([field for field in self.dataset.schema if field.name not in others]))
 
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
-        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        known = self._stored(schema)
         shared = self.pushdown(schema, row_filter)
         wanted = list(dict.fromkeys([*columns, *shared.columns]))
-        stored = [name for c in wanted if (name := names[c]) is not None]
+        stored = [name for c in wanted if (name := known[c].name) is not None]
         with self.reading(given=shared.told is not None):
             for batch in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
                 if batch.num_rows == 0:
                     continue
-                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, names, schema))
+                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, known, schema))
                 offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
                 rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
                 if rows:
@@ -223,7 +282,7 @@ class SsTableReader:
         if kept is not None and kept.schema == schema:
             at = np.searchsorted(kept.offsets, offsets)
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
-        names = dict(zip(schema.columns.names, self.names_by_column(schema), strict=True))
+        known = self._stored(schema)
         order = np.argsort(offsets)  # the file takes ascending offsets only
         with self.reading():
             table = self._taken(offsets[order].tolist())
@@ -232,7 +291,7 @@ class SsTableReader:
                 "an SSTable lacks a row that its sidecar names",
                 path=paths.sstable_dir(self.shard_id, self.sstable.path),
             )
-        found = _conform(table, list(columns), names, schema).select([*columns, TOMBSTONE])
+        found = _conform(table, list(columns), known, schema).select([*columns, TOMBSTONE])
         return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
 
     def _taken(self, offsets: list[int]) -> pa.Table:
@@ -256,16 +315,12 @@ class SsTableReader:
         return self._reader
 
 
-def _conform(table: pa.Table, columns: Sequence[str], names: dict[str, str | None], schema: TableSchema) -> pa.Table:
+def _conform(table: pa.Table, columns: Sequence[str], known: Mapping[str, _Stored], schema: TableSchema) -> pa.Table:
     """`table` with the table's column names and types, nulls for columns that it lacks; other columns are kept."""
     arrays, fields = [], []
     for column in columns:
         field = schema.memory.field(column)
-        name = names[column]
-        array = nulls(table.num_rows, field.type) if name is None else table.column(name)
-        if array.type != field.type:
-            raise UnsupportedFormatError(f"column {column!r} is stored as {array.type}, the table has {field.type}")
-        arrays.append(array)
+        arrays.append(known[column].values(table, field))
         fields.append(field)
     for extra in (TOMBSTONE, _ROW_ADDRESS):
         if extra in table.schema.names:
@@ -282,6 +337,8 @@ class SsTableCache:
         self.limit_bytes = limit_bytes
         self._lock = threading.RLock()  # reentrant, as all locks of caches: a signal handler may read, too
         self._readers: OrderedDict[tuple[str, str, str], SsTableReader] = OrderedDict()
+        self._counted: dict[tuple[str, str, str], int] = {}
+        self._held_bytes = 0
 
     def reader(self, location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
         """The reader of one SSTable."""
@@ -289,10 +346,8 @@ class SsTableCache:
         with self._lock:
             found = self._readers.get(key)
             if found is None:
-                found = self._readers[key] = SsTableReader(location, shard_id, sstable)
-                self._shrink()
-            if key in self._readers:
-                self._readers.move_to_end(key)
+                found = self._readers[key] = SsTableReader(location, shard_id, sstable, self._count)
+            self._readers.move_to_end(key)
         return found
 
     def keeps_rows(self, sstable: SsTable) -> bool:
@@ -303,19 +358,34 @@ class SsTableCache:
     @property
     def size_bytes(self) -> int:
         """Bytes held now."""
-        with self._lock:
-            return sum(reader.size_bytes for reader in self._readers.values())
+        return self._held_bytes
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._readers.clear()
+            while self._readers:
+                self._drop_oldest()
 
-    def _shrink(self) -> None:
-        held = sum(reader.size_bytes for reader in list(self._readers.values()))
-        while held > self.limit_bytes and len(self._readers) > 1:
-            _, oldest = self._readers.popitem(last=False)
-            held -= oldest.size_bytes
+    def _count(self, reader: SsTableReader) -> None:
+        """A reader holds more now: it is the newest, and the oldest ones make room."""
+        key = (reader.location.key, reader.shard_id, reader.sstable.path)
+        with self._lock:
+            other = self._readers.get(key)
+            if other is not reader:  # somebody held on to it after it had been dropped
+                if other is not None:
+                    other.let_go()
+                self._readers[key] = reader
+            self._readers.move_to_end(key)
+            size_bytes = reader.size_bytes
+            self._held_bytes += size_bytes - self._counted.get(key, 0)
+            self._counted[key] = size_bytes
+            while self._held_bytes > self.limit_bytes and len(self._readers) > 1:
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        key, oldest = self._readers.popitem(last=False)
+        oldest.let_go()
+        self._held_bytes -= self._counted.pop(key, 0)
 
 
 SHARED_CACHE = SsTableCache()

@@ -43,6 +43,11 @@ class ShardTarget:
     indexes: IndexSet | None = None
     watch: TableWatch | None = None
 
+    @property
+    def limits_rows(self) -> bool:
+        """Whether there are rows with the right columns that the base table cannot hold."""
+        return bool(self.schema.small_dictionaries) or self.storage_version == _WITHOUT_NULL_STRUCTS
+
     def check_storable(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Return only if the base table can hold these rows; `InvalidInputError` names the column."""
         check_storable(batches, self.schema, self.storage_version)

@@ -53,6 +53,7 @@ from lance_memwal.lance.manifest import (
     version_path,
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
+from lance_memwal.memtable.memtable import aligned_array
 from lance_memwal.rows.key_encoding import check_primary_key, key_hashes
 from lance_memwal.rows.keys import concat_keys, one_array
 from lance_memwal.sstable.bloom import build_bloom
@@ -280,7 +281,7 @@ def _conform_column(parts: Sequence[pa.Table | pa.RecordBatch], index: int, fiel
         raise InvalidInputError(f"column {field.name!r} does not fit the type {field.type}") from None
     if column.null_count and not field.nullable:
         raise InvalidInputError(f"column {field.name!r} must not hold nulls")
-    return column
+    return pa.chunked_array([aligned_array(chunk) for chunk in column.chunks], field.type)
 
 
 def _file_version(rows: pa.Table, storage_version: str) -> str:

@@ -54,7 +54,7 @@ def number_name(number: int) -> str:
     """The 64 binary digits of `number`, least significant first."""
     if not 0 <= number <= _MAX:
         raise InvalidInputError(f"number out of the 64-bit range: {number}")
-    return format(number, "064b")[::-1]
+    return f"{number:064b}"[::-1]
 
 
 def parse_number_name(name: str) -> int | None:

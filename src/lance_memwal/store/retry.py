@@ -65,12 +65,12 @@ class _Attempts:
 
     __slots__ = ("_clock", "_failed", "_policy", "_started", "_what", "ambiguous")
 
-    def __init__(self, what: str, policy: RetryPolicy, clock: Clock) -> None:
+    def __init__(self, what: str, policy: RetryPolicy, clock: Clock, started: float) -> None:
         self.ambiguous = False
         self._what = what
         self._policy = policy
         self._clock = clock
-        self._started = clock.monotonic()
+        self._started = started
         self._failed = 0
 
     def failed(self, error: UnavailableError) -> None:
@@ -104,7 +104,7 @@ class RetryingStore(WrappedStore):
 
         An object that holds `data` already is `RECOGNISED` only after an ambiguous failure of this call.
         """
-        attempts = _Attempts(f"create {path}", self._policy, self._clock)
+        attempts = _Attempts(f"create {path}", self._policy, self._clock, self._clock.monotonic())
         while True:
             try:
                 return self.inner.put_new(path, data, sync=sync, make_directory=make_directory)
@@ -134,9 +134,12 @@ class RetryingStore(WrappedStore):
 
     def around(self, kind: str, call: Callable[..., _T], path: str, *rest: Any, **options: Any) -> _T:
         """Carry the call out, again and again if it must be."""
-        attempts = _Attempts(f"{_VERBS[kind]} {path}", self._policy, self._clock)
+        started = self._clock.monotonic()
+        attempts: _Attempts | None = None  # most calls need no second one
         while True:
             try:
                 return call(path, *rest, **options)
             except UnavailableError as error:
+                if attempts is None:
+                    attempts = _Attempts(f"{_VERBS[kind]} {path}", self._policy, self._clock, started)
                 attempts.failed(error)

@@ -19,7 +19,7 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import encode_map
-from lance_memwal.memtable.memtable import MemTable, aligned
+from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.sstable.write import not_published
 from lance_memwal.store import paths
 from lance_memwal.types import SeenTransaction, SsTable, Transaction
@@ -122,7 +122,7 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     """All rows with `_tombstone`, uncombined: together they may be more than one Arrow array can hold."""
     batches = [
         pa.RecordBatch.from_arrays(
-            [*aligned(batch).columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags],
+            [*batch.columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags],
             schema=memory,
         )
         for batch, flags in zip(rows.batches, rows.flags, strict=True)

@@ -1,12 +1,14 @@
 """Moving a live writer to new columns.
 
-Owns `WriteGate` and `move_core`. Invariants:
+Owns `WriteGate`, `drain` and `move_core`. Invariants:
 
 1. No write is between fitting its rows to the columns and inserting them while the columns change: writes pass through
    the gate, and a change waits until nobody is inside and lets nobody in.
 2. Everything written before is durable and flushed under the old columns, so that one memtable, one entry and one
    SSTable have one set of columns.
 3. A change that fails leaves the writer with the old columns, and with all its rows.
+4. Nobody waits for ever: a change that cannot begin, or whose flush does not end, is given up at its deadline; writes
+   that wait for a change give up at theirs, before anything was inserted.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lance_memwal.clock import Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import Waiters, is_on_top, on_top_error
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.write.group_commit import ShardCore
 
-__all__ = ["WriteGate", "move_core"]
+__all__ = ["WriteGate", "drain", "move_core"]
 
 
 class WriteGate:
@@ -29,9 +32,10 @@ class WriteGate:
     Who is inside is kept by thread, so that a thread that is interrupted in the doorway is not counted for ever.
     """
 
-    __slots__ = ("_changed", "_closed_by", "_inside")
+    __slots__ = ("_changed", "_clock", "_closed_by", "_inside")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._changed = Waiters()
         self._inside: set[int] = set()
         self._closed_by: int | None = None
@@ -45,14 +49,16 @@ class WriteGate:
             self._wait_at_the_door(me)
 
     def _wait_at_the_door(self, me: int) -> None:
+        deadline = Deadline(self._clock)
         while self._is_closed_to(me):
             self._inside.discard(me)
             self._changed.wake_all()
             while self._is_closed_to(me):
                 place = self._changed.stand()
                 if self._is_closed_to(me):
-                    place.sleep()
+                    place.sleep(deadline.left_seconds)
                 self._changed.leave(place)
+                deadline.refuse_passed("the writer was still being moved or parked; the write was not begun, retry")
             self._inside.add(me)
 
     def _is_closed_to(self, me: int) -> bool:
@@ -64,15 +70,19 @@ class WriteGate:
             self._changed.wake_all()
 
     @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Keep all writes out for the duration; returns when the last one has left."""
+    def closed(self, deadline: Deadline | None = None) -> Iterator[None]:
+        """Keep all writes out for the duration; begins when the last one has left, `UnavailableError` at the deadline."""
         me = threading.get_ident()
+        deadline = Deadline(self._clock) if deadline is None else deadline
         try:
             while not self._shut(me):
                 place = self._changed.stand()
-                place.sleep()
+                place.sleep(deadline.left_seconds)
                 self._changed.leave(place)
-            self._wait_until_left(me, None)
+                deadline.refuse_passed("the writer was still being moved or parked by another thread; retry")
+            self._wait_until_left(me, deadline)
+            if self._inside - {me}:
+                raise deadline.error("a write that began before has not ended; retry")
             yield
         finally:
             if self._closed_by == me:
@@ -83,22 +93,29 @@ class WriteGate:
         """Let no other thread in any more, and wait for those who are inside: the program ends."""
         me = threading.get_ident()
         self._closed_by = me
-        self._wait_until_left(me, lambda: clock.monotonic() < deadline)
+        self._wait_until_left(me, Deadline(clock, deadline - clock.monotonic()))
 
     def _shut(self, me: int) -> bool:
         if self._closed_by is None:
             self._closed_by = me
         return self._closed_by == me
 
-    def _wait_until_left(self, me: int, may_wait: Callable[[], bool] | None) -> None:
-        while self._inside - {me} and (may_wait is None or may_wait()):
+    def _wait_until_left(self, me: int, deadline: Deadline) -> None:
+        """Wait for those who are inside; at the deadline some may still be."""
+        while self._inside - {me} and deadline.left_seconds:
             place = self._changed.stand()
             if self._inside - {me}:
-                place.sleep()
+                place.sleep(deadline.left_seconds)
             self._changed.leave(place)
 
 
-def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) -> None:
+def drain(core: ShardCore, deadline: Deadline, way_out: str) -> None:
+    """Return when every frozen memtable is an SSTable; `UnavailableError` at the deadline, with the way out."""
+    if not core.wait_until(lambda: not core.frozen, deadline.left_seconds):
+        raise deadline.error(f"{len(core.frozen)} memtables of shard {core.log.shard_id} were not flushed; {way_out}")
+
+
+def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None], deadline: Deadline) -> None:
     """Flush everything, then let the core go on with `schema`; `swap` changes the rest in the same step.
 
     The gate is closed: nobody inserts meanwhile.
@@ -108,7 +125,7 @@ def move_core(core: ShardCore, schema: TableSchema, swap: Callable[[], None]) ->
     core.make_durable(core.buffered)
     if core.active is not None:
         core.seal()
-    core.wait_until(lambda: not core.frozen, None)
+    drain(core, deadline, "the writer goes on with its old columns, retry")
     with core.lock:
         core.refuse_writes()
         core.use_columns(schema)

@@ -4,7 +4,8 @@ Owns `ShardEngine`. Invariants:
 
 1. Everything that can be refused is refused before the claim: a doomed open fences nobody.
 2. Open returns after replay: a writer that exists shows every acknowledged row of the shard.
-3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence.
+3. `close` makes everything flushed and visible to any reader, or raises the first failure; it never hangs on a fence, and
+   every wait for other threads has a deadline.
 4. A writer that is dropped without close flushes nothing, and its background work ends.
 5. A writer in a forked child is closed.
 """
@@ -33,16 +34,17 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
-from lance_memwal.process.background import Task
+from lance_memwal.process.background import JOIN_SECONDS, Task
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import is_on_top, on_top_error
-from lance_memwal.rows.ingest import key_batch, to_batches
-from lance_memwal.rows.schema import Missing, Reconciler, fills_missing, tombstones
+from lance_memwal.rows.schema import Missing
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write.bulk import publish_bulk
-from lance_memwal.write.columns import WriteGate, move_core
+from lance_memwal.write.columns import WriteGate, drain, move_core
+from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import Flushing, SsTableWriter, Ticking, flush_once
 from lance_memwal.write.group_commit import ShardCore
 from lance_memwal.write.parking import LONGEST_TAIL_BYTES, LONGEST_TAIL_ENTRIES, Parked, opened_again
@@ -56,7 +58,10 @@ from lance_memwal.write.table_target import target_of
 __all__ = ["Ack", "ShardEngine", "WriteResult"]
 
 _LOG = logging.getLogger(__name__)
+_PARK_SECONDS = 10.0  # others wait for the place meanwhile
+_HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
+_buffer_bytes = pa.RecordBatch.get_total_buffer_size
 
 
 class _TooLargeError(Exception):
@@ -114,10 +119,9 @@ class ShardEngine:
         shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
         self._config = config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
         self._targets = [target]  # shared with the flusher, which holds no reference to this writer
-        self._gate = WriteGate()
+        self._gate = WriteGate(clock)
         self._clock = clock
-        self._reconciler = Reconciler(target.schema)
-        self._fit_lock = threading.Lock()
+        self._fitting = Fitting(target, config)
         self._closer = 0
         self.is_parked = False
         self._promised = False  # a signal handler was told that the writer will be closed
@@ -135,13 +139,13 @@ class ShardEngine:
         try:
             for task in (core.ticker, core.flusher):
                 task.start(clock).poke()
-        except BaseException:  # no second thread to be had: the first one must not live on
+            self._finalizer = weakref.finalize(self, _abandon, core)
+            self._finalizer.atexit = False  # a program's own hook may still close this writer
+            live.register(target.location.key, self)
+            close_in_child(self)
+        except BaseException:  # no second thread to be had, or interrupted: the first one must not live on
             _abandon(core)
             raise
-        self._finalizer = weakref.finalize(self, _abandon, core)
-        self._finalizer.atexit = False  # a program's own hook may still close this writer
-        live.register(target.location.key, self)
-        close_in_child(self)
 
     def _open(self, parked: Parked | None) -> ShardCore:
         config, target = self._config, self._target
@@ -193,14 +197,13 @@ class ShardEngine:
         Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
         there; `missing="null"` makes them null. On an append-only table they are null anyway.
         """
-        fill = fills_missing(missing, self._target.schema)
-        batches = self._batches(data, fill)
+        batches, fill = self._fitting.take(data, missing)
         with self._gate:
             if txn is None and self._config.durable_write:
-                size = sum(batch.get_total_buffer_size() for batch in batches)
+                size = sum(map(_buffer_bytes, batches))
                 if size <= _QUEUED_BYTES:
                     return self._queue(batches, size, fill)
-            return self._write(self._fit(batches, fill), as_transaction(txn))
+            return self._write(self._fitting.fit(batches, fill), as_transaction(txn))
 
     def _queue(self, batches: list[pa.RecordBatch], size_bytes: int, fill: bool) -> WriteResult:
         """Write a small put, together with those of other threads."""
@@ -217,24 +220,23 @@ class ShardEngine:
         return self._fit_for_entry(batches, fill=True)
 
     def _fit_for_entry(self, batches: list[pa.RecordBatch], *, fill: bool = False) -> WriteRows:
-        rows = self._fit(batches, fill)
-        if self._is_bulk(rows):
+        rows, entries = self._fitting.fit(batches, fill), self._core.entries
+        if not entries.fits(rows):
             raise _TooLargeError(rows)
-        self._core.encode_rows(rows)
+        entries.encode_rows(rows)
         return rows
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
-        fill = fills_missing(missing, self._target.schema)
-        batches = self._batches(data, fill)
+        batches, fill = self._fitting.take(data, missing)
         with self._gate:
-            return self._put_nowait(self._fit(batches, fill))
+            return self._put_nowait(self._fitting.fit(batches, fill))
 
     def _put_nowait(self, rows: WriteRows) -> Ack:
         if self._is_bulk(rows):
             return Ack(self._core, self._write(rows, None).batch_positions.stop)
         started = self._clock.monotonic()
-        self._core.encode_rows(rows)
+        self._core.entries.encode_rows(rows)
         _, end = self._core.insert(rows, None, drain=True)
         self._count_put(started)
         return Ack(self._core, end)
@@ -242,7 +244,7 @@ class ShardEngine:
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
         """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
         with self._gate:
-            return self._write(self._tombstones(keys), as_transaction(txn))
+            return self._write(self._fitting.tombstones(keys), as_transaction(txn))
 
     @property
     def _target(self) -> ShardTarget:
@@ -271,12 +273,13 @@ class ShardEngine:
             raise on_top_error("evolve_schema")
         if target.schema.primary_key != self._target.schema.primary_key:
             raise InvalidInputError("the primary key of the table changed; close this writer and open a new one")
-        with self._gate.closed():
-            move_core(self._core, target.schema, lambda: self._take(target))
+        deadline = Deadline(self._clock)
+        with self._gate.closed(deadline):
+            move_core(self._core, target.schema, lambda: self._take(target), deadline)
 
     def _take(self, target: ShardTarget) -> None:
         self._targets[0] = target
-        self._reconciler = Reconciler(target.schema)
+        self._fitting = Fitting(target, self._config)
         self._core.indexes = target.indexes if target.indexes is not None else IndexSet(target.schema)
 
     def _write(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
@@ -292,7 +295,7 @@ class ShardEngine:
         return result
 
     def _insert(self, rows: WriteRows, txn: Transaction | None) -> WriteResult:
-        self._core.encode_rows(rows)
+        self._core.entries.encode_rows(rows)
         pending, end = self._core.insert(rows, txn)
         if self._config.durable_write or txn is not None:
             self._core.make_durable(end)
@@ -305,10 +308,10 @@ class ShardEngine:
 
     def _is_bulk(self, rows: WriteRows) -> bool:
         """Whether `rows` are too large for one WAL entry and must be published as a generation."""
-        limit = self._config.max_entry_bytes
-        if self._core.fits_entry(rows):
+        if self._core.entries.fits(rows):
             return False
         if not self._config.enable_memtable:
+            limit = self._config.max_entry_bytes
             raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
         return True
 
@@ -318,40 +321,6 @@ class ShardEngine:
         with self._core.lock:
             stats.put_count += 1
             stats.put_time += seconds
-
-    def _batches(self, data: Any, fill: bool) -> list[pa.RecordBatch]:
-        """`data` as batches with rows."""
-        columns = self._target.schema.columns
-        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, columns, whole=not fill)
-        if not batches:
-            raise InvalidInputError("empty batch list: give at least one batch with rows")
-        for i, batch in enumerate(batches):
-            if batch.num_rows == 0:
-                raise InvalidInputError(f"Batch {i} is empty: give batches with rows")
-        return batches
-
-    def _fit(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
-        """`batches` as those of the table, each checked; the errors name the column."""
-        with self._fit_lock:
-            fitted = [self._reconciler.fit(batch, fill=fill) for batch in batches]
-        self._target.check_storable(fitted)
-        if len(fitted) > self._config.max_memtable_batches:
-            even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._target.schema.nullable) for batch in fitted]
-            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
-        if self._target.check_rows is not None:
-            for batch in fitted:
-                self._target.check_rows(self.shard_id, batch)
-        return WriteRows.of(fitted)
-
-    def _tombstones(self, keys: Any) -> WriteRows:
-        schema = self._target.schema
-        named = key_batch(keys, schema)
-        if named.num_rows == 0:
-            return WriteRows.of([])
-        batch = tombstones(named, schema)
-        if self._target.check_rows is not None:
-            self._target.check_rows(self.shard_id, batch)
-        return WriteRows.of([batch], tombstones=True)
 
     # -------------------------------------------------------------------------------------------- sealing and closing
 
@@ -390,6 +359,7 @@ class ShardEngine:
 
     def _close(self) -> None:
         core, this_thread = self._core, threading.get_ident()
+        deadline, hangs = Deadline(self._clock), False
         while True:
             with core.lock:
                 if core.state == CLOSED or self._closer == this_thread:
@@ -399,18 +369,21 @@ class ShardEngine:
                     core.wake_all()
                     break
                 place = core.changed.stand()
-            place.sleep()
+            place.sleep(deadline.left_seconds)
+            deadline.refuse_passed(f"another thread was still closing the writer of shard {self.shard_id}")
         interrupted = True
         try:
-            self._drain()
+            self._drain(deadline)
             interrupted = False
         except Exception:
-            interrupted = False
+            interrupted, hangs = False, not deadline.left_seconds
             raise
         finally:
             if interrupted and self._promised:
                 self._closer = 0  # the ticker goes on
                 core.wake_all()
+            elif hangs:
+                self._stop(_HANGING_SECONDS)
             else:
                 self._stop()
 
@@ -428,30 +401,38 @@ class ShardEngine:
             self._promised, core.state, core.errand = True, state, errand
         core.ticker.poke()
 
-    def _drain(self) -> None:
+    def _drain(self, deadline: Deadline) -> None:
         core = self._core
-        core.wait_until(lambda: not core.exclusive, None)
+        self._wait_for_bulk(deadline)
         with core.lock:
             if core.poison is not None or (core.is_stopped and self._unflushed()):
                 core.refuse_commits()
         core.make_durable(core.buffered)
         core.seal()
-        core.wait_until(lambda: not core.frozen, None)
+        drain(core, deadline, "the writer is closed all the same; the log has the rows, and the next open replays them")
+
+    def _wait_for_bulk(self, deadline: Deadline) -> None:
+        """Return when no bulk write is under way."""
+        if not self._core.wait_until(lambda: not self._core.exclusive, deadline.left_seconds):
+            raise deadline.error(f"a bulk write of shard {self.shard_id} was still under way; it was not acknowledged")
 
     def _unflushed(self) -> bool:
         core = self._core
         return bool(core.pending or core.frozen or (core.active is not None and core.active.num_rows))
 
     def park(self) -> Parked | None:
-        """Put this writer away, with everything durable; it is closed then. None if it does not write any more."""
-        core = self._core
+        """Put this writer away, with everything durable; it is closed then.
+
+        None if it does not write any more, or is too busy for that: then it stays open.
+        """
+        core, deadline = self._core, Deadline(self._clock, _PARK_SECONDS)
         try:
-            with self._gate.closed():
-                core.wait_until(lambda: not core.exclusive, None)
+            with self._gate.closed(deadline):
+                self._wait_for_bulk(deadline)
                 core.make_durable(core.buffered)
                 if self._is_long_to_replay():
                     core.seal()
-                core.wait_until(lambda: not core.frozen, None)
+                drain(core, deadline, "it stays open")
                 with core.lock:
                     core.refuse_writes()
                     self.is_parked, core.state = True, CLOSED
@@ -473,13 +454,14 @@ class ShardEngine:
         else:
             self._stop()
 
-    def _stop(self) -> None:
+    def _stop(self, seconds: float = JOIN_SECONDS) -> None:
+        """End the background work, and wait for what of it runs, for some time."""
         self._finalizer.detach()
         live.forget(self._target.location.key, self)
         core = self._core
         _abandon(core)
         for task in (core.grower, core.flusher, core.ticker):
-            task.stop()
+            task.stop(seconds)
 
     def leave(self, deadline: float) -> None:
         """Keep all other threads out, since the program ends; what a signal handler closed is closed when this returns."""
@@ -498,7 +480,7 @@ class ShardEngine:
         core.stats.use_lock(core.lock)
         for task in (core.grower, core.flusher, core.ticker):
             task.orphan()
-        self._gate, self._fit_lock = WriteGate(), threading.Lock()
+        self._gate = WriteGate(self._clock)
         core.state = CLOSED
 
     def __enter__(self) -> Any:

@@ -39,7 +39,7 @@ class ShardCore(ShardState):
         self._puts = PutQueue()
         self._leader = 0  # the thread that has the turn, or had it
         self._in_flight: Entry | None = None
-        self._entries = EntryBuilder(self.schema, self.log.epoch)
+        self.entries = EntryBuilder(self.schema, self.log.epoch, self.config.max_entry_bytes)
 
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
@@ -49,15 +49,7 @@ class ShardCore(ShardState):
     def use_columns(self, schema: TableSchema) -> None:
         """Go on with other columns; nothing is pending."""
         self.schema = schema
-        self._entries = EntryBuilder(schema, self.log.epoch)
-
-    def fits_entry(self, rows: WriteRows) -> bool:
-        """Whether one WAL entry may hold `rows`."""
-        return self._entries.fits(rows, self.config.max_entry_bytes)
-
-    def encode_rows(self, rows: WriteRows) -> None:
-        """Encode `rows` for the log; `InvalidInputError` where that cannot be done."""
-        self._entries.encode_rows(rows)
+        self.entries = EntryBuilder(schema, self.log.epoch, self.config.max_entry_bytes)
 
     def wake_all(self) -> None:
         """Let everybody who waits for this writer look again."""
@@ -73,6 +65,7 @@ class ShardCore(ShardState):
         self.refuse_on_top()
         try:
             self._puts.append(put)
+            self._sleep_or_lead(put)
             while not self._is_done(put):
                 self._sleep_or_lead(put)
         except BaseException:
@@ -131,12 +124,10 @@ class ShardCore(ShardState):
     def _lead(self, own: QueuedPut | None) -> bool:
         """Commit everything that was written until now; False if a queued put found no room. The caller has the turn."""
         self._leader = threading.get_ident()
-        with self.lock:
-            self.refuse_commits()
+        self.refuse_commits()
         self._puts.gather(self.clock)
         room = self._puts.take(self.pending, self._insert_queued, own)
-        with self.lock:
-            end = self.buffered
+        end = self.buffered
         while self.durable < end:
             self._commit_group(own)
         self._puts.wake_served()
@@ -159,7 +150,7 @@ class ShardCore(ShardState):
         started = io_started = self.clock.monotonic()
         try:
             if not entry.data:
-                entry.data = self._entries.encode(entry)
+                entry.data = self.entries.encode(entry)
                 io_started = self.clock.monotonic()
             reach("wal.before_put")
             self._in_flight = entry
@@ -200,7 +191,8 @@ class ShardCore(ShardState):
         left = self._in_flight
         if left is not None and left.group[-1].end > self.durable:
             return left
-        self._drop_settled()
+        if self.pending[0].end <= self.durable:  # an interrupted leader did not come to it
+            self._drop_settled()
         group = self._next_group()
         first = group[0]
         txns = () if first.txn is None else (EntryTransaction(first.txn, 0, first.rows.num_rows),)

@@ -48,7 +48,7 @@ from lance_memwal.log.entry import EntryEncoder, RowEncoder, decode_entry, encod
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun
-from lance_memwal.log.transactions import OWN_PREFIX, TransactionMap, as_transaction, load_generation_maps
+from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, load_generation_maps
 from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
 from lance_memwal.process.forking import close_in_child
@@ -139,6 +139,7 @@ class OnceAppender:
         self._max_entry_bytes = DEFAULT_MAX_ENTRY_BYTES if max_entry_bytes is None else max_entry_bytes
         self._manifests: dict[str, ShardManifestStore] = {}
         self._tails: dict[str, ShardTail] = {}
+        self._times: dict[str, ShardTime] = {}  # since the first look at each shard
         check_table(base)
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
@@ -201,6 +202,7 @@ class OnceAppender:
             known=KnownColumns(self.location, self.schema),
             clock=self._clock,
         )
+        self._times.setdefault(shard_id, opened.transactions.time)
         return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
 
     # ------------------------------------------------------------------------------------------------------ appending
@@ -329,6 +331,7 @@ class OnceAppender:
         maps_read = set() if known is None else known.maps_read
         unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
         transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
+        transactions.keep_time(self._times.setdefault(manifest.shard_id, transactions.time))
         transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
         if known is not None:
             transactions.follow(known.transactions)

@@ -5,6 +5,8 @@ Owns `OpenShards`. Invariants:
 1. At most `limit` shard writers are open when no write runs; the ones that were not used for longest are parked first.
 2. A parked shard has everything durable, and keeps its epoch: no claim and no sentinel when it is used again.
 3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
+4. What is done alone (opening, making room) has an end: a writer that is too busy to be parked stays open, and the limit
+   is kept by the next that opens one. Writes to shards that are open wait for none of it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Generic, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.errors import ClosedError
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.write.engine import ShardEngine
 from lance_memwal.write.parking import Parked
@@ -25,6 +28,7 @@ __all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
 
 DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
+_ROOM_SECONDS = 10.0
 T = TypeVar("T")
 W = TypeVar("W", bound=ShardEngine)
 
@@ -119,17 +123,21 @@ class OpenShards(Generic[W]):
         return writer
 
     def _make_room(self) -> None:
-        """Park what was not used for longest; a writer that cannot be parked (it was fenced) stays, and says why."""
+        """Park what was not used for longest.
+
+        A writer that cannot be parked stays: it was fenced, and says so to its own writes, or it is busy.
+        """
         if len(self._open) < self._limit:
             return
+        deadline = Deadline(SYSTEM_CLOCK, _ROOM_SECONDS)
         for shard_id in sorted(self._open, key=lambda name: self._used.get(name, -1)):
             parked = self._open[shard_id].park()
             if parked is not None:
                 self._parked[shard_id] = parked  # before it leaves the others: every shard has a name at any time
                 del self._open[shard_id]
                 self._used.pop(shard_id, None)
-                if len(self._open) < self._limit:
-                    return
+            if len(self._open) < self._limit or not deadline.left_seconds:
+                return
 
     # ------------------------------------------------------------------------------------------------------ ending
 
@@ -137,8 +145,13 @@ class OpenShards(Generic[W]):
         """Let every open writer move to the columns of the table; a parked one does when it is used again."""
         with self._lock:
             self.refuse_closed()
-            for writer in self._open.values():
+            writers = list(self._open.values())
+        for writer in writers:  # without the lock: others may open shards meanwhile, with the columns of now
+            try:
                 writer.evolve_schema()
+            except ClosedError:
+                if not writer.is_parked:
+                    raise
 
     def flush(self, timeout: float | None) -> None:
         """Turn everything that was written into SSTables; `UnavailableError` after `timeout` seconds in all.

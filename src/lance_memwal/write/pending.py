@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = ["Entry", "EntryBuilder", "Pending", "WriteRows"]
 _FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
 _FLAG_CACHE_ROWS = 65_536
 _FLAG_CACHE_SIZE = 64
+_size = attrgetter("size")
 
 
 @dataclass(slots=True)
@@ -57,7 +59,9 @@ class WriteRows:
             owned.append(own)
             sizes.append(size)
             num_rows += own.num_rows
-        flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) if tombstones else None for batch in owned]
+        flags: list[pa.BooleanArray | None] = [None] * len(owned)
+        if tombstones:
+            flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) for batch in owned]
         return cls(owned, flags, sizes, num_rows, sum(sizes))
 
 
@@ -99,22 +103,23 @@ class Entry:
 class EntryBuilder:
     """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
 
-    __slots__ = ("_arrays", "_encoder", "_epoch", "_live_flags", "_rows", "_schema", "_slices")
+    __slots__ = ("_all_live", "_arrays", "_encoder", "_epoch", "_limit_bytes", "_rows", "_schema")
 
-    def __init__(self, schema: TableSchema, epoch: int) -> None:
+    def __init__(self, schema: TableSchema, epoch: int, limit_bytes: int) -> None:
+        """`limit_bytes`: of the rows of one entry."""
         self._schema = schema.wal
         self._epoch = epoch
+        self._limit_bytes = limit_bytes
         self._rows = RowEncoder(schema.wal)
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
         self._encoder: EntryEncoder | None = None
-        self._live_flags = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
-        self._slices: dict[int, pa.BooleanArray] = {}
+        self._all_live = _LiveFlags()
 
-    def fits(self, rows: WriteRows, limit_bytes: int) -> bool:
+    def fits(self, rows: WriteRows) -> bool:
         """Whether an entry can hold `rows`. Columns may share buffers, and each is written for itself: where that could
         matter, what would be written is measured."""
         bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
-        return bound <= limit_bytes or self._rows.measure(self._flagged(rows)) <= limit_bytes
+        return bound <= self._limit_bytes or self._rows.measure(self._flagged(rows)) <= self._limit_bytes
 
     def encode_rows(self, rows: WriteRows) -> None:
         """Encode `rows` for whichever entry takes them; what cannot be encoded is an error of their write alone."""
@@ -122,7 +127,7 @@ class EntryBuilder:
             rows.messages = self._rows.messages(self._flagged(rows))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
-        rows.wire_bytes = sum(message.size for message in rows.messages)
+        rows.wire_bytes = sum(map(_size, rows.messages))
 
     def encode(self, entry: Entry) -> bytes:
         """The bytes of `entry`, whose writes are of one generation and encoded."""
@@ -135,18 +140,26 @@ class EntryBuilder:
 
     def _flagged(self, rows: WriteRows) -> list[pa.RecordBatch]:
         return [
-            batch.append_column(TOMBSTONE_FIELD, flags if flags is not None else self._all_live(batch.num_rows))
+            batch.append_column(TOMBSTONE_FIELD, self._all_live[batch.num_rows] if flags is None else flags)
             for batch, flags in zip(rows.batches, rows.flags, strict=True)
         ]
 
-    def _all_live(self, rows: int) -> pa.BooleanArray:
-        flags = self._slices.get(rows)
-        if flags is None:
-            if rows > _FLAG_CACHE_ROWS:
-                return pa.array(np.zeros(rows, dtype=bool))
-            flags = self._live_flags.slice(0, rows)
-            if len(self._slices) < _FLAG_CACHE_SIZE:
-                self._slices[rows] = flags
+
+class _LiveFlags(dict[int, pa.BooleanArray]):
+    """By number of rows: the flags of as many rows of which none is a tombstone; some are kept."""
+
+    __slots__ = ("_longest",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._longest = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
+
+    def __missing__(self, rows: int) -> pa.BooleanArray:
+        if rows > _FLAG_CACHE_ROWS:
+            return pa.array(np.zeros(rows, dtype=bool))
+        flags = self._longest.slice(0, rows)
+        if len(self) < _FLAG_CACHE_SIZE:
+            self[rows] = flags
         return flags
 
 

@@ -93,7 +93,10 @@ class PutQueue:
 
     def is_oldest(self, put: QueuedPut) -> bool:
         """Whether nobody has waited longer."""
-        return self._oldest() is put
+        try:
+            return self._waiting[0] is put
+        except IndexError:
+            return False
 
     def gather(self, clock: Clock) -> None:
         """Let threads that were just served queue their next puts, while that brings as many as there were lately.
@@ -112,8 +115,11 @@ class PutQueue:
         self, pending: deque[Pending], insert: Callable[[QueuedPut, WriteRows], bool], leader: QueuedPut | None
     ) -> bool:
         """Insert all puts, oldest first; False if one found no room. The caller has the turn to commit."""
-        self._recall(pending)
-        while (put := self._oldest()) is not None:
+        put = self._oldest()
+        if put is not None and put.pending is not None:
+            self._recall(put, pending)
+            put = self._oldest()
+        while put is not None:
             if put.error is None:
                 try:
                     if put.rows is None:  # else it found no room before
@@ -125,16 +131,15 @@ class PutQueue:
             if put.error is not None and put is not leader:
                 put.wake()
             self.withdraw(put)  # by name: its caller may have done so
+            put = self._oldest()
         return True
 
-    def _recall(self, pending: deque[Pending]) -> None:
+    def _recall(self, put: QueuedPut, pending: deque[Pending]) -> None:
         """Make good what a leader that was interrupted left: its put is inserted, or it is not."""
-        put = self._oldest()
-        if put is not None and put.pending is not None:
-            if put.pending in pending:
-                self.withdraw(put)
-            else:
-                put.pending = None
+        if put.pending in pending:
+            self.withdraw(put)
+        else:
+            put.pending = None
 
     def serve(self, put: QueuedPut) -> None:
         """Note that a put is on storage; the caller has the turn."""
@@ -148,14 +153,15 @@ class PutQueue:
 
     def wake_next(self) -> None:
         """Let the oldest put that nobody took lead."""
-        put = self._oldest()
-        if put is not None:
-            put.wake()
+        if self._waiting:
+            put = self._oldest()
+            if put is not None:
+                put.wake()
 
     def _oldest(self) -> QueuedPut | None:
         try:
-            return self._waiting[0]
-        except IndexError:
+            return self._waiting[0] if self._waiting else None
+        except IndexError:  # withdrawn meanwhile
             return None
 
     def wake_all(self) -> None:

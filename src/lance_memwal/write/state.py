@@ -88,6 +88,7 @@ class ShardState:
         self.poison: WriterPoisonedError | None = None
         self.fenced: FencedError | None = None
         self.replaced: TableReplacedError | None = None
+        self.has_failed = False  # whether one of the three is there: nothing is written any more
         self.exclusive = False
         self.pending: deque[Pending] = deque()
         self.pending_since = 0.0
@@ -208,8 +209,9 @@ class ShardState:
 
     def refuse_writes(self) -> None:
         """Raise if this writer must not accept rows any more."""
-        self.refuse()
-        self._refuse_stopped()
+        if self.has_failed or self.state != OPEN:
+            self.refuse()
+            self._refuse_stopped()
 
     def _refuse_stopped(self) -> None:
         if self.replaced is not None:
@@ -222,11 +224,6 @@ class ShardState:
         """Whether the shard, or its table, belongs to somebody else now."""
         return self.fenced is not None or self.replaced is not None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether this writer writes nothing any more, for a reason that was logged."""
-        return self.is_stopped or self.poison is not None
-
     def look_at_table(self) -> None:
         """Return only if the table is still the one that this writer opened."""
         if self._watch is not None:
@@ -238,11 +235,12 @@ class ShardState:
 
     def refuse_commits(self) -> None:
         """Raise if this writer must not write to storage any more."""
-        if self.state == CLOSED and self.poison is None and not self.is_stopped:
+        if self.has_failed:
+            if self.poison is not None:
+                raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
+            self._refuse_stopped()
+        if self.state == CLOSED:
             raise ClosedError(f"the writer of shard {self.log.shard_id} is closed; the write was not acknowledged")
-        if self.poison is not None:
-            raise WriterPoisonedError(str(self.poison)) from (self.poison.__cause__ or self.poison)
-        self._refuse_stopped()
 
     @property
     def _has_room(self) -> bool:
@@ -342,11 +340,12 @@ class ShardState:
     def _room_in(self, active: MemTable, start: int, rows: WriteRows) -> MemTable:
         """The memtable for `rows`: `active`, or the next one if they would take it past its row or batch limit, or do not
         go together with its dictionaries."""
-        if active.end_batch != start:  # a write that was interrupted before it was pending
+        limits, (batches, num_rows, _) = self.config, active.totals
+        if active.first_batch + batches != start:  # a write that was interrupted before it was pending
             active.truncate(start - active.first_batch)
-        limits, batches = self.config, active.num_batches
+            batches, num_rows, _ = active.totals
         if batches and (
-            active.num_rows + rows.num_rows > limits.max_memtable_rows
+            num_rows + rows.num_rows > limits.max_memtable_rows
             or batches + len(rows.batches) > limits.max_memtable_batches
             or not active.can_hold(rows.batches)
         ):
@@ -370,13 +369,12 @@ class ShardState:
         """Remember for good why this writer writes nothing any more, and tell everybody who waits; logged once."""
         with self.lock:
             known = self.has_failed
-            self.poison = self.poison or poison
-            self.fenced = self.fenced or fenced
-            self.replaced = self.replaced or replaced
+            why = (self.poison or poison, self.fenced or fenced, self.replaced or replaced)
+            self.poison, self.fenced, self.replaced, self.has_failed = *why, True  # one step, as far as interrupts go
             self.wake_all()
         if not known:
-            why = poison or fenced or replaced
-            _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, why)
+            reason = poison or fenced or replaced
+            _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.log.shard_id, self.log.epoch, reason)
 
     def wake_all(self) -> None:
         """Let everybody who waits for this writer look again."""
@@ -394,11 +392,11 @@ class ShardState:
         )
 
     def _freeze_if_full(self, active: MemTable) -> None:
-        limits = self.config
+        limits, (batches, num_rows, size_bytes) = self.config, active.totals
         if (
-            active.num_rows >= limits.max_memtable_rows
-            or active.num_batches >= limits.max_memtable_batches
-            or active.size_bytes + active.index_bytes >= limits.max_memtable_size
+            num_rows >= limits.max_memtable_rows
+            or batches >= limits.max_memtable_batches
+            or size_bytes + active.index_bytes >= limits.max_memtable_size
         ):
             self.freeze(active)
 

@@ -1,0 +1,137 @@
+"""Stored values of one column made to fit the table as it is now, fields inside it included: by field id.
+
+Owns `Fit` and `fit_of`, the one rule by which stored columns become today's. Invariants:
+
+1. Fields of a struct, at any depth, are matched by their Lance field id if the stored type carries ids, else by name;
+   never by position. A field that the values lack is null, one that the table lacks is left out.
+2. Nothing is cast: another type is not understood, unless the id says that it is another field, which was dropped.
+3. What fits already is returned as it is.
+
+Worked example: stored struct<x 3, y 4>, the table has struct<z 4, w 5>: y is read as z, w is null, x is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.errors import UnsupportedFormatError
+from lance_memwal.rows.normal_form import nulls
+from lance_memwal.rows.schema import FIELD_ID, FieldId, is_another_column
+
+__all__ = ["Fit", "fit_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How stored values become values of type `kind`.
+
+    `parts` are the fields of a struct (or what is inside a list or map), each with its place among the stored ones; empty
+    if the values fit as they are. `absent`: there are none.
+    """
+
+    kind: pa.DataType
+    parts: tuple[tuple[int, Fit], ...] = ()
+    absent: bool = False
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the values are taken as they are."""
+        return not self.parts and not self.absent
+
+    def chunks(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """`apply`, for values in several pieces."""
+        return values if self.is_same else pa.chunked_array(map(self.apply, values.chunks), self.kind)
+
+    def apply(self, values: pa.Array) -> pa.Array:
+        """The values as the table has them; without a copy where they fit."""
+        if self.absent:
+            return nulls(len(values), self.kind)
+        if not self.parts:
+            return values
+        if pa.types.is_struct(self.kind):
+            children = [fit.apply(values.field(at) if at >= 0 else values) for at, fit in self.parts]
+            mask = values.is_null() if values.null_count else None
+            return pa.StructArray.from_arrays(children, fields=list(self.kind), mask=mask)
+        if pa.types.is_map(self.kind):
+            (_, key), (_, item) = self.parts
+            inner = [key.apply(values.keys), item.apply(values.items)]
+            child = pa.StructArray.from_arrays(inner, fields=[self.kind.key_field, self.kind.item_field])
+        else:
+            child = self.parts[0][1].apply(values.values)
+        own = values.buffers()[: 1 if pa.types.is_fixed_size_list(self.kind) else 2]
+        return pa.Array.from_buffers(self.kind, len(values), own, values.null_count, values.offset, [child])
+
+
+def fit_of(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, **where: Any) -> Fit:
+    """How a stored field (None: there is none) becomes the table's `wanted`, whose ids are `ids`.
+
+    The ids of `stored` are in its metadata, and in that of the fields inside it. `UnsupportedFormatError`, with `where`
+    (a path or position), if it is of another type.
+    """
+    return _fit(stored, wanted, ids, wanted.name, where)
+
+
+def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
+    kind = wanted.type
+    by_id = stored is not None and ids is not None and _id(stored) is not None
+    if stored is None or (by_id and is_another_column(stored.type, kind)):
+        return Fit(kind, absent=True)
+    if pa.types.is_struct(kind) and pa.types.is_struct(stored.type):
+        return _fit_struct(stored, wanted, ids, name, where)
+    inside = _inside(stored.type, kind)
+    if inside:
+        below = _children(ids, kind)
+        parts = tuple(
+            (i, _fit(s, w, below[i] if below else None, f"{name}.{w.name}", where)) for i, (s, w) in enumerate(inside)
+        )
+        same = stored.type == kind and all(part.is_same for _, part in parts)
+        return Fit(kind) if same else Fit(kind, parts)
+    if stored.type != kind:
+        raise UnsupportedFormatError(f"column {name!r} is stored as {stored.type}, the table has {kind}", **where)
+    return Fit(kind)
+
+
+def _fit_struct(stored: pa.Field, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
+    kind, below = wanted.type, _children(ids, wanted.type)
+    by_id = {_id(stored.type.field(i)): i for i in range(stored.type.num_fields)}
+    has_ids = bool(below) and any(number is not None for number in by_id)
+    parts = []
+    for i, field in enumerate(kind):
+        at = by_id.get(below[i].id, -1) if has_ids else stored.type.get_field_index(field.name)
+        path = f"{name}.{field.name}"
+        part = _fit(stored.type.field(at) if at >= 0 else None, field, below[i] if below else None, path, where)
+        if part.absent and not field.nullable:
+            raise UnsupportedFormatError(f"rows lack {path!r}, which must not be null", **where)
+        parts.append((at, part))
+    same = stored.type == kind and all(part.is_same and at == i for i, (at, part) in enumerate(parts))
+    return Fit(kind) if same or not parts else Fit(kind, tuple(parts))
+
+
+def _inside(stored: pa.DataType, wanted: pa.DataType) -> list[tuple[pa.Field, pa.Field]]:
+    """What is inside two lists or maps of the same make; nothing if they are not."""
+    types = pa.types
+    if types.is_map(stored) and types.is_map(wanted):
+        return [(stored.key_field, wanted.key_field), (stored.item_field, wanted.item_field)]
+    plain = (types.is_list(stored) and types.is_list(wanted)) or (
+        types.is_large_list(stored) and types.is_large_list(wanted)
+    )
+    fixed = types.is_fixed_size_list(stored) and types.is_fixed_size_list(wanted)
+    if plain or (fixed and stored.list_size == wanted.list_size):
+        return [(stored.field(0), wanted.field(0))]
+    return []
+
+
+def _children(ids: FieldId | None, kind: pa.DataType) -> Sequence[FieldId]:
+    """The ids of the fields of a struct, of the element of a list, of the key and item of a map; Lance gives some none."""
+    if ids is None or not ids.children:
+        return ()
+    return ids.children[0].children if pa.types.is_map(kind) else ids.children
+
+
+def _id(field: pa.Field) -> int | None:
+    text = (field.metadata or {}).get(FIELD_ID, b"")
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,77 @@
+"""Reads of tables with many shards: what is kept per shard is counted as it comes and goes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.read.fresh import FreshIndexCache
+from lance_memwal.sstable.read import SHARED_CACHE, SsTableCache, SsTableReader
+from lance_memwal.store.location import resolve
+
+SCHEMA = pa.schema([pa.field("tenant", pa.int32(), False), pa.field("v", pa.int64())])
+
+
+def make(place: Path, tenants: int) -> mw.Table:
+    table = mw.create_table(str(place), SCHEMA, primary_key="tenant", sharding=mw.Identity("tenant"))
+    with table.writer(fsync=False, compaction=None) as writer:
+        writer.put([{"tenant": tenant, "v": tenant} for tenant in range(tenants)])
+    return table
+
+
+def readers_of(table: mw.Table, cache: SsTableCache) -> list[SsTableReader]:
+    location, found = resolve(table.uri), []
+    for shard in table.shards():
+        manifest = mw.ShardManifestStore(table.uri, shard.shard_id).read_latest()
+        assert manifest is not None
+        found += [cache.reader(location, shard.shard_id, sstable) for sstable in manifest.sstables]
+    return found
+
+
+def lines_of_a_cold_count(place: Path, tenants: int) -> int:
+    """How many lines of the index cache a first count of the rows executes."""
+    table = make(place, tenants)
+    SHARED_CACHE.clear()
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith("lance_memwal/read/fresh.py"):
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        assert table.count_rows() == tenants
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_the_work_per_shard_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    few, many = (lines_of_a_cold_count(tmp_path / str(number), number) for number in (8, 64))
+    assert many <= few * 64 / 8 * 1.5
+
+
+def test_indexes_that_are_replaced_or_dropped_do_not_count(tmp_path: Path) -> None:
+    table = make(tmp_path / "t", 3)
+    first, second, third = readers_of(table, SsTableCache())
+    size_bytes = FreshIndexCache(SsTableCache()).index([first]).size_bytes
+    cache = FreshIndexCache(SsTableCache(), limit_bytes=2 * size_bytes)
+    kept = cache.index([second])
+    for _ in range(10):
+        cache.index([first])
+        cache.index([first, first])  # another list of the same shard takes its place
+    assert cache.index([second]) is kept
+    cache.index([third])  # a third one is above the limit: the list of the first shard goes
+    assert cache.index([second]) is kept
+    cache.index([first])
+    cache.index([third])
+    assert cache.index([second]) is not kept

@@ -1,0 +1,119 @@
+"""No call waits for ever for other work of the same process: it gives up with an error that says what to do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.clock import SystemClock
+from lance_memwal.write.columns import WriteGate
+from tests.kit.writers import MANIFEST, SHARD, WAL, Running, base_table, contents, in_thread, rows, watched
+
+
+class HurryingClock(SystemClock):
+    """A clock that runs a thousand times as fast once a test says so."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def monotonic(self) -> float:
+        now = super().monotonic()
+        return now if self._since is None else now + 1000 * (now - self._since)
+
+    def hurry(self) -> None:
+        self._since = super().monotonic()
+
+
+def gives_up(clock: HurryingClock, call: Running, match: str) -> None:
+    """Let all patience pass: `call`, which waits, raises."""
+    assert call.running
+    clock.hurry()
+    with pytest.raises(mw.UnavailableError, match=match):
+        call.result()
+
+
+def test_a_close_whose_flush_hangs_gives_up_and_the_next_open_has_the_rows(tmp_path: Path) -> None:
+    base_table(tmp_path / "t")
+    store, location = watched(tmp_path / "t")
+    clock = HurryingClock()
+    writer = mw.ShardWriter.open(location, shard_id=SHARD, fsync=False, clock=clock)
+    writer.put(rows([1, 2]))
+    held = store.hold("put_new", MANIFEST)
+    closing = in_thread(writer.close)
+    held.wait_reached()
+    second = in_thread(writer.close)
+    gives_up(clock, closing, "1 memtables .* were not flushed.*the next open replays them")
+    with pytest.raises(mw.UnavailableError, match="another thread was still closing"):
+        second.result()
+    assert writer.closed
+    writer.close()
+    held.open()
+    assert contents(mw.open_table(str(tmp_path / "t")).scan().to_table()) == {1: "a", 2: "a"}
+
+
+def test_a_change_of_columns_whose_flush_hangs_gives_up_and_the_writer_goes_on(tmp_path: Path) -> None:
+    table = base_table(tmp_path / "t")
+    store, location = watched(tmp_path / "t")
+    clock = HurryingClock()
+    with mw.ShardWriter.open(location, shard_id=SHARD, fsync=False, clock=clock) as writer:
+        writer.put(rows([1]))
+        lance.dataset(table.uri).add_columns(pa.field("extra", pa.int64()))
+        held = store.hold("put_new", MANIFEST)
+        moving = in_thread(writer.evolve_schema)
+        held.wait_reached()
+        gives_up(clock, moving, "1 memtables .* were not flushed; the writer goes on with its old columns")
+        assert "extra" not in writer.schema.names
+        held.open()
+        writer.put(rows([2]), missing="null")
+        writer.evolve_schema()
+        assert "extra" in writer.schema.names
+        assert contents(writer.lsm_scan(columns=["id", "v"]).to_table()) == {1: "a", 2: "a"}
+
+
+def test_a_change_of_columns_gives_up_on_a_write_that_hangs(tmp_path: Path) -> None:
+    table = base_table(tmp_path / "t")
+    store, location = watched(tmp_path / "t")
+    clock = HurryingClock()
+    with mw.ShardWriter.open(location, shard_id=SHARD, fsync=False, clock=clock) as writer:
+        lance.dataset(table.uri).add_columns(pa.field("extra", pa.int64()))
+        held = store.hold("put_new", WAL)
+        put = in_thread(lambda: writer.put(rows([1]), missing="null"))
+        held.wait_reached()
+        gives_up(clock, in_thread(writer.evolve_schema), "a write that began before has not ended")
+        held.open()
+        put.result()
+        writer.put(rows([2]), missing="null")  # the gate is open again
+        writer.evolve_schema()
+        assert writer.get(2) == {"id": 2, "v": "a", "extra": None}
+
+
+def waiting_write(gate: WriteGate) -> Running:
+    def write() -> None:
+        with gate:
+            pass
+
+    return in_thread(write)
+
+
+def waiting_change(gate: WriteGate) -> Running:
+    def change() -> None:
+        with gate.closed():
+            pass
+
+    return in_thread(change)
+
+
+@pytest.mark.parametrize("wait", [waiting_write, waiting_change])
+def test_nobody_waits_for_ever_at_a_gate_that_is_closed(wait: Callable[[WriteGate], Running]) -> None:
+    clock, leave = HurryingClock(), threading.Event()
+    gate = WriteGate(clock)
+    with gate.closed():
+        gives_up(clock, wait(gate), "still being moved or parked")
+    leave.set()
+    wait(gate).result()
