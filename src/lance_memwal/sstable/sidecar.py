@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -206,6 +207,8 @@ class PkSidecar:
         self._bloom: bytes | None = None
         self._lookup: _Lookup | None = None
         self._reader: LanceFileReader | None = None
+        self._reading = threading.RLock()  # a reader of Lance serves one thread at a time
+        self._num_rows = 0
         self._pages: dict[int, _Page] = {}
 
     @classmethod
@@ -243,7 +246,8 @@ class PkSidecar:
     @property
     def num_rows(self) -> int:
         """The rows that the sidecar lists: all of the generation, if it is whole."""
-        return int(self._load_reader().num_rows())
+        self._load_reader()
+        return self._num_rows
 
     def all_keys(self) -> pa.Array:
         """Every key once, ascending; composite keys in their encoding."""
@@ -253,7 +257,8 @@ class PkSidecar:
         """Every key once, ascending, and the offset of its newest row. One pass over the whole sidecar, not kept."""
         lookup = self._load_lookup()
         reader = self._load_reader()
-        table = lance_read(self._location, self._data_path, lambda: reader.read_all().to_table())
+        with self._reading:
+            table = lance_read(self._location, self._data_path, lambda: reader.read_all().to_table())
         values, offsets = self._checked(table, lookup, table.num_rows)
         newest = np.append(~_equals_next(values), True) if len(values) else np.empty(0, np.bool_)
         return values.filter(pa.array(newest)), offsets[newest]
@@ -297,9 +302,10 @@ class PkSidecar:
                 self._location, self._data_path, lambda: LanceFileReader(uri, storage_options=options)
             )
             lookup = self._load_lookup()
-            if -(-reader.num_rows() // lookup.page_rows) != len(lookup.smallest):
+            rows = int(reader.num_rows())
+            if -(-rows // lookup.page_rows) != len(lookup.smallest):
                 raise CorruptDataError("page lookup and page data of a sidecar disagree", path=self._data_path)
-            self._reader = reader
+            self._num_rows, self._reader = rows, reader
         return self._reader
 
     def _load_page(self, number: int) -> _Page:
@@ -307,13 +313,14 @@ class PkSidecar:
         if page is None:
             lookup, reader = self._load_lookup(), self._load_reader()
             start = number * lookup.page_rows
-            count = min(lookup.page_rows, reader.num_rows() - start)
-            table = lance_read(
-                self._location,
-                self._data_path,
-                lambda: reader.read_range(start, count, batch_size=lookup.page_rows).to_table(),
-            )
-            values, offsets = self._checked(table, lookup, reader.num_rows())
+            count = min(lookup.page_rows, self._num_rows - start)
+            with self._reading:
+                table = lance_read(
+                    self._location,
+                    self._data_path,
+                    lambda: reader.read_range(start, count, batch_size=lookup.page_rows).to_table(),
+                )
+            values, offsets = self._checked(table, lookup, self._num_rows)
             page = self._pages[number] = _Page(_searchable(values), offsets)
             if page.values[0] != lookup.smallest[number] or page.values[-1] != lookup.largest[number]:
                 raise CorruptDataError("a page of a sidecar contradicts its bounds", path=self._data_path)
