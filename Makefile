@@ -23,13 +23,13 @@ help: ## show this list
 setup: $(STAMP) ## create .venv with the exact versions of constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "memwal needs Python 3.11 or newer: none found, set PYTHON=..." >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "lance-memwal needs Python 3.11 or newer: none found, set PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing memwal and its tools into $(VENV) (the first time takes a few minutes)"
+	@echo "installing lance-memwal and its tools into $(VENV) (the first time takes a few minutes)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.installed-* && touch $@
 
-demo: setup ## see memwal at work
+demo: setup ## see it at work
 	@$(BIN)/python -m lance_memwal.cli.demo $(ARGS)
 
 test: lint docs pytest ## lint, then every test of the ci profile

@@ -1,6 +1,6 @@
 """A stream of upserts into a bucket-sharded table, read back fresh from Python and from Spark SQL while it runs.
 
-Run: `python examples/spark_stream.py` (needs `memwal[spark]`; a Java runtime comes with it).
+Run: `python examples/spark_stream.py` (needs `lance-memwal[spark]`; a Java runtime comes with it).
 """
 
 from __future__ import annotations

@@ -121,3 +121,10 @@ def test_every_direct_dependency_is_pinned() -> None:
         line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
     }
     assert names - {"lance-memwal"} <= pinned
+
+
+def test_every_source_file_that_a_page_names_exists() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in check_docs.pages(ROOT))
+    named = set(re.findall(r"`((?:src|tests|tools|benchmarks|rfcs|examples)/[\w./-]+\.(?:py|md))`", text))
+    assert len(named) >= 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

