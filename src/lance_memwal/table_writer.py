@@ -33,8 +33,8 @@ from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
+from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing
 from lance_memwal.rows.ingest import key_batch, to_batches
-from lance_memwal.rows.schema import Fitted, Missing, Reconciler, fills_missing
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
@@ -105,8 +105,7 @@ class TableWriter:
         what becomes of columns that are left out: see `ShardWriter.put`.
         """
         self._admit()
-        routed = self._route(data, missing)
-        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn, missing="null"))
+        return self._each(self._route(data, missing), lambda writer, rows: writer.put(rows, txn=txn))
 
     def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
         """Delete rows by primary key. A sharding column that is not part of the key must be given beside it."""
@@ -117,17 +116,17 @@ class TableWriter:
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> TableAck:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
         self._admit()
-        routed = self._route(data, missing)
-        acks = self._each(routed, lambda writer, rows: writer.put_nowait(rows, missing="null"))
+        acks = self._each(self._route(data, missing), lambda writer, rows: writer.put_nowait(rows))
         return TableAck(list(acks.values()))
 
-    def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
+    def _route(self, data: Any, missing: Missing | None) -> dict[str, Fitted]:
         fill = fills_missing(missing, self._schema)
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitted = Fitted([self._reconciler.fit(batch, fill=fill) for batch in batches], self._schema)
-        return self._split(fitted)
+            fitter = self._fitter
+            fitted = [fitter.fit(batch, fill=fill) for batch in batches]
+        return {shard_id: Fitted(rows, fitter.schema) for shard_id, rows in self._split(fitted).items()}
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
@@ -158,7 +157,7 @@ class TableWriter:
         self._shards.refuse_closed()
         self._watch.look_if_due()
 
-    def _each(self, routed: Mapping[str, list[pa.RecordBatch]], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
+    def _each(self, routed: Mapping[str, Any], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
         """Write to every shard; in parallel where storage is remote."""
         if not routed:
             return {}
@@ -182,7 +181,7 @@ class TableWriter:
 
     def _take_columns(self, base: BaseTable) -> None:
         self._schema, self._sharding = base.columns, base.sharding
-        self._reconciler = Reconciler(self._schema)
+        self._fitter = Fitter(self._schema)
 
     # ------------------------------------------------------------------------------------------------------ closing
 

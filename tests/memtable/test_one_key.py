@@ -10,7 +10,8 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal.memtable.key_index import KeyIndex
-from lance_memwal.rows.schema import Fitted, TableSchema
+from lance_memwal.rows.fit import Fitted
+from lance_memwal.rows.schema import TableSchema
 
 COLUMNS = pa.schema(
     [

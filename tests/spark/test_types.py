@@ -37,15 +37,15 @@ def test_a_table_type_has_a_spark_type_and_its_values_arrive_unchanged(
 
 @pytest.mark.parametrize(("kind", "expected", "value"), VALUES, ids=NAMES)
 def test_values_that_spark_sends_back_fit_the_table(kind: pa.DataType, expected: st.DataType, value: object) -> None:
+    from lance_memwal.rows.fit import Fitter
     from lance_memwal.rows.schema import TableSchema
-    from lance_memwal.write.once import RowFitter
 
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     wanted = spark_arrow_schema(st.StructType([st.StructField("c", expected)]))
     sent = to_spark_batch(pa.record_batch([pa.array([value, None], kind)], ["c"]), wanted)
     table = TableSchema.from_arrow(pa.schema([("c", kind)]))
-    fitted = RowFitter(table).fit(to_arrow_columns(sent, table.columns))
+    fitted = Fitter(table).fit_flagged(to_arrow_columns(sent, table.columns))
     assert fitted.column(0).type == kind
     assert fitted.column(0).to_pylist() == [value, None]
 

@@ -34,7 +34,7 @@ import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.log.ipc_frames import end_of_stream
-from lance_memwal.rows.schema import validate_rows
+from lance_memwal.rows.fit import validate_rows
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
 
 __all__ = [

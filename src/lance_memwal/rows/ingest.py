@@ -5,6 +5,7 @@ Owns the conversion of input. Invariants:
 1. Arrow input is not copied.
 2. Plain Python values are converted with the table's types, so that `[1, 2]` fits an int32 and a uint64 column alike.
 3. What cannot be converted is an `InvalidInputError` that names the column or the kind of input.
+4. A type fits another (`may_cast`) if a cast keeps what the values mean.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
-from lance_memwal.rows.schema import TableSchema, may_cast, refuse_missing
+from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["key_batch", "to_batches"]
+__all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "to_batches", "with_rows"]
 
 
 def to_batches(data: Any, columns: pa.Schema, *, whole: bool = False) -> list[pa.RecordBatch]:
@@ -84,13 +85,13 @@ def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> 
         reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
     if whole and kind is not None and pa.types.is_nested(kind) and isinstance(values, (list, tuple)):
-        absent = dict.fromkeys(_left_out(values, kind))
+        absent = dict.fromkeys(_keys_left_out(values, kind))
         if absent:
             raise refuse_missing([f"{name}.{path}" for path in absent])
     return array
 
 
-def _left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
+def _keys_left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
     """The fields of structs that one of these Python values does not have; paths with dots."""
     if pa.types.is_struct(kind):
         rows = [value for value in values if isinstance(value, Mapping)]
@@ -98,12 +99,12 @@ def _left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
             given = [row[field.name] for row in rows if field.name in row]
             if len(given) < len(rows):
                 yield field.name
-            yield from (f"{field.name}.{path}" for path in _left_out(given, field.type))
+            yield from (f"{field.name}.{path}" for path in _keys_left_out(given, field.type))
     elif pa.types.is_map(kind):
         pairs = (value.items() if isinstance(value, Mapping) else value for value in values if value is not None)
-        yield from _left_out([item for part in pairs for _, item in part], kind.item_type)
+        yield from _keys_left_out([item for part in pairs for _, item in part], kind.item_type)
     elif pa.types.is_nested(kind) and kind.num_fields == 1:
-        yield from _left_out([item for value in values if value is not None for item in value], kind.field(0).type)
+        yield from _keys_left_out([item for value in values if value is not None for item in value], kind.field(0).type)
 
 
 def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
@@ -117,8 +118,7 @@ def _may_lose(kind: pa.DataType) -> bool:
     types = pa.types
     if types.is_integer(kind) or types.is_temporal(kind) or types.is_struct(kind):
         return True
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return is_list and _may_lose(kind.value_type)
+    return _is_list(kind) and _may_lose(kind.value_type)
 
 
 def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
@@ -149,6 +149,103 @@ def _from_foreign(data: Any) -> list[pa.RecordBatch]:
     raise InvalidInputError(
         f"{type(data).__name__} is no data; give record batches, a table, a reader, pandas, polars, dicts or columns"
     )
+
+
+def with_rows(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """`batches`, which are not empty; `InvalidInputError` if there are none, or one is."""
+    if not batches:
+        raise InvalidInputError("empty batch list: give at least one batch with rows")
+    for number, batch in enumerate(batches):
+        if batch.num_rows == 0:
+            raise InvalidInputError(f"Batch {number} is empty: give batches with rows")
+    return batches
+
+
+# ----------------------------------------------------------------------------------------------------- what fits what
+
+
+def refuse_missing(names: Sequence[str]) -> InvalidInputError:
+    """The error of rows that leave columns out: on a table with a primary key a put replaces whole rows."""
+    listed = ", ".join(repr(name) for name in names[:8]) + (", …" if len(names) > 8 else "")
+    return InvalidInputError(
+        f"left out: {listed}. A put replaces whole rows, and would erase what they have there: give every column, or pass "
+        "missing='null' to make these null (partial updates will come with missing='keep')"
+    )
+
+
+def left_out(given: pa.Schema | pa.DataType, wanted: pa.Schema | pa.DataType) -> list[str]:
+    """The columns, and fields of structs at any depth, that `given` does not have; paths with dots."""
+    if isinstance(wanted, pa.Schema) or pa.types.is_struct(wanted):
+        if not isinstance(wanted, pa.Schema) and not pa.types.is_struct(given):
+            return []
+        found = []
+        for field in wanted:
+            at = given.get_field_index(field.name)
+            if at < 0:
+                found.append(field.name)
+            else:
+                found += [f"{field.name}.{path}" for path in left_out(given.field(at).type, field.type)]
+        return found
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return left_out(given.item_type, wanted.item_type)
+    return left_out(given.value_type, wanted.value_type) if _is_list(given) and _is_list(wanted) else []
+
+
+def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning; the values are then checked by the safe cast itself."""
+    types = pa.types
+    if source == target or types.is_null(source):
+        return True
+    if types.is_dictionary(source):
+        return may_cast(source.value_type, target)
+    if types.is_dictionary(target):
+        return may_cast(source, target.value_type)
+    if _is_list(source) and _is_list(target):
+        return may_cast(source.value_type, target.value_type)
+    if types.is_struct(source) and types.is_struct(target):
+        return _may_cast_struct(source, target)
+    if types.is_map(source) and types.is_map(target):
+        return may_cast(source.key_type, target.key_type) and may_cast(source.item_type, target.item_type)
+    if types.is_decimal(target):  # a float would be rounded
+        return bool(types.is_integer(source) or types.is_decimal(source))
+    if types.is_date(source) and types.is_timestamp(target):
+        return True
+    families = (_is_number, _is_text, _is_binary, types.is_timestamp, types.is_date, types.is_time, types.is_duration)
+    return any(family(source) and family(target) for family in families)
+
+
+def _may_cast_struct(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether every field has its place: Arrow itself would drop the others and read missing ones as null."""
+    given = {source.field(i).name: source.field(i) for i in range(source.num_fields)}
+    wanted = [target.field(i) for i in range(target.num_fields)]
+    if len(given) != source.num_fields or not given.keys() <= {field.name for field in wanted}:
+        return False
+    return all(
+        may_cast(given[field.name].type, field.type) if field.name in given else field.nullable for field in wanted
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 # ---------------------------------------------------------------------------------------------------------- keys

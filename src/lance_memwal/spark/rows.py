@@ -18,14 +18,15 @@ import pyarrow.compute as pc
 from pyspark.sql import types as st
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.fit import Fitter, fills_missing
+from lance_memwal.rows.ingest import refuse_missing
 from lance_memwal.rows.keys import key_array, last_of_each
-from lance_memwal.rows.schema import TableSchema, fills_missing, refuse_missing
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Operation, Options
 from lance_memwal.spark.types import arrow_type, to_arrow_columns
 from lance_memwal.table import Table
 from lance_memwal.types import TOMBSTONE
-from lance_memwal.write.once import RowFitter
 
 __all__ = ["OP", "SEQUENCE", "WritePlan", "newest_rows"]
 
@@ -104,22 +105,24 @@ class WritePlan:
 
     def split(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows by shard, as the table holds them, `_tombstone` (and the sequence, if one is used) behind."""
-        fitter = RowFitter(self.schema)
+        fitter = Fitter(self.schema)
         for batch in batches:
             if batch.num_rows:
                 yield from self.sharding.route(self._fit(fitter, batch), self.schema.columns)
 
     def fit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows of one batch as the table holds them."""
-        return self._fit(RowFitter(self.schema), batch)
+        return self._fit(Fitter(self.schema), batch)
 
-    def _fit(self, fitter: RowFitter, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _fit(self, fitter: Fitter, batch: pa.RecordBatch) -> pa.RecordBatch:
         flags = self._flags(batch)
         sequence = batch.column(self.options.sequence_by) if self.options.sequence_by else None
         keep = self._needed_for_delete if self.operation == "delete" else self.schema.columns.names
         rows = batch.select([name for name in batch.schema.names if name in keep])
         rows = to_arrow_columns(rows, self.schema.columns)
-        fitted = fitter.fit(rows.append_column(TOMBSTONE, flags), self.options.missing)
+        fitted = fitter.fit_flagged(
+            rows.append_column(TOMBSTONE, flags), fill=fills_missing(self.options.missing, self.schema)
+        )
         return fitted if sequence is None else fitted.append_column(SEQUENCE, sequence)
 
     def _flags(self, batch: pa.RecordBatch) -> pa.Array:

@@ -36,10 +36,11 @@ from lance_memwal.lance.prepared import Unheld
 from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter
+from lance_memwal.rows.fit import Fitter, tombstones
 from lance_memwal.rows.key_encoding import is_key_mark, primary_key_columns
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.normal_form import blank, no_rows, normal, nulls
-from lance_memwal.rows.schema import Reconciler, as_lance, tombstones
+from lance_memwal.rows.schema import as_lance
 from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.target import ShardTarget
@@ -236,7 +237,7 @@ class _Probe:
 
     def _storable(self) -> list[pa.RecordBatch]:
         """A batch with one row of each form; without the forms that a put refuses for this table."""
-        fitter, found = Reconciler(self._schema), []
+        fitter, found = Fitter(self._schema), []
         for number, form in enumerate(_FORMS):
             rows = _rows(self._schema.columns, self._key, [form], _BASE_ROWS - 1 + number)
             for batch in rows.to_batches():

@@ -18,9 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
@@ -37,13 +35,14 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
-from lance_memwal.rows.ingest import to_batches
-from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing, nullable_except
+from lance_memwal.rows.fit import Fitter, Missing, fills_missing
+from lance_memwal.rows.ingest import to_batches, with_rows
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Manual, Sharding
 from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.sstable.target import check_storable
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, EntryFooter, EntryTransaction, Transaction
+from lance_memwal.types import TOMBSTONE, EntryFooter, EntryTransaction, Transaction
 
 __all__ = ["WalAppender"]
 
@@ -134,12 +133,7 @@ class WalAppender:
         """
         fill = None if self._rows is None else fills_missing(missing, self._rows.schema)
         whole = fill is False and not _has_tombstones(batches)
-        given = [batches] if type(batches) is pa.RecordBatch else to_batches(batches, self._columns(), whole=whole)
-        if not given:
-            raise InvalidInputError("empty batch list: give at least one batch with rows")
-        for number, batch in enumerate(given):
-            if batch.num_rows == 0:
-                raise InvalidInputError(f"Batch {number} is empty: give batches with rows")
+        given = with_rows(to_batches(batches, self._columns(), whole=whole))
         transaction = as_transaction(txn)
         refuse_on_top(self._lock, "append")
         with self._lock:
@@ -159,7 +153,7 @@ class WalAppender:
             return self._send(self._encode(rows, fitted, transaction))
 
     def _fit(self, rows: _Rows, given: list[pa.RecordBatch], fill: bool | None) -> list[pa.RecordBatch]:
-        fitted = [rows.fit(batch, fill) for batch in given]
+        fitted = [rows.fitter.fit_flagged(batch, fill=fill) for batch in given]
         check_storable(fitted, rows.schema, self._storage_version)
         if len(fitted) > self._config.max_memtable_batches:
             even = [pa.RecordBatch.from_arrays(batch.columns, schema=rows.schema.memory) for batch in fitted]
@@ -249,17 +243,14 @@ def _has_tombstones(rows: Any) -> bool:
 
 
 class _Rows:
-    """Input made to fit the columns of the table, `_tombstone` last."""
+    """The columns of the table, input made to fit them, and its encoding."""
 
-    __slots__ = ("_flags", "_reconciler", "_with_nulls", "encoder", "schema")
+    __slots__ = ("encoder", "fitter", "schema")
 
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
         self.encoder = RowEncoder(schema.wal)
-        self._reconciler = Reconciler(schema)
-        relaxed = nullable_except(schema.columns, schema.primary_key)
-        self._with_nulls = Reconciler(TableSchema(relaxed, schema.primary_key, schema.field_ids))
-        self._flags: dict[int, pa.BooleanArray] = {}
+        self.fitter = Fitter(schema)
 
     @classmethod
     def like(cls, batch: pa.RecordBatch) -> _Rows:
@@ -268,30 +259,3 @@ class _Rows:
         columns = batch.schema if at < 0 else batch.schema.remove(at)
         check_columns(columns)
         return cls(TableSchema.from_arrow(columns))
-
-    def fit(self, batch: pa.RecordBatch, fill: bool | None) -> pa.RecordBatch:
-        """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""
-        at = batch.schema.get_field_index(TOMBSTONE)
-        if at < 0:
-            return self._reconciler.fit(batch, fill=fill).append_column(TOMBSTONE_FIELD, self._live(batch.num_rows))
-        flags = batch.column(at)
-        if not pa.types.is_boolean(flags.type) or flags.null_count:
-            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
-        return self._fit_flagged(batch.drop_columns([TOMBSTONE]), flags, fill).append_column(TOMBSTONE_FIELD, flags)
-
-    def _fit_flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray, fill: bool | None) -> pa.RecordBatch:
-        if flags.true_count == 0:
-            return self._reconciler.fit(batch, fill=fill)
-        if self.schema.field_ids is not None and not self.schema.primary_key:
-            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
-        fitted = self._with_nulls.fit(batch, fill=fill or flags.true_count == len(flags))
-        self._reconciler.fit(fitted.filter(pc.invert(flags)))  # only a tombstone may leave a NOT NULL column out
-        return fitted
-
-    def _live(self, rows: int) -> pa.BooleanArray:
-        flags = self._flags.get(rows)
-        if flags is None:
-            flags = pa.array(np.zeros(rows, dtype=bool))
-            if len(self._flags) < 64:
-                self._flags[rows] = flags
-        return flags

@@ -38,7 +38,7 @@ from lance_memwal.process.background import JOIN_SECONDS, Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import is_on_top, on_top_error
-from lance_memwal.rows.schema import Missing
+from lance_memwal.rows.fit import Missing
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction

@@ -28,7 +28,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.crash_points import reach
@@ -53,14 +52,13 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
-from lance_memwal.rows.schema import Missing, Reconciler, TableSchema, fills_missing
+from lance_memwal.rows.fit import Fitter, Missing, fills_missing
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import (
-    TOMBSTONE,
-    TOMBSTONE_FIELD,
     EntryFooter,
     EntryTransaction,
     ShardManifest,
@@ -70,7 +68,7 @@ from lance_memwal.types import (
 )
 from lance_memwal.write.table_target import target_of, writer_config
 
-__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "RowFitter", "ShardClaim", "ShardTail"]
+__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "ShardClaim", "ShardTail"]
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
@@ -152,7 +150,7 @@ class OnceAppender:
         self._base = base  # not before its columns were checked
         self._config = writer_config(base, None, {}, ())
         self._sharding = base.sharding
-        self._rows = RowFitter(self._target.schema)
+        self._fitter = Fitter(self._target.schema)
         self._encoder = RowEncoder(self._target.schema.wal)
 
     def refresh(self) -> None:
@@ -221,7 +219,8 @@ class OnceAppender:
         """
         self._check_claim(claim)
         transaction = as_transaction(txn) or self._own.next()
-        fitted = [self._rows.fit(batch, missing) for batch in batches if batch.num_rows]
+        fill = fills_missing(missing, self.schema)
+        fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches if batch.num_rows]
         if not fitted:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         self._target.check_storable(fitted)
@@ -495,32 +494,3 @@ class _OwnTransactions:
                 self._process, self._app, self._version = os.getpid(), OWN_PREFIX + self._clock.uuid4(), 0
             self._version += 1
             return Transaction(self._app, self._version)
-
-
-class RowFitter:
-    """Rows made to fit the table's columns, `_tombstone` last; only a tombstone may leave a NOT NULL column out."""
-
-    __slots__ = ("_relaxed", "_strict", "schema")
-
-    def __init__(self, schema: TableSchema) -> None:
-        self.schema = schema
-        self._strict = Reconciler(schema)
-        nullable = pa.schema([f.with_nullable(f.name not in schema.primary_key) for f in schema.columns])
-        self._relaxed = Reconciler(TableSchema(nullable, schema.primary_key, schema.field_ids))
-
-    def fit(self, batch: pa.RecordBatch, missing: Missing | None = None) -> pa.RecordBatch:
-        """`batch` with the table's columns and its tombstone flags, or `InvalidInputError` naming the column."""
-        fill = fills_missing(missing, self.schema)
-        at = batch.schema.get_field_index(TOMBSTONE)
-        flags = pa.repeat(False, batch.num_rows) if at < 0 else batch.column(at)
-        if not pa.types.is_boolean(flags.type) or flags.null_count:
-            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
-        rows = batch if at < 0 else batch.drop_columns([TOMBSTONE])
-        if flags.true_count == 0:
-            return self._strict.fit(rows, fill=fill).append_column(TOMBSTONE_FIELD, flags)
-        if not self.schema.primary_key:
-            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
-        fitted = self._relaxed.fit(rows, fill=fill or flags.true_count == len(flags))
-        if flags.true_count < len(flags):
-            self._strict.fit(fitted.filter(pc.invert(flags)))
-        return fitted.append_column(TOMBSTONE_FIELD, flags)

@@ -21,6 +21,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
+from lance_memwal.rows.fit import LiveFlags
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, Transaction
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "EntryBuilder", "Pending", "WriteRows"]
 
 _FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
-_FLAG_CACHE_ROWS = 65_536
-_FLAG_CACHE_SIZE = 64
 _size = attrgetter("size")
 
 
@@ -113,7 +112,7 @@ class EntryBuilder:
         self._rows = RowEncoder(schema.wal)
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
         self._encoder: EntryEncoder | None = None
-        self._all_live = _LiveFlags()
+        self._all_live = LiveFlags()
 
     def fits(self, rows: WriteRows) -> bool:
         """Whether an entry can hold `rows`. Columns may share buffers, and each is written for itself: where that could
@@ -143,24 +142,6 @@ class EntryBuilder:
             batch.append_column(TOMBSTONE_FIELD, self._all_live[batch.num_rows] if flags is None else flags)
             for batch, flags in zip(rows.batches, rows.flags, strict=True)
         ]
-
-
-class _LiveFlags(dict[int, pa.BooleanArray]):
-    """By number of rows: the flags of as many rows of which none is a tombstone; some are kept."""
-
-    __slots__ = ("_longest",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._longest = pa.array(np.zeros(_FLAG_CACHE_ROWS, dtype=bool))
-
-    def __missing__(self, rows: int) -> pa.BooleanArray:
-        if rows > _FLAG_CACHE_ROWS:
-            return pa.array(np.zeros(rows, dtype=bool))
-        flags = self._longest.slice(0, rows)
-        if len(self) < _FLAG_CACHE_SIZE:
-            self[rows] = flags
-        return flags
 
 
 def _count_arrays(data_type: pa.DataType) -> int:

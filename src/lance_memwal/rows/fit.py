@@ -1,0 +1,249 @@
+"""Input made rows of a table: by name, in its order and types, validated, tombstones flagged.
+
+Owns `Fitter`, through which every write goes, and `Fitted`, what it made. Invariants:
+
+1. Fitted rows have exactly the table's types, only values that replay accepts, no null in a key and none in a NOT NULL
+   column, or they were refused with the column's name. Only a tombstone may leave a NOT NULL column out.
+2. Rows are fitted, and their values validated, once: `Fitted` batches say which columns they fit.
+3. Rows that fit are not copied. `_tombstone` comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.arguments import check_choice
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
+from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
+
+__all__ = ["Fitted", "Fitter", "LiveFlags", "Missing", "fills_missing", "tombstones", "validate_rows"]
+
+_KEPT_FLAGS = 64
+_KEPT_FLAGS_ROWS = 65_536
+_Plan: TypeAlias = list[tuple[int, pa.DataType | None]]
+
+
+class Fitted(list[pa.RecordBatch]):
+    """Batches as a `Fitter` of `schema` made them, for a writer with the same columns: it need not do so again."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], schema: TableSchema) -> None:
+        super().__init__(batches)
+        self.schema = schema
+
+
+class _Met(NamedTuple):
+    """The schema of the last input, and what to do with such input: the plan (None: it fits), what it leaves out, and
+    which NOT NULL column is among that."""
+
+    schema: pa.Schema
+    plan: _Plan | None
+    absent: list[str]
+    required: str | None
+
+
+class Fitter:
+    """Makes input fit the columns of `schema`: by name, reordered, safely cast, null-filled.
+
+    Threads may share it: what it remembers of its input is one value.
+    """
+
+    __slots__ = ("_equal", "_fills", "_live", "_loose", "_met", "_not_null", "_relaxed", "schema")
+
+    def __init__(self, schema: TableSchema) -> None:
+        columns, key = schema.columns, schema.primary_key
+        self.schema = self._equal = schema
+        self._fills = not key
+        self._live = LiveFlags()
+        self._not_null = [i for i, column in enumerate(columns) if not column.nullable or column.name in key]
+        self._loose = [i for i, column in enumerate(columns) if not is_always_normal(column.type)]
+        self._relaxed = pa.schema([column.with_nullable(True) for column in columns])
+        self._met = _Met(columns, None, [], None)
+
+    def take(self, data: Any, missing: Missing | None) -> tuple[list[pa.RecordBatch], bool]:
+        """`data` as batches with rows, and whether columns that they leave out become null."""
+        if type(data) is Fitted:
+            return data, True
+        fill = self._fills if missing is None else fills_missing(missing, self.schema)
+        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, self.schema.columns, whole=not fill)
+        return with_rows(batches), fill
+
+    def fit_all(self, batches: list[pa.RecordBatch], fill: bool) -> list[pa.RecordBatch]:
+        """Every batch as `fit` makes it; those that were fitted to the same columns before as they are."""
+        if type(batches) is Fitted and (batches.schema is self._equal or self._is_equal(batches.schema)):
+            return batches
+        return [self.fit(batch, fill=fill) for batch in batches]
+
+    def _is_equal(self, schema: TableSchema) -> bool:
+        """Whether these are the same columns; remembered, since the same object comes with every put."""
+        if schema != self.schema:
+            return False
+        self._equal = schema
+        return True
+
+    def fit(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
+        """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit.
+
+        With `fill` columns that it leaves out are null; without they are refused. None: as the table has it.
+        """
+        return self._fit(batch, fill, None)
+
+    def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
+        """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
+        at = batch.schema.get_field_index(TOMBSTONE)
+        if at < 0:
+            return self._fit(batch, fill, None).append_column(TOMBSTONE_FIELD, self._live[batch.num_rows])
+        flags = batch.column(at)
+        if not pa.types.is_boolean(flags.type) or flags.null_count:
+            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
+        dead = flags.true_count
+        if dead and self.schema.field_ids is not None and not self.schema.primary_key:
+            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
+        rows = self._fit(batch.remove_column(at), dead == len(flags) or fill, flags if dead else None)
+        return rows.append_column(TOMBSTONE_FIELD, flags)
+
+    def _fit(self, batch: pa.RecordBatch, fill: bool | None, flags: pa.BooleanArray | None) -> pa.RecordBatch:
+        validate_rows(batch)
+        schema, met = batch.schema, self._met
+        if not schema.equals(met.schema):
+            self._met = met = self._meet(schema)
+        if met.absent:
+            if met.required is not None and flags is None:
+                raise InvalidInputError(f"column {met.required!r} is missing and must not be null")
+            if not (self._fills if fill is None else fill):
+                raise refuse_missing(met.absent)
+        if met.plan is not None:
+            batch = self._apply(batch, met.plan)
+        if self._loose:
+            batch = self._in_normal_form(batch)
+        for index in self._not_null:
+            if batch.column(index).null_count:
+                self._check_nulls(batch.column(index), self.schema.columns.field(index).name, flags)
+        return batch
+
+    def _check_nulls(self, column: pa.Array, name: str, flags: pa.BooleanArray | None) -> None:
+        """Return only if the column is null in tombstones alone, and is no part of the key."""
+        may_be_null = flags is not None and name not in self.schema.primary_key
+        if not may_be_null or pc.and_not(column.is_null(), flags).true_count:
+            raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
+
+    def _in_normal_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = batch.columns
+        for index in self._loose:
+            try:
+                arrays[index] = normal(arrays[index])
+            except InvalidInputError as error:
+                raise InvalidInputError(f"column {self.schema.columns.field(index).name!r}: {error}") from None
+        return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+    def _meet(self, schema: pa.Schema) -> _Met:
+        """What to do with input of this schema. The plan has per table column the input's column (-1: fill with nulls) and
+        the type to cast from, if any."""
+        columns = self.schema.columns
+        if schema.names == columns.names and schema.types == columns.types:
+            return _Met(schema, None, [], None)
+        self._refuse_unknown(schema.names)
+        plan: _Plan = []
+        for column in columns:
+            index = schema.get_field_index(column.name)
+            source = schema.field(index).type if index >= 0 else None
+            if source is not None and source != column.type and not may_cast(source, column.type):
+                raise InvalidInputError(f"column {column.name!r} has type {source}, the table needs {column.type}")
+            plan.append((index, source if source != column.type else None))
+        required = (column.name for column in columns if not column.nullable and column.name not in schema.names)
+        return _Met(schema, plan, left_out(schema, columns), next(required, None))
+
+    def _refuse_unknown(self, names: Iterable[str]) -> None:
+        known = set(self.schema.columns.names)
+        seen: set[str] = set()
+        for name in names:
+            if name == TOMBSTONE:
+                raise InvalidInputError(f"column {TOMBSTONE!r} is not for puts; use delete()")
+            if name not in known:
+                raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(sorted(known))}")
+            if name in seen:
+                raise InvalidInputError(f"column {name!r} is there twice")
+            seen.add(name)
+
+    def _apply(self, batch: pa.RecordBatch, plan: _Plan) -> pa.RecordBatch:
+        arrays = []
+        for column, (index, cast_from) in zip(self.schema.columns, plan, strict=True):
+            if index < 0:
+                arrays.append(nulls(batch.num_rows, column.type))
+            elif cast_from is None:
+                arrays.append(batch.column(index))
+            else:
+                arrays.append(_cast(batch.column(index), column))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._relaxed)
+
+
+class LiveFlags(dict[int, pa.BooleanArray]):
+    """By number of rows: the flags of as many rows of which none is a tombstone; some are kept."""
+
+    __slots__ = ("_longest",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._longest = pa.array(np.zeros(_KEPT_FLAGS_ROWS, dtype=bool))
+
+    def __missing__(self, rows: int) -> pa.BooleanArray:
+        if rows > _KEPT_FLAGS_ROWS:
+            return pa.array(np.zeros(rows, dtype=bool))
+        flags = self._longest.slice(0, rows)
+        if len(self) < _KEPT_FLAGS:
+            self[rows] = flags
+        return flags
+
+
+def tombstones(keys: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
+    """The rows of tombstones of `keys`: nulls outside the key, in a form that can be read back."""
+    arrays = [
+        keys.column(column.name) if column.name in schema.primary_key else nulls(keys.num_rows, column.type)
+        for column in schema.nullable
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
+
+
+Missing = Literal["error", "null", "keep"]
+
+
+def fills_missing(missing: Missing | None, schema: TableSchema) -> bool:
+    """Whether columns that a put leaves out become null; None: only where no row is replaced, on append-only tables."""
+    if missing is None:
+        return not schema.primary_key
+    check_choice("missing", missing, ("error", "null", "keep"))
+    if missing == "keep":
+        raise InvalidInputError(
+            "missing='keep' (leave what the row has) is not there yet; give whole rows, or missing='null'"
+        )
+    return missing == "null"
+
+
+def validate_rows(batch: pa.RecordBatch) -> None:
+    """Refuse what nobody could read back: an entry with it would make the shard impossible to open."""
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowException, ValueError):
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                column.validate(full=True)
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidInputError(f"column {name!r} holds invalid values of type {column.type}") from error
+        raise InvalidInputError("the batch is invalid, although each of its columns is sound") from None
+
+
+def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
+    try:
+        return normal(array.cast(loose(column.type), safe=True), column.type)
+    except (pa.ArrowException, ValueError) as error:
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason}") from None
