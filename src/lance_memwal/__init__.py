@@ -29,6 +29,7 @@ from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
+from lance_memwal.process.cache import set_cache_bytes
 from lance_memwal.read.scan import Scan
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
 from lance_memwal.shard_writer import ShardWriter
@@ -88,5 +89,6 @@ __all__ = [
     "enable",
     "open_table",
     "route",
+    "set_cache_bytes",
     "shard_id_for",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from lance_memwal.memtable.index.btree import BTreeMemIndex, is_indexable
 from lance_memwal.rows.filter import RowFilter
 from lance_memwal.rows.sharding import route
 from lance_memwal.rows.sql import Range, parse
-from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
 from tests.kit import filters as filter_kit
+from tests.kit.caches import nothing_kept
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 ROWS = filter_kit.rows()
@@ -47,17 +47,6 @@ def plain(dataset: lance.LanceDataset, text: str) -> Answer:
         return "refused"
 
 
-@contextmanager
-def sstables_not_kept() -> Iterator[None]:
-    limit = SHARED_CACHE.limit_bytes
-    SHARED_CACHE.clear()
-    SHARED_CACHE.limit_bytes = 0
-    try:
-        yield
-    finally:
-        SHARED_CACHE.limit_bytes = limit
-
-
 def in_every_tier(uri: str, rows: pa.Table, ask: Callable[[mw.Table], Any]) -> dict[str, Any]:
     """What `ask` says while all `rows` are in one tier, then in the next."""
     table = mw.create_table(uri, rows.schema, primary_key="id", sharding=mw.Unsharded())
@@ -74,7 +63,7 @@ def in_every_tier(uri: str, rows: pa.Table, ask: Callable[[mw.Table], Any]) -> d
     answers["tail of the log"] = ask(table)
     table.shard_writer(**SETTINGS).close()
     answers["SSTable"] = ask(table)
-    with sstables_not_kept():
+    with nothing_kept():
         answers["SSTable that is not kept"] = ask(table)
     table.compact()
     answers["base table"] = ask(table)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.sstable.read import SHARED_CACHE
+from lance_memwal.process.cache import CACHE
 from tests.kit.tables import create
 
 GENERATIONS, ROWS = 12, 200
@@ -20,12 +20,12 @@ LIMIT_BYTES = 200_000  # four generations
 
 @pytest.fixture(autouse=True)
 def _a_small_limit() -> Iterator[None]:
-    limit = SHARED_CACHE.limit_bytes
-    SHARED_CACHE.clear()
-    SHARED_CACHE.limit_bytes = LIMIT_BYTES
+    limit = CACHE.limit_bytes
+    CACHE.clear()
+    CACHE.limit_bytes = LIMIT_BYTES
     yield
-    SHARED_CACHE.limit_bytes = limit
-    SHARED_CACHE.clear()
+    CACHE.limit_bytes = limit
+    CACHE.clear()
 
 
 def _table(place: Path) -> mw.Table:
@@ -49,12 +49,12 @@ def test_rows_and_keys_that_are_kept_never_pass_the_limit(tmp_path: Path) -> Non
         assert table.count_rows() == want
         assert table.scan().to_table().num_rows == want
         assert sorted(table.lookup([0, 5, ROWS + 5], ["v"])["v"].to_pylist()) == [0, 1, GENERATIONS - 1]
-        assert 0 < SHARED_CACHE.size_bytes <= LIMIT_BYTES
+        assert 0 < CACHE.size_bytes <= LIMIT_BYTES
     gc.collect()
     assert pa.total_allocated_bytes() - before < 2 * LIMIT_BYTES, "what was let go is not held by somebody else"
     table.compact()
     assert table.count_rows() == want
-    assert SHARED_CACHE.size_bytes <= LIMIT_BYTES
+    assert CACHE.size_bytes <= LIMIT_BYTES
 
 
 def test_threads_that_push_each_others_rows_out_read_what_is_there(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_threads_that_push_each_others_rows_out_read_what_is_there(tmp_path: Pat
     for thread in threads:
         thread.join()
     assert failures == []
-    assert SHARED_CACHE.size_bytes <= LIMIT_BYTES
+    assert CACHE.size_bytes <= LIMIT_BYTES

@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 import lance_memwal as mw
-from lance_memwal.read.fresh import FreshIndexCache
-from lance_memwal.sstable.read import SHARED_CACHE, SsTableCache, SsTableReader
+from lance_memwal.process.cache import CACHE, Cache
+from lance_memwal.read.fresh import fresh_index
+from lance_memwal.sstable.read import SsTableReader, open_sstable
 from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([pa.field("tenant", pa.int32(), False), pa.field("v", pa.int64())])
@@ -24,19 +25,19 @@ def make(place: Path, tenants: int) -> mw.Table:
     return table
 
 
-def readers_of(table: mw.Table, cache: SsTableCache) -> list[SsTableReader]:
+def readers_of(table: mw.Table) -> list[SsTableReader]:
     location, found = resolve(table.uri), []
     for shard in table.shards():
         manifest = mw.ShardManifestStore(table.uri, shard.shard_id).read_latest()
         assert manifest is not None
-        found += [cache.reader(location, shard.shard_id, sstable) for sstable in manifest.sstables]
+        found += [open_sstable(location, shard.shard_id, sstable) for sstable in manifest.sstables]
     return found
 
 
 def lines_of_a_cold_count(place: Path, tenants: int) -> int:
     """How many lines of the index cache a first count of the rows executes."""
     table = make(place, tenants)
-    SHARED_CACHE.clear()
+    CACHE.clear()
     lines = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -62,16 +63,16 @@ def test_the_work_per_shard_does_not_grow_with_their_number(tmp_path: Path) -> N
 
 def test_indexes_that_are_replaced_or_dropped_do_not_count(tmp_path: Path) -> None:
     table = make(tmp_path / "t", 3)
-    first, second, third = readers_of(table, SsTableCache())
-    size_bytes = FreshIndexCache(SsTableCache()).index([first]).size_bytes
-    cache = FreshIndexCache(SsTableCache(), limit_bytes=2 * size_bytes)
-    kept = cache.index([second])
+    first, second, third = readers_of(table)
+    size_bytes = fresh_index([first]).size_bytes
+    cache = Cache(2 * size_bytes)
+    kept = fresh_index([second], cache)
     for _ in range(10):
-        cache.index([first])
-        cache.index([first, first])  # another list of the same shard takes its place
-    assert cache.index([second]) is kept
-    cache.index([third])  # a third one is above the limit: the list of the first shard goes
-    assert cache.index([second]) is kept
-    cache.index([first])
-    cache.index([third])
-    assert cache.index([second]) is not kept
+        fresh_index([first], cache)
+        fresh_index([first, first], cache)  # another list of the same shard takes its place
+    assert fresh_index([second], cache) is kept
+    fresh_index([third], cache)  # a third one is above the limit: the list of the first shard goes
+    assert fresh_index([second], cache) is kept
+    fresh_index([first], cache)
+    fresh_index([third], cache)
+    assert fresh_index([second], cache) is not kept

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.filter import RowFilter, pushdown
-from lance_memwal.sstable.read import SHARED_CACHE
+from tests.kit.caches import nothing_kept
 from tests.kit.tables import Outside, create, keyed, outside, rows_of, upsert_base
 
 UTC = dt.UTC
@@ -47,12 +49,9 @@ COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @pytest.fixture(params=[True, False], ids=["rows kept", "rows not kept"])
 def _caching(request: pytest.FixtureRequest) -> Iterator[None]:
-    limit = SHARED_CACHE.limit_bytes
-    SHARED_CACHE.clear()
-    if not request.param:
-        SHARED_CACHE.limit_bytes = 0
-    yield
-    SHARED_CACHE.limit_bytes = limit
+    CACHE.clear()
+    with nullcontext() if request.param else nothing_kept():
+        yield
 
 
 def _in_all_tiers(table: mw.Table, rows: list[dict[str, Any]]) -> mw.TableWriter:

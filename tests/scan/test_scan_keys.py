@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from hypothesis import strategies as st
 
 import lance_memwal as mw
 from lance_memwal.lance.base import NewestBase
-from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.process.cache import CACHE
 from lance_memwal.read.reader import Reader
 from lance_memwal.rows.key_encoding import encode_composite
 from lance_memwal.rows.keys import KeySet, first_of_each, last_of_each, newest_of_each
-from lance_memwal.sstable.read import SHARED_CACHE
 from tests.harness.profile import scaled
+from tests.kit.caches import nothing_kept
 from tests.kit.tables import create, upsert_base
 
 
@@ -59,12 +60,9 @@ KEYS: dict[str, tuple[list[pa.DataType], list[tuple[Any, ...]]]] = {
 @pytest.fixture(params=[True, False], ids=["rows kept", "rows not kept"])
 def _caching(request: pytest.FixtureRequest) -> Iterator[None]:
     """Small SSTables are kept in memory; without room they are streamed, and single rows are taken from their file."""
-    limit = SHARED_CACHE.limit_bytes
-    SHARED_CACHE.clear()
-    if not request.param:
-        SHARED_CACHE.limit_bytes = 0
-    yield
-    SHARED_CACHE.limit_bytes = limit
+    CACHE.clear()
+    with nullcontext() if request.param else nothing_kept():
+        yield
 
 
 def _make(uri: str, types: Sequence[pa.DataType]) -> tuple[mw.Table, list[str]]:
@@ -134,11 +132,12 @@ def test_base_rows_are_found_by_its_scalar_index_and_without_room_for_our_own(tm
     upsert_base(
         table.uri, pa.Table.from_pylist([{"k0": key[0], "v": repr(key)} for key in keys[:6]], schema=table.schema)
     )
-    reader = Reader(NewestBase(table.base), lookup=BaseLookup(limit_bytes=0))  # filters that Lance answers
+    reader = Reader(NewestBase(table.base))
     for attempt in ("without an index", "with an index"):
-        found = reader.lookup([key[0] for key in keys]).to_pylist()
-        assert {row["k0"]: row["v"] for row in found} == {key[0]: repr(key) for key in keys[:6]}, attempt
-        assert [reader.get(key[0]) is not None for key in keys] == [True] * 6 + [False] * (len(keys) - 6), attempt
+        with nothing_kept():  # filters that Lance answers
+            found = reader.lookup([key[0] for key in keys]).to_pylist()
+            assert {row["k0"]: row["v"] for row in found} == {key[0]: repr(key) for key in keys[:6]}, attempt
+            assert [reader.get(key[0]) is not None for key in keys] == [True] * 6 + [False] * (len(keys) - 6), attempt
         lance.dataset(table.uri).create_scalar_index("k0", "BTREE")
 
 
@@ -147,8 +146,9 @@ def test_composite_base_keys_are_found_without_room_for_our_own_index(tmp_path: 
     table, names = _make(str(tmp_path / "t"), types)
     rows = [dict(zip(names, key, strict=True)) | {"v": "x"} for key in keys[:5]]
     upsert_base(table.uri, pa.Table.from_pylist(rows, schema=table.schema))
-    reader = Reader(NewestBase(table.base), lookup=BaseLookup(limit_bytes=0))
-    assert sorted(reader.lookup(keys).to_pylist(), key=repr) == sorted(rows, key=repr)
+    with nothing_kept():
+        found = Reader(NewestBase(table.base)).lookup(keys).to_pylist()
+    assert sorted(found, key=repr) == sorted(rows, key=repr)
 
 
 def test_lookups_follow_new_base_versions(tmp_path: Path) -> None:

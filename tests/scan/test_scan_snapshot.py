@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.log.manifest_codec import encode_manifest
-from lance_memwal.sstable.read import SHARED_CACHE
+from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from tests.harness.profile import scaled
 from tests.kit.tables import (
@@ -140,7 +140,7 @@ def test_no_row_is_missed_or_doubled_when_data_moves_between_two_requests_of_a_r
     for key, read in reads[: scaled(ci=2, prove=5)]:
         requests = _requests_of(tmp_path / f"{read}-{key}", key, read, live=live)
         for at in range(1, requests + 1):
-            SHARED_CACHE.clear()
+            CACHE.clear()
             uri = str(tmp_path / f"{read}-{key}-{at}")
             writer = _opened(uri, key, live=live)
             found = _interrupted(uri, writer, read, ACTIONS[action], at)
@@ -215,12 +215,9 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _no_rows_kept() -> Iterator[None]:
-    limit = SHARED_CACHE.limit_bytes
-    SHARED_CACHE.clear()
-    SHARED_CACHE.limit_bytes = 0
-    yield
-    SHARED_CACHE.limit_bytes = limit
+def _no_rows_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    CACHE.clear()
+    monkeypatch.setattr("lance_memwal.read.merge.keeps_rows", lambda _: False)
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "opened before"])
@@ -245,7 +242,7 @@ def test_an_sstable_that_vanishes_before_the_first_batch_restarts_the_read(tmp_p
 def test_a_cached_sstable_needs_no_restart(tmp_path: Path) -> None:
     """A generation never changes: what was read of it stays right, also when the collector has removed it."""
     uri = str(tmp_path / "t")
-    SHARED_CACHE.clear()
+    CACHE.clear()
     with _build(uri) as writer:
         table = mw.open_table(uri)
         assert rows_of(table.scan()) == ROWS

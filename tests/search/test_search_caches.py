@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.read.base_keys import BaseLookup
-from lance_memwal.sstable.read import SHARED_CACHE
 from lance_memwal.store.location import resolve
+from tests.kit.caches import nothing_kept
 
 SETTINGS: dict[str, Any] = {"fsync": False, "stats_log_interval_ms": None}
 SCHEMA = pa.schema(
@@ -36,7 +37,6 @@ ROWS = [
 @pytest.fixture(params=["base", "SSTable", "SSTable that is not kept"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[mw.Table]:
     """The rows in one tier."""
-    limit = SHARED_CACHE.limit_bytes
     rows = pa.Table.from_pylist(ROWS, schema=SCHEMA)
     uri = str(tmp_path / "t")
     given = rows if request.param == "base" else SCHEMA
@@ -44,11 +44,8 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[mw.Table]:
     if request.param != "base":
         with made.writer(compaction=None, **SETTINGS) as writer:
             writer.put(rows)
-    if request.param == "SSTable that is not kept":
-        SHARED_CACHE.clear()
-        SHARED_CACHE.limit_bytes = 0
-    yield made
-    SHARED_CACHE.limit_bytes = limit
+    with nothing_kept() if request.param == "SSTable that is not kept" else nullcontext():
+        yield made
 
 
 def words(table: mw.Table, text: str, column: str) -> list[int]:

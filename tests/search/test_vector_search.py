@@ -13,8 +13,6 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.read import row_source
-from lance_memwal.sstable.read import SsTableCache
 from tests.harness.profile import scaled
 from tests.kit.search import SETTINGS, Row, Spread, distances, ids, schema_of, spread, to_table
 
@@ -197,8 +195,7 @@ def test_a_large_sstable_is_searched_without_loading_its_rows(
     tmp_path: Path, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = spread(tmp_path, rows=3_000, dim=16, metric="l2" if indexed else None)
-    nothing_kept = SsTableCache(limit_bytes=1)
-    monkeypatch.setattr(row_source, "SHARED_CACHE", nothing_kept)
+    monkeypatch.setattr("lance_memwal.read.row_source.keeps_rows", lambda _: False)
 
     def refuse(*_: object) -> None:
         raise AssertionError("all rows of a large SSTable were loaded")

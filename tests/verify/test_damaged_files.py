@@ -12,7 +12,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import list_positions
-from lance_memwal.sstable.read import SHARED_CACHE
+from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 
@@ -95,7 +95,7 @@ def damaged(whole: Path, place: Path, kind: str, damage: str) -> str:
     path.unlink()
     if changed is not None:
         path.write_bytes(changed)
-    SHARED_CACHE.clear()
+    CACHE.clear()
     return str(path.relative_to(place))
 
 
@@ -117,7 +117,7 @@ def test_damage_is_reported_and_never_called_the_callers_fault(
     for name, read in READS.items():
         if name == "compact" and damage == "gone" and "SSTable" in kind:
             continue  # it tries again for a quarter of a minute: the generation may have been compacted by another
-        SHARED_CACHE.clear()
+        CACHE.clear()
         try:
             read(mw.open_table(str(tmp_path / "t")))
         except mw.InvalidInputError as error:

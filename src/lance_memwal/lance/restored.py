@@ -17,8 +17,6 @@ Old versions and transactions are looked at only where such a gap is found, once
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +31,7 @@ from lance_memwal.lance.transaction import (
     read_version_of,
     transaction_path,
 )
+from lance_memwal.process.cache import CACHE, SMALL_BYTES
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
@@ -42,10 +41,6 @@ REMEDY = (
     "decide with Table.repair(dry_run=False, restored=...): 'keep_base' takes the base table as it is, and what was "
     "compacted after the restored version is gone; 'bring_back' lists these generations again, if they still exist"
 )
-_KEPT = 1024
-
-_lock = threading.RLock()  # reentrant: a signal handler may read, too
-_known: OrderedDict[tuple[str, str | None, str, int], tuple[int, bool]] = OrderedDict()
 
 
 def unlisted_mark(manifest: ShardManifest) -> int:
@@ -75,16 +70,11 @@ def _named(missing: range) -> str:
 def is_restored(base: BaseTable, manifest: ShardManifest, mark: int) -> bool:
     """Whether another version of this table has, or may have had, a higher mark of the shard than `mark`."""
     shard_id = manifest.shard_id
-    key = (base.location.key, base.table_id, shard_id, mark)
-    with _lock:
-        through, restored = _known.get(key, (0, False))
+    slot = ("restored", base.location.key, base.table_id, shard_id, mark)
+    through, restored = CACHE.find(slot) or (0, False)
     if not restored and base.version != through:
         restored = _had_more(base, shard_id, mark, through) or _lost_more(base, shard_id, given_up(manifest, mark))
-    with _lock:
-        _known[key] = (base.version, restored)
-        _known.move_to_end(key)
-        if len(_known) > _KEPT:
-            _known.popitem(last=False)
+    CACHE.keep(slot, (base.version, restored), SMALL_BYTES)
     return restored
 
 

@@ -1,11 +1,11 @@
 """Finding rows of the base table by key.
 
 Owns `BaseLookup`. The first lookups of a base version go through its scalar index where there is one; after a few, or
-where there is none, an index of key hashes and row ids is built in memory, if it fits the limit. Invariants:
+where there is none, an index of key hashes and row ids is built in memory, if it fits the cache. Invariants:
 
 1. A hash only ever proposes rows; the key of every proposed row is compared before it is an answer.
-2. The index belongs to one version of one table and is dropped with it.
-3. Beyond the limit, lookups are filters that Lance answers itself.
+2. The index belongs to one version of one table; that of another version takes its place.
+3. Where it does not fit, lookups are filters that Lance answers itself.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.process.cache import CACHE
 from lance_memwal.read.blobs import BLOB_HANDLING, has_blobs, refuse_unreadable
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
@@ -27,7 +28,6 @@ from lance_memwal.rows.sql import in_list
 
 __all__ = ["BaseLookup"]
 
-_LIMIT_BYTES = 512 << 20
 _BYTES_PER_ROW = 16
 _INDEX_AFTER_LOOKUPS = 8
 _ROW_ID = "_rowid"
@@ -36,12 +36,10 @@ _ROW_ID = "_rowid"
 class BaseLookup:
     """Row lookups of one table's base, by key; follows the base version that it is asked about."""
 
-    def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self) -> None:
         self._lock = threading.RLock()
         self._known: tuple[object, ...] = ()
         self._asked = 0
-        self._index: _HashIndex | None = None
 
     def find(self, base: BaseTable, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
@@ -67,15 +65,19 @@ class BaseLookup:
     def _index_for(self, base: BaseTable) -> _HashIndex | None:
         with self._lock:
             version = (base.table_id, base.version, base.stamp)  # a table made anew has versions of the same number
+            slot = ("base keys", base.location.key)
+            found: _HashIndex | None = CACHE.find(slot, version)
+            if found is not None:
+                return found
             if version != self._known:
-                self._known, self._asked, self._index = version, 0, None
+                self._known, self._asked = version, 0
             self._asked += 1
-            if self._index is None and self._worth_building(base):
-                self._index = _HashIndex.build(base, list(base.primary_key))
-            return self._index
+            if not self._worth_building(base):
+                return None
+            return CACHE.fetch(slot, lambda: _HashIndex.build(base, list(base.primary_key)), version)
 
     def _worth_building(self, base: BaseTable) -> bool:
-        fits = base.dataset.count_rows() * _BYTES_PER_ROW <= self._limit_bytes
+        fits = base.dataset.count_rows() * _BYTES_PER_ROW <= CACHE.limit_bytes
         indexed = any(_covers(entry.field_ids, base) for entry in base.index_entries)
         return fits and (not indexed or self._asked > _INDEX_AFTER_LOOKUPS)
 
@@ -121,6 +123,11 @@ class _HashIndex:
                 hashes.append(part)
                 row_ids.append(one_array(batch.column(_ROW_ID)).to_numpy())
         return cls(np.concatenate(hashes), np.concatenate(row_ids), exact=exact)
+
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes."""
+        return int(self._hashes.nbytes + self._row_ids.nbytes)
 
     def propose(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
         """Row ids whose key has the hash of one of `keys`."""

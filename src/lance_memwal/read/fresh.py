@@ -9,8 +9,6 @@ Owns `FreshIndex`, made once per list of SSTables and kept. Invariants:
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,12 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lance_memwal.clock import in_order
+from lance_memwal.process.cache import CACHE, Cache
 from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each
-from lance_memwal.sstable.read import SsTableCache, SsTableReader
+from lance_memwal.sstable.read import SsTableReader
 
-__all__ = ["FreshIndex", "FreshIndexCache"]
+__all__ = ["FreshIndex", "fresh_index"]
 
 _SMALL_LOOKUP = 1024
+_OPEN_AT_ONCE = 4
 
 
 class FreshIndex:
@@ -33,10 +34,10 @@ class FreshIndex:
     def __init__(self, readers: Sequence[SsTableReader]) -> None:
         """`readers` ascend by generation."""
         newest_first = list(reversed(readers))
-        parts = [reader.entries() for reader in newest_first]
+        at_once = 1 if sum(not reader.has_entries for reader in readers) < 2 else _OPEN_AT_ONCE
+        parts = list(in_order(lambda reader: reader.entries(), newest_first, at_once, "memwal-open"))
         owners = np.repeat(np.arange(len(parts)), [len(keys) for keys, _ in parts])
         offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
-        self.readers = newest_first
         keys = concat_keys([k for k, _ in parts])
         first = first_of_each(keys)
         self.keys = keys.take(pa.array(first))
@@ -56,7 +57,8 @@ class FreshIndex:
     @property
     def size_bytes(self) -> int:
         """Resident bytes."""
-        return int(self.keys.nbytes * 2 + self.owners.nbytes + self.offsets.nbytes)
+        hidden = sum(offsets.nbytes for offsets in self.hidden)
+        return int(self.keys.nbytes * 2 + self.owners.nbytes + self.offsets.nbytes + hidden)
 
     def locate(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """Per key its entry, or -1; an entry has an owner (a reader) and an offset there."""
@@ -76,31 +78,7 @@ class FreshIndex:
 _NONE = np.empty(0, dtype=np.int64)
 
 
-class FreshIndexCache:
-    """Indexes of recently read lists of SSTables, one per shard, within a limit of bytes."""
-
-    def __init__(self, sstables: SsTableCache, limit_bytes: int = 256 << 20) -> None:
-        self.sstables = sstables
-        self._limit_bytes = limit_bytes
-        self._lock = threading.RLock()
-        self._kept: OrderedDict[tuple[str, str], tuple[tuple[str, ...], FreshIndex]] = OrderedDict()
-        self._held_bytes = 0  # counted as indexes come and go: there may be one per shard, of thousands
-
-    def index(self, readers: Sequence[SsTableReader]) -> FreshIndex:
-        """The index over `readers` of one shard, ascending by generation."""
-        slot = (readers[0].location.key, readers[0].shard_id)
-        names = tuple(reader.sstable.path for reader in readers)
-        with self._lock:
-            kept = self._kept.get(slot)
-            if kept is not None and kept[0] == names:
-                self._kept.move_to_end(slot)
-                return kept[1]
-        made = FreshIndex(readers)
-        with self._lock:
-            replaced = self._kept.pop(slot, None)
-            self._kept[slot] = (names, made)
-            self._held_bytes += made.size_bytes - (0 if replaced is None else replaced[1].size_bytes)
-            while self._held_bytes > self._limit_bytes and len(self._kept) > 1:
-                _, (_, oldest) = self._kept.popitem(last=False)
-                self._held_bytes -= oldest.size_bytes
-        return made
+def fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> FreshIndex:
+    """The index over `readers` of one shard, ascending by generation; kept until the list changes."""
+    slot = ("fresh keys", readers[0].location.key, readers[0].shard_id)
+    return cache.fetch(slot, lambda: FreshIndex(readers), tuple(reader.sstable.path for reader in readers))

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from lance_memwal.memtable.memtable import key_values
 from lance_memwal.read.base_keys import BaseLookup
-from lance_memwal.read.merge import SHARED_INDEXES, ShardMerge
+from lance_memwal.read.merge import ShardMerge
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
@@ -43,7 +43,7 @@ def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatc
     nowhere = np.ones(keys.num_rows, dtype=bool)
     parts: list[pa.Table] = []
     for view in snapshot.shards:
-        merge = ShardMerge(view, snapshot, SHARED_INDEXES)
+        merge = ShardMerge(view, snapshot)
         left = np.arange(keys.num_rows)
         if view.memory:
             left = _from_memory(merge, keys, left, columns, parts)
@@ -98,7 +98,7 @@ def _from_sstables(
     known = entries[entries >= 0]
     for owner in np.unique(index.owners[known]).tolist():
         offsets = index.offsets[known[index.owners[known] == owner]]
-        reader = index.readers[owner]
+        reader = merge.readers[-1 - owner]  # owners count from the newest
         if (reader.sstable.in_memory_bytes or _KEPT_BYTES + 1) <= _KEPT_BYTES:
             reader.all_rows(snapshot.schema)  # small: read once, then every key of it is a look into memory
         parts.append(_living(reader.take(snapshot.schema, offsets, columns)))

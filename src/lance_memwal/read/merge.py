@@ -23,17 +23,16 @@ from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.memtable.scan import matching_rows, narrowed, winners
 from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable
-from lance_memwal.read.fresh import FreshIndex, FreshIndexCache
+from lance_memwal.read.fresh import FreshIndex, fresh_index
 from lance_memwal.read.snapshot import ShardView, Snapshot
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array, one_array
-from lance_memwal.sstable.read import SHARED_CACHE, SsTableReader
+from lance_memwal.sstable.read import SsTableReader, keeps_rows, open_sstable
 from lance_memwal.types import TOMBSTONE
 
 __all__ = [
     "GENERATION",
     "ROW_ADDRESS",
-    "SHARED_INDEXES",
     "Merge",
     "Projection",
     "ShardMerge",
@@ -43,7 +42,6 @@ __all__ = [
 
 ROW_ADDRESS = "_rowaddr"
 GENERATION = "_memtable_gen"
-SHARED_INDEXES = FreshIndexCache(SHARED_CACHE)
 _TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
 _READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
 _OPEN_AT_ONCE = 4
@@ -69,11 +67,10 @@ class Projection:
 class ShardMerge:
     """The fresh tiers of one shard: winners in memory, hidden rows per SSTable."""
 
-    def __init__(self, view: ShardView, snapshot: Snapshot, indexes: FreshIndexCache = SHARED_INDEXES) -> None:
+    def __init__(self, view: ShardView, snapshot: Snapshot) -> None:
         self.view = view
         self._snapshot = snapshot
-        self._indexes = indexes
-        self.readers = [indexes.sstables.reader(snapshot.location, view.shard_id, s) for s in view.sstables]
+        self.readers = [open_sstable(snapshot.location, view.shard_id, s) for s in view.sstables]
 
     @property
     def _keyed(self) -> bool:
@@ -99,15 +96,7 @@ class ShardMerge:
     @cached_property
     def index(self) -> FreshIndex | None:
         """The newest row per key over the SSTables; None without any, or without a primary key."""
-        if not self._keyed or not self.readers:
-            return None
-        self._load_entries()
-        return self._indexes.index(self.readers)
-
-    def _load_entries(self) -> None:
-        cold = [reader for reader in self.readers if not reader.has_entries]
-        if len(cold) > 1:
-            list(in_order(lambda reader: reader.entries(), cold, _OPEN_AT_ONCE, "memwal-open"))
+        return fresh_index(self.readers) if self._keyed and self.readers else None
 
     def hidden_offsets(self) -> list[npt.NDArray[np.int64]]:
         """Per reader (ascending) the offsets of rows that a newer SSTable or memory replaced."""
@@ -213,7 +202,7 @@ class Merge:
 
     def _sstable_parts(self, reader: SsTableReader, hides: npt.NDArray[np.int64]) -> Iterator[_Part]:
         schema, generation = self.snapshot.schema, reader.sstable.generation
-        if SHARED_CACHE.keeps_rows(reader.sstable):
+        if keeps_rows(reader.sstable):
             table, offsets = reader.all_rows(schema)
             yield _Part(table, not_in(offsets, hides) & ~tombstone_flags(table), offsets, generation)
             return

@@ -4,8 +4,9 @@ Owns `RowSource` and its kinds. Invariants:
 
 1. `live` masks what the snapshot hides: replaced rows, deleted rows, tombstones. A search scores and returns live rows only.
 2. `matching` applies the filter to live rows, so that a prefilter never changes what is live.
-3. What is derived from immutable rows (their text index, their vectors' norms) is kept beside them, within the byte
-   limit of the cache.
+3. What is derived from immutable rows (their text index, their vectors' norms) is kept, by what it was made of: files that
+   never change, deletion vectors by their file, columns by their id or place there. Names, version numbers and counts mean
+   something else after a rename or a restore.
 4. Of an SSTable that is too large to be kept, a search reads the columns that it needs and no others.
 """
 
@@ -24,12 +25,12 @@ from lance_memwal.memtable.index import Analyzer, FtsMemIndex
 from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.memtable.scan import matching_rows, narrowed
+from lance_memwal.process.cache import CACHE
 from lance_memwal.read.merge import Merge, not_in, tombstone_flags
-from lance_memwal.read.text_cache import TextCache
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, key_array, one_array
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.read import SHARED_CACHE, SsTableReader
+from lance_memwal.sstable.read import SsTableReader, keeps_rows
 
 __all__ = [
     "FragmentSource",
@@ -121,35 +122,29 @@ class MemorySource(_TableSource):
 class SsTableSource(_TableSource):
     """The newest rows of an SSTable."""
 
-    def __init__(
-        self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema, texts: TextCache
-    ) -> None:
+    def __init__(self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema) -> None:
         table, offsets = reader.all_rows(schema)
         super().__init__(table, not_in(offsets, np.sort(dead)) & ~tombstone_flags(table), schema)
         self.reader = reader
         self.offsets = offsets
-        self._texts = texts
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The index over this generation's rows, kept: they never change."""
-        return _kept_texts(self._texts, self.reader.identity_of(column, self._schema), column, analyzer, self.column)
+        return _kept_texts(self.reader.identity_of(column, self._schema), column, analyzer, self.column)
 
     def vectors(self, column: str) -> VectorBlock:
         """A vector column with its norms, kept: they never change."""
-        key = (*self.reader.identity_of(column, self._schema), "vectors")
-        return self._texts.derived(key, lambda: VectorBlock.build(0, [self.column(column)]))
+        slot = ("vectors", *self.reader.identity_of(column, self._schema))
+        return CACHE.fetch(slot, lambda: VectorBlock.build(0, [self.column(column)]))
 
 
 class LargeSsTableSource:
     """The newest rows of an SSTable that is not kept in memory. Its results are offsets in the file (`take` too)."""
 
-    def __init__(
-        self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema, texts: TextCache
-    ) -> None:
+    def __init__(self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema) -> None:
         self.reader = reader
         self.hidden = np.sort(dead)
         self.schema = schema
-        self._texts = texts
 
     @cached_property
     def _frame(self) -> tuple[npt.NDArray[np.int64], Mask]:
@@ -191,7 +186,7 @@ class LargeSsTableSource:
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The index over this generation's rows, kept: they never change."""
-        return _kept_texts(self._texts, self.reader.identity_of(column, self.schema), column, analyzer, self.column)
+        return _kept_texts(self.reader.identity_of(column, self.schema), column, analyzer, self.column)
 
     def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """`columns` of the rows at some offsets, in that order."""
@@ -201,10 +196,9 @@ class LargeSsTableSource:
 class FragmentSource:
     """The rows of one fragment of the base table, as of one version."""
 
-    def __init__(self, fragment: Any, merge: Merge, texts: TextCache) -> None:
+    def __init__(self, fragment: Any, merge: Merge) -> None:
         self._fragment = fragment
         self._merge = merge
-        self._texts = texts
         keys = list(merge.snapshot.schema.primary_key) if merge.fresh_keys is not None else []
         with merge.snapshot.base.reading("reading the base table"):
             rows = fragment.scanner(columns=keys, with_row_address=True, with_row_id=True).to_table()
@@ -242,14 +236,12 @@ class FragmentSource:
         told = self._fragment.metadata.to_json()
         files = json.dumps([told["files"], told["overlays"], told["deletion_file"]])
         key = (snapshot.location.key, files, str(snapshot.base.column_ids[column]))
-        return _kept_texts(self._texts, key, column, analyzer, self.column)
+        return _kept_texts(key, column, analyzer, self.column)
 
 
-def _kept_texts(
-    texts: TextCache, key: tuple[str, ...], column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]
-) -> FtsMemIndex:
+def _kept_texts(key: tuple[str, ...], column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]) -> FtsMemIndex:
     """The text index over the values that `key` stands for, kept."""
-    return texts.index(key, analyzer, lambda: build_text_index(column, read(column), analyzer))
+    return CACHE.fetch(("text", *key, repr(analyzer)), lambda: build_text_index(column, read(column), analyzer))
 
 
 def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMemIndex:
@@ -264,7 +256,7 @@ def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMem
 FreshSource: TypeAlias = MemorySource | SsTableSource | LargeSsTableSource
 
 
-def fresh_sources(merge: Merge, texts: TextCache) -> list[FreshSource]:
+def fresh_sources(merge: Merge) -> list[FreshSource]:
     """The sources above the base table."""
     found: list[FreshSource] = []
     for shard in merge.shards:
@@ -272,6 +264,6 @@ def fresh_sources(merge: Merge, texts: TextCache) -> list[FreshSource]:
             found.append(MemorySource(ref, mask & ~tombstone_flags(ref.table())))
         if shard.readers:
             for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
-                kind = SsTableSource if SHARED_CACHE.keeps_rows(reader.sstable) else LargeSsTableSource
-                found.append(kind(reader, dead, merge.snapshot.schema, texts))
+                kind = SsTableSource if keeps_rows(reader.sstable) else LargeSsTableSource
+                found.append(kind(reader, dead, merge.snapshot.schema))
     return found

@@ -38,7 +38,6 @@ from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.ranked import Ranked, fuse, to_table
 from lance_memwal.read.row_source import FragmentSource, LargeSsTableSource, MemorySource, RowSource, fresh_sources
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.read.text_cache import SHARED_TEXTS
 from lance_memwal.read.vector_search import BaseRows, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.schema import checked_columns
@@ -127,7 +126,7 @@ def _vector(
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
     indexed = _base_metric(snapshot, column)
     metric: Metric = request.metric or indexed or "l2"
-    sources: list[Any] = list(fresh_sources(merge, SHARED_TEXTS))
+    sources: list[Any] = list(fresh_sources(merge))
     parts: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]] = []
     for number, source in enumerate(sources):
         positions, distances = nearest_in_source(source, column, query, k, metric, merge.row_filter, request.ef)
@@ -188,9 +187,9 @@ def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = Non
     query, named = _text_query(merge.snapshot, request.text, column if request.vector is not None else request.column)
     column, options = _text_column(merge.snapshot, named)
     analyzer = analyzer_for(options)
-    fresh = fresh_sources(merge, SHARED_TEXTS)
+    fresh = fresh_sources(merge)
     dataset = merge.snapshot.base.dataset
-    fragments = [FragmentSource(fragment, merge, SHARED_TEXTS) for fragment in dataset.get_fragments()]
+    fragments = [FragmentSource(fragment, merge) for fragment in dataset.get_fragments()]
     sources: list[RowSource] = [*fresh, *fragments]
     indexes = [source.text_index(column, analyzer) for source in sources]
     views = [index.view(source.num_rows, source.live) for index, source in zip(indexes, sources, strict=True)]

@@ -23,6 +23,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
 from lance_memwal.memtable.index.vectors import Nearest, nearest_in_block
+from lance_memwal.process.cache import CACHE
 from lance_memwal.read.merge import Merge, not_in, tombstone_flags
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
 from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
@@ -40,8 +41,6 @@ _STREAM_BYTES = 32 << 20
 _ROW_ID = "_rowid"
 _ROW_ADDRESS = "_rowaddr"
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))
-_KNOWN_MIRRORS = 4096
-_mirror_metrics: dict[tuple[str, str, str, str], str | None] = {}
 
 
 def nearest_in_source(
@@ -104,20 +103,15 @@ def _nearest_in_large(
 
 def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
     """The metric of the SSTable's vector index on a column, if it has one; a generation never changes."""
-    key = (reader.location.key, reader.shard_id, reader.sstable.path, stored)
-    if key not in _mirror_metrics:
-        if len(_mirror_metrics) >= _KNOWN_MIRRORS:
-            _mirror_metrics.clear()
-        _mirror_metrics[key] = _read_mirror_metric(reader, stored)
-    return _mirror_metrics.get(key)
 
+    def read() -> str | None:
+        with reader.reading():
+            for index in reader.dataset.describe_indices():
+                if list(index.field_names) == [stored] and index.type_url.endswith("VectorIndexDetails"):
+                    return vector_metric(reader.dataset, index.name)
+        return None
 
-def _read_mirror_metric(reader: SsTableReader, stored: str) -> str | None:
-    with reader.reading():
-        for index in reader.dataset.describe_indices():
-            if list(index.field_names) == [stored] and index.type_url.endswith("VectorIndexDetails"):
-                return vector_metric(reader.dataset, index.name)
-    return None
+    return CACHE.fact(("mirror", reader.location.key, reader.shard_id, reader.sstable.path, stored), read)
 
 
 def _ask_mirror(

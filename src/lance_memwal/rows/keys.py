@@ -143,6 +143,12 @@ class KeySet:
             else:
                 self._numbers = np.unique(numbers)
 
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes, with the hashes that bytes may need yet."""
+        fast = self._numbers if self._table is None else self._table
+        return int(self.keys.nbytes + (2 * self.keys.nbytes if fast is None else fast.nbytes))
+
     def contains(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
         """Per key: whether it is in the set."""
         if not self.size:

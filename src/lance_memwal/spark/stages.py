@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -30,6 +29,7 @@ from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import write_rows
 from lance_memwal.lance.hand_made import deletion_of
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
+from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.keys import KeySet, key_array
 from lance_memwal.sstable.generation import fold_all, fold_newest
 from lance_memwal.store import paths
@@ -41,7 +41,6 @@ __all__ = ["Job", "NewRows", "Superseded", "Unit", "delete_superseded", "write_u
 _ROWS_PER_FILE = 1 << 20
 _ROWS_AT_ONCE = 1 << 20  # per question to a set of keys, which for text keys is built anew for each
 _OFFSET = np.uint64((1 << 32) - 1)  # of a row inside its fragment; the rest of an address is the fragment's id
-_KEPT_SETS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +175,6 @@ def _stage(location: Location, path: str, schema: pa.Schema, batches: Sequence[p
 # ------------------------------------------------------------------------------------------------------------ stage B
 
 
-_sets: OrderedDict[tuple[str, ...], KeySet] = OrderedDict()
-
-
 def delete_superseded(job: Job, argument: str) -> str:
     """A deletion vector for the rows of one fragment whose key is staged; the answer is a `Superseded`."""
     given = json.loads(argument)
@@ -207,13 +203,12 @@ def _hits(batch: pa.RecordBatch, names: Sequence[str], keys: KeySet) -> Any:
 
 def _key_set(location: Location, staged: tuple[str, ...]) -> KeySet:
     """All staged keys; remembered, since one process looks at many fragments."""
-    found = _sets.get(staged)
-    if found is None:
-        tables = []
-        for path in staged:
-            with pa.ipc.open_stream(location.store.get(path)) as reader:
-                tables.append(reader.read_all())
-        found = _sets[staged] = KeySet(key_array(pa.concat_tables(tables).columns))
-        while len(_sets) > _KEPT_SETS:
-            _sets.popitem(last=False)
-    return found
+
+    def read(path: str) -> pa.Table:
+        with pa.ipc.open_stream(location.store.get(path)) as reader:
+            return reader.read_all()
+
+    def build() -> KeySet:
+        return KeySet(key_array(pa.concat_tables([read(path) for path in staged]).columns))
+
+    return CACHE.fetch(("staged keys", location.key, *staged), build)

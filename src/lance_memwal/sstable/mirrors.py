@@ -15,7 +15,6 @@ Owns `IndexSet`, the reading of base indexes (`index_facts`, `spec_of`) and the 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from lance_memwal.lance.details import INDEX_NAME
 from lance_memwal.lance.manifest import IndexEntry
 from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex, IndexSpec, MemIndex, Metric
+from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
 
 __all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "spec_of"]
@@ -37,7 +37,6 @@ __all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "spec_of
 _LOG = logging.getLogger(__name__)
 _BUILD_AT_ONCE = 2
 _ATTEMPTS_WITH_ALL = 2
-_KNOWN_FACTS = 1024
 _MIRROR_EF = 64  # what a mirror proposes is ranked anew by its vectors; more would only make closing slower
 
 
@@ -50,30 +49,20 @@ class IndexFacts:
     params: dict[str, Any] | None = None
 
 
-_facts: dict[str, IndexFacts] = {}
-_facts_lock = threading.RLock()
-
-
 def index_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
     """Type, metric and analyzer of a base index; read once, since an index of one id never changes."""
-    with _facts_lock:
-        known = _facts.get(entry.uuid)
-    if known is not None:
-        return known
+    return CACHE.fact(("base index", entry.uuid), lambda: _read_facts(base, entry))
+
+
+def _read_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
     kind = entry.details_type.rpartition(".")[2].removesuffix("Details").removesuffix("Index")
-    metric, params = None, None
     with base.reading(f"reading the index {entry.name!r}"):
         if kind == "Vector":
-            metric = vector_metric(base.dataset, entry.name)
-        elif kind == "Inverted":
+            return IndexFacts(kind, metric=vector_metric(base.dataset, entry.name))
+        if kind == "Inverted":
             statistics = base.dataset.stats.index_stats(entry.name)
-            params = (statistics.get("indices") or [{}])[0].get("params")
-    facts = IndexFacts(kind, metric, params)
-    with _facts_lock:
-        if len(_facts) >= _KNOWN_FACTS:
-            _facts.clear()
-        _facts[entry.uuid] = facts
-    return facts
+            return IndexFacts(kind, params=(statistics.get("indices") or [{}])[0].get("params"))
+    return IndexFacts(kind)
 
 
 def spec_of(base: BaseTable, entry: IndexEntry, schema: TableSchema) -> IndexSpec:

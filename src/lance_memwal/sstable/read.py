@@ -1,21 +1,20 @@
-"""SSTables as readers use them: opened once, their keys and small ones' rows kept within a byte limit.
+"""SSTables as readers use them: opened once, their keys and small ones' rows kept.
 
-Owns `SsTableReader` and `SsTableCache`. Invariants:
+Owns `SsTableReader`. Invariants:
 
 1. A generation directory never changes, so what was read of it stays right for ever.
 2. Columns, and the fields inside them, are matched by field id: one that was renamed since reads under its new name, one
    that was added reads as null, one that was dropped is not read.
 3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
-4. The readers of a cache hold at most its limit of bytes (keys and rows), also those that somebody else holds on to; the
-   least recently used lets go first, the one in use last.
+4. A reader counts as what it holds: a handle, keys, rows. When the cache drops it, it lets go of them, also if somebody else
+   holds on to it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +34,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import lance_options, lance_reading
 from lance_memwal.lance.manifest import VERSIONS_DIR
+from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.field_match import Fit, fit_of
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
@@ -46,13 +46,13 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
 
-__all__ = ["SHARED_CACHE", "SsTableCache", "SsTableReader"]
+__all__ = ["SsTableReader", "keeps_rows", "open_sstable"]
 
 _ROW_ADDRESS = "_rowaddr"
 _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
-DEFAULT_CACHE_BYTES = 512 << 20
+_HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,7 @@ class _Stored:
 class SsTableReader:
     """One SSTable. Opening reads nothing; threads may share it."""
 
-    def __init__(
-        self,
-        location: Location,
-        shard_id: str,
-        sstable: SsTable,
-        grown: Callable[[SsTableReader], None] = lambda _: None,
-    ) -> None:
-        """`grown` is told whenever the reader holds more than before."""
-        self._grown = grown
+    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
         self.location = location
         self.shard_id = shard_id
         self.sstable = sstable
@@ -153,14 +145,17 @@ class SsTableReader:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys and rows that are held now."""
+        """Bytes that are held now."""
         entries, rows = self._entries, self._rows
-        return (0 if entries is None else entries[0].nbytes + entries[1].nbytes) + (
-            0 if rows is None else rows.size_bytes
-        )
+        keys = 0 if entries is None else entries[0].nbytes + entries[1].nbytes
+        return int(_HANDLE_BYTES + keys + (0 if rows is None else rows.size_bytes))
+
+    def _count(self) -> None:
+        """Be kept with what is held now."""
+        CACHE.keep(_slot(self.location, self.shard_id, self.sstable), self, self.size_bytes, let_go=self.let_go)
 
     def let_go(self) -> None:
-        """Hold nothing; what is asked for is read again."""
+        """Hold neither keys nor rows; what is asked for is read again."""
         self._entries = self._rows = None
 
     def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
@@ -170,7 +165,7 @@ class SsTableReader:
             rows = self.sstable.physical_rows
             whole = rows is None or self.sidecar.num_rows == rows
             found = self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
-            self._grown(self)
+            self._count()
         return found
 
     def _entries_of_rows(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
@@ -231,7 +226,7 @@ class SsTableReader:
             table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
             offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
             kept = self._rows = _Rows(schema, table, offsets, int(table.nbytes + offsets.nbytes))
-            self._grown(self)
+            self._count()
         return kept.table, kept.offsets
 
     def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
@@ -330,62 +325,16 @@ def _conform(table: pa.Table, columns: Sequence[str], known: Mapping[str, _Store
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-class SsTableCache:
-    """Readers of recently used SSTables, within a limit of bytes."""
-
-    def __init__(self, limit_bytes: int = DEFAULT_CACHE_BYTES) -> None:
-        self.limit_bytes = limit_bytes
-        self._lock = threading.RLock()  # reentrant, as all locks of caches: a signal handler may read, too
-        self._readers: OrderedDict[tuple[str, str, str], SsTableReader] = OrderedDict()
-        self._counted: dict[tuple[str, str, str], int] = {}
-        self._held_bytes = 0
-
-    def reader(self, location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
-        """The reader of one SSTable."""
-        key = (location.key, shard_id, sstable.path)
-        with self._lock:
-            found = self._readers.get(key)
-            if found is None:
-                found = self._readers[key] = SsTableReader(location, shard_id, sstable, self._count)
-            self._readers.move_to_end(key)
-        return found
-
-    def keeps_rows(self, sstable: SsTable) -> bool:
-        """Whether the rows of this SSTable are small enough to be kept."""
-        size = sstable.in_memory_bytes
-        return size is not None and size * _KEPT_SHARE <= self.limit_bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes held now."""
-        return self._held_bytes
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            while self._readers:
-                self._drop_oldest()
-
-    def _count(self, reader: SsTableReader) -> None:
-        """A reader holds more now: it is the newest, and the oldest ones make room."""
-        key = (reader.location.key, reader.shard_id, reader.sstable.path)
-        with self._lock:
-            other = self._readers.get(key)
-            if other is not reader:  # somebody held on to it after it had been dropped
-                if other is not None:
-                    other.let_go()
-                self._readers[key] = reader
-            self._readers.move_to_end(key)
-            size_bytes = reader.size_bytes
-            self._held_bytes += size_bytes - self._counted.get(key, 0)
-            self._counted[key] = size_bytes
-            while self._held_bytes > self.limit_bytes and len(self._readers) > 1:
-                self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        key, oldest = self._readers.popitem(last=False)
-        oldest.let_go()
-        self._held_bytes -= self._counted.pop(key, 0)
+def open_sstable(location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
+    """The reader of one SSTable, the same one as long as it is kept."""
+    return CACHE.fetch(_slot(location, shard_id, sstable), lambda: SsTableReader(location, shard_id, sstable))
 
 
-SHARED_CACHE = SsTableCache()
+def keeps_rows(sstable: SsTable) -> bool:
+    """Whether the rows of this SSTable are small enough to be kept."""
+    size = sstable.in_memory_bytes
+    return size is not None and size * _KEPT_SHARE <= CACHE.limit_bytes
+
+
+def _slot(location: Location, shard_id: str, sstable: SsTable) -> Slot:
+    return ("sstable", location.key, shard_id, sstable.path)

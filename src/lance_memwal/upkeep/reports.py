@@ -160,7 +160,10 @@ class ShardStats:
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """One table: its base, its shards, and the work that is due."""
+    """One table: its base, its shards, and the work that is due.
+
+    `cache_bytes` is what this process keeps of all tables now (`set_cache_bytes` says how much it may).
+    """
 
     base_version: int
     base_rows: int
@@ -170,6 +173,7 @@ class TableStats:
     compaction_due: tuple[str, ...]
     collectable_objects: int
     collectable_bytes: int
+    cache_bytes: int = 0
 
     def _sum(self, name: str) -> int:
         return sum(int(getattr(shard, name)) for shard in self.shards)

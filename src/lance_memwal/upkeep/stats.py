@@ -11,6 +11,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
+from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.upkeep.reports import GcReport, ShardStats, TableStats
@@ -34,6 +35,7 @@ def collect_stats(
         compaction_due=tuple(due_shards(location, base, policy, clock)),
         collectable_objects=len(garbage.objects),
         collectable_bytes=garbage.size_bytes,
+        cache_bytes=CACHE.size_bytes,
     )
 
 
