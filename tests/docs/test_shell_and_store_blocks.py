@@ -34,7 +34,7 @@ SHELL = [(page, block) for page, block in blocks("bash") if "memwal " in block]
 def test_every_shell_block_with_memwal_runs(page: str, block: str, tmp_path: Path) -> None:
     command = tmp_path / "bin" / "memwal"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m memwal "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m lance_memwal "$@"\n')
     command.chmod(0o755)
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
