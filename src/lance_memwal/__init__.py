@@ -1,14 +1,5 @@
 """memwal: an LSM write path for Lance tables."""
 
-import logging
-import os
-
-# Lance logs an error for every index without fields whenever it looks at a table's indexes; the MemWAL index has none.
-# It reads this once, at its first import; a value that the user has set stays.
-os.environ.setdefault("LANCE_LOG", "warn,lance::index=off")
-# A library is silent until the application says where its log lines go.
-logging.getLogger("lance_memwal").addHandler(logging.NullHandler())
-
 from lance_memwal.compact.policy import CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.config import WriterConfig

@@ -9,13 +9,13 @@ Owns a registry of weak references. Invariants:
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import Protocol
 
 from lance_memwal.memtable.memtable import InMemoryMemTables
-from lance_memwal.process import background
+from lance_memwal.process.background import at_exit
+from lance_memwal.process.forking import run_in_child
 
 __all__ = ["LiveShard", "all_of", "find", "forget", "register"]
 
@@ -48,6 +48,8 @@ _shards: dict[tuple[str, str], list[weakref.ref[LiveShard]]] = {}
 
 def register(table_key: str, shard: LiveShard) -> None:
     """Let readers of the table find `shard`."""
+    run_in_child(_forget_in_child)
+    at_exit(_leave_all)
     with _lock:
         known = _shards.setdefault((table_key, shard.shard_id), [])
         known[:] = [ref for ref in known if ref() is not None]
@@ -65,6 +67,8 @@ def forget(table_key: str, shard: LiveShard) -> None:
 
 def find(table_key: str, shard_id: str) -> LiveShard | None:
     """The registered writer of the highest epoch, the newest of equal ones (a table made anew at its place), if any."""
+    if not _shards:  # nor has anybody asked for news of forks
+        return None
     with _lock:
         shards = [shard for ref in _shards.get((table_key, shard_id), []) if (shard := ref()) is not None]
     return max(reversed(shards), key=lambda shard: shard.epoch, default=None)
@@ -72,6 +76,8 @@ def find(table_key: str, shard_id: str) -> LiveShard | None:
 
 def all_of(table_key: str) -> list[LiveShard]:
     """Every registered writer of the table."""
+    if not _shards:
+        return []
     with _lock:
         refs = [ref for (key, _), refs in _shards.items() if key == table_key for ref in refs]
     return [shard for ref in refs if (shard := ref()) is not None]
@@ -89,7 +95,3 @@ def _leave_all(deadline: float) -> None:
             shard = ref()
             if shard is not None:
                 shard.leave(deadline)
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
-background.at_exit(_leave_all)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -27,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ClosedError
+from lance_memwal.process.forking import run_in_child
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS
 
 __all__ = ["EXIT_SECONDS", "JOIN_SECONDS", "Kind", "Task", "at_exit", "is_ending", "refuse_at_exit"]
@@ -267,7 +267,7 @@ _pool: _Pool | None = None
 _ending = False
 _registered = False
 _workers: set[int] = set()
-_exit_hooks: list[Callable[[float], None]] = []
+_exit_hooks: dict[Callable[[float], None], bool] = {}
 
 
 def is_ending() -> bool:
@@ -281,19 +281,28 @@ def refuse_at_exit() -> None:
         raise ClosedError("the program ends; background work stops")
 
 
-def at_exit(hook: Callable[[float], None]) -> None:
-    """Call `hook` with a deadline (`monotonic`) when the program ends, before the threads do."""
-    _exit_hooks.append(hook)
+def at_exit(hook: Callable[[float], None], *, after_threads: bool = False) -> None:
+    """Call `hook` with a deadline (`monotonic`), once however often it is given, when the program ends: before the threads
+    do, or after them."""
+    _exit_hooks[hook] = after_threads
+    _register()
+
+
+def _register() -> None:
+    global _registered
+    run_in_child(_forget_in_child)
+    with _lock:
+        if not _registered:
+            _registered = True
+            atexit.register(_end)
 
 
 def _lane_for(task: Task, clock: Clock) -> _Lane:
     """The lane of `task`, which from now on counts; the first task of all makes the threads."""
-    global _pool, _registered
+    global _pool
+    _register()
     while True:
         with _lock:
-            if not _registered:
-                _registered = True
-                atexit.register(_end)
             if _pool is None or _pool.over:
                 _pool = _Pool()
             pool = _pool
@@ -315,12 +324,14 @@ def _end() -> None:
     """The program ends: do what was promised, then wait for what runs."""
     global _ending
     deadline = SYSTEM_CLOCK.monotonic() + EXIT_SECONDS
-    for hook in _exit_hooks:
+    for hook in [hook for hook, after_threads in _exit_hooks.items() if not after_threads]:
         hook(deadline)
     _ending, pool = True, _pool
     if pool is not None:
         pool.close()
         pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic())
+    for hook in [hook for hook, after_threads in _exit_hooks.items() if after_threads]:
+        hook(deadline)
 
 
 def _forget_in_child() -> None:
@@ -330,6 +341,3 @@ def _forget_in_child() -> None:
     _lock, _pool, _ending = threading.RLock(), None, False
     for task in tuple(tasks):
         task.orphan()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

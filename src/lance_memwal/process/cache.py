@@ -83,6 +83,8 @@ class Cache:
 
     def find(self, slot: Slot, made_of: Hashable = None) -> Any:
         """The value in `slot`, if it was made of that; else None."""
+        if not self._kept:
+            return None
         with self._lock:
             found = self._kept.get(slot)
             if found is None or found.made_of != made_of:
@@ -100,10 +102,10 @@ class Cache:
         let_go: Callable[[], None] | None = None,
     ) -> None:
         """Put `value` into `slot`, if it fits; again, if its size has changed. `let_go` is called when it is dropped."""
+        if not self._is_registered:
+            self._is_registered = True
+            close_in_child(self)
         with self._lock:
-            if not self._is_registered:
-                self._is_registered = True
-                close_in_child(self)
             self._drop(slot, unless=value)
             if size_bytes <= self.limit_bytes:
                 self._kept[slot] = _Entry(made_of, value, size_bytes, let_go)

@@ -1,23 +1,25 @@
 """What is true in a forked child.
 
-Owns the list of writers that a child must not use, and the note that Lance was used before the fork. Invariants:
+Owns the list of what a child must not use, and the note that Lance was used before the fork. Invariants:
 
 1. In a child every writer of the parent is closed, at once, whatever the parent's threads were doing: two processes must
    not share an epoch, and locks that those threads held are never released there.
 2. Lance's threads stay with the parent, and what it does in a child is luck (seen with pylance 14: one child in a hundred
    dies of SIGSEGV). A child of a process that used Lance gets an error at once instead.
 3. The list keeps no writer alive.
+4. The system is asked to tell of forks when there is something to do in a child, not before.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from lance_memwal.errors import UnavailableError
 
-__all__ = ["Owner", "close_in_child", "use_lance"]
+__all__ = ["Owner", "close_in_child", "run_in_child", "use_lance"]
 
 
 class Owner(Protocol):
@@ -29,14 +31,23 @@ class Owner(Protocol):
 
 
 _owners: dict[int, weakref.ref[Owner]] = {}
+_hooks: dict[Callable[[], None], None] = {}
+_is_told = False
 _is_used = False
 _is_lost = False
 
 
 def close_in_child(owner: Owner) -> None:
     """Let `owner` be closed in every child that is forked from now on."""
+    _be_told()
     key = id(owner)
     _owners[key] = weakref.ref(owner, lambda _: _owners.pop(key, None))
+
+
+def run_in_child(hook: Callable[[], None]) -> None:
+    """Call `hook`, once however often it is given, in every child that is forked from now on; it may wait for no lock."""
+    _be_told()
+    _hooks[hook] = None
 
 
 def use_lance() -> None:
@@ -49,16 +60,24 @@ def use_lance() -> None:
             ambiguous=False,
             retryable=False,
         )
-    _is_used = True
+    if not _is_used:
+        _be_told()
+        _is_used = True
+
+
+def _be_told() -> None:
+    global _is_told
+    if not _is_told:
+        _is_told = True
+        os.register_at_fork(after_in_child=_in_child)
 
 
 def _in_child() -> None:
     global _is_lost
     _is_lost = _is_lost or _is_used
+    for hook in list(_hooks):
+        hook()
     owners = [owner for ref in list(_owners.values()) if (owner := ref()) is not None]
     _owners.clear()
     for owner in owners:
         owner.orphan()
-
-
-os.register_at_fork(after_in_child=_in_child)

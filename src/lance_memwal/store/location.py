@@ -13,11 +13,11 @@ Owns `Location`, the value that every part of the engine is handed. Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
 from lance_memwal.arguments import check_instance, check_text
@@ -33,12 +33,9 @@ from lance_memwal.store.retry import RetryingStore, RetryPolicy
 
 __all__ = ["Location", "resolve"]
 
+_LOG = logging.getLogger("lance_memwal")
 _CLOUD_SCHEMES = ("s3", "gs", "az", "abfss")
 _KNOWN = "a local path, file://, memory://name, s3://, gs://, az:// or abfss://"
-_CACHED_LOCATIONS = 512
-
-_lock = threading.RLock()
-_cache: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], Location] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -100,15 +97,13 @@ def resolve(
     options = {str(key): str(value) for key, value in storage_options.items()} if storage_options else None
     if clock is not SYSTEM_CLOCK or not (metrics is None and policy is None and wrap is None):
         return _build(text, options, clock=clock, metrics=metrics, policy=policy, wrap=wrap)
-    cache_key = (text, tuple(sorted((options or {}).items())))
-    with _lock:
-        found = _cache.get(cache_key)
-        if found is None:
-            found = _cache[cache_key] = _build(text, options)
-            if len(_cache) > _CACHED_LOCATIONS:
-                _cache.popitem(last=False)
-        _cache.move_to_end(cache_key)
-        return found
+    return _shared(os.getpid(), text, tuple(sorted((options or {}).items())))
+
+
+@lru_cache(maxsize=512)
+def _shared(_process: int, uri: str, options: tuple[tuple[str, str], ...]) -> Location:
+    """One location for all callers of this process; connections and their threads stay with it when it forks."""
+    return _build(uri, dict(options) or None)
 
 
 def _build(
@@ -120,6 +115,8 @@ def _build(
     policy: RetryPolicy | None = None,
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
 ) -> Location:
+    if not _LOG.handlers:  # a library is silent until the application says where its log lines go
+        _LOG.addHandler(logging.NullHandler())
     adapter: ObjectStore
     root, key = _local_root(uri)
     if root is not None:
@@ -183,14 +180,3 @@ def _local_root(uri: str) -> tuple[str | None, str]:
     if parts.query or parts.fragment or any("\0" in part or part in (".", "..") for part in below):
         raise InvalidInputError("a memory URI is a name and a path, as in memory://demo/table")
     return "/".join([memory_root(parts.netloc), *below]), "/".join([f"memory://{parts.netloc}", *below])
-
-
-def _forget() -> None:
-    """A forked child opens its own stores: connections and their threads stay with the parent."""
-    global _lock
-    _lock = threading.RLock()
-    _cache.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

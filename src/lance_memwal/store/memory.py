@@ -9,13 +9,14 @@ Owns a private temporary directory per name, so that Lance datasets below it wor
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
 import threading
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.process.background import at_exit
+from lance_memwal.process.forking import run_in_child
 
 __all__ = ["memory_root", "reset"]
 
@@ -27,6 +28,8 @@ def memory_root(name: str) -> str:
     """The directory behind `memory://name`, created at the first call."""
     if not name:
         raise InvalidInputError("memory:// needs a name, as in memory://demo")
+    run_in_child(_renew_lock)
+    at_exit(_remove_all, after_threads=True)
     with _lock:
         if name not in _roots:
             path = os.path.realpath(tempfile.mkdtemp(prefix="memwal-memory-"))
@@ -51,8 +54,7 @@ def _empty(path: str) -> None:
                 os.unlink(entry.path)
 
 
-@atexit.register
-def _remove_all() -> None:
+def _remove_all(_deadline: float) -> None:
     for path, creator in _roots.values():
         if creator == os.getpid():
             shutil.rmtree(path, ignore_errors=True)
@@ -62,7 +64,3 @@ def _renew_lock() -> None:
     """A child forked while another thread held the lock must not wait for that thread."""
     global _lock
     _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
