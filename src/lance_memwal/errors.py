@@ -10,6 +10,7 @@ Owns the exception tree below `MemWalError`. Invariants:
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -28,7 +29,10 @@ __all__ = [
     "UnsupportedFormatError",
     "WriterPoisonedError",
     "is_panic",
+    "reason_of",
 ]
+
+_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 
 
 class MemWalError(Exception):
@@ -51,6 +55,11 @@ def _rebuilt(kind: type[MemWalError], args: tuple[Any, ...], attributes: dict[st
 def is_panic(error: BaseException) -> bool:
     """Whether Lance's native code gave up; its exception cannot be imported and is no `Exception`."""
     return type(error).__name__ == "PanicException"
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line that an error says, without the place in the sources of Lance."""
+    return _SOURCE_PLACE.sub("", (str(error).splitlines() or [type(error).__name__])[0])
 
 
 class InvalidInputError(MemWalError, ValueError):

@@ -19,7 +19,7 @@ import pyarrow.ipc as ipc
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, reason_of
 
 __all__ = ["DataFile"]
 
@@ -68,7 +68,7 @@ class DataFile:
         except OSError as error:
             raise _unreadable(self._path, error) from None
         except pa.ArrowException as error:
-            raise InvalidInputError(f"{self._path} cannot be read: {_first_line(error)}") from None
+            raise InvalidInputError(f"{self._path} cannot be read: {reason_of(error)}") from None
 
     def _open(self, batch_rows: int, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         suffix = self._path.suffix.lower()
@@ -131,8 +131,4 @@ class DataFile:
 def _unreadable(path: Path, error: OSError) -> InvalidInputError:
     if isinstance(error, FileNotFoundError):
         return InvalidInputError(f"there is no file {path}")
-    return InvalidInputError(f"{path} cannot be read: {error.strerror or _first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
+    return InvalidInputError(f"{path} cannot be read: {error.strerror or reason_of(error)}")

@@ -37,6 +37,7 @@ from lance_memwal.errors import (
     UnavailableError,
     UnsupportedFormatError,
     is_panic,
+    reason_of,
 )
 from lance_memwal.lance.damage import find_damage, version_names
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
@@ -75,7 +76,6 @@ TAG_DIGITS = 8
 _LOG = logging.getLogger(__name__)
 RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
 _QUERY = re.compile(r"\?\S+=\S+")
-_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 _MAX_TEXT = 400
 _MAX_TRIES = 8
 
@@ -169,8 +169,7 @@ def _refused(error: MemWalError, path: str | None) -> CorruptDataError | Unsuppo
 
 def _text(error: BaseException) -> str:
     """What an exception of Lance says, without query parts of URLs and without the place in Lance's sources."""
-    first_line = str(error).partition("\n")[0]
-    return _SOURCE_PLACE.sub("", _QUERY.sub("?...", first_line))[:_MAX_TEXT]
+    return _QUERY.sub("?...", reason_of(error))[:_MAX_TEXT]
 
 
 @dataclass(frozen=True, slots=True)

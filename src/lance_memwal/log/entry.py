@@ -32,7 +32,7 @@ from typing import Any, Final, TypeGuard
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.ipc_frames import end_of_stream
 from lance_memwal.rows.fit import validate_rows
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
@@ -300,7 +300,7 @@ class EntryDecoder:
         except MemoryError as error:
             raise _MalformedError("decoding asks for too much memory") from error
         except _ARROW_ERRORS as error:
-            raise _MalformedError(_first_line(error)) from error
+            raise _MalformedError(reason_of(error)[:200]) from error
         return _entry(data, position, schema, batches, parts)
 
     def _read(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
@@ -578,7 +578,3 @@ def _number(metadata: dict[bytes, bytes], key: bytes) -> int | None:
     if _DECIMAL.fullmatch(text) is None or int(text) > _MAX_U64:
         raise _MalformedError(f"the metadata key {key.decode()} is no number")
     return int(text)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.errors import InvalidInputError, is_panic
+from lance_memwal.errors import InvalidInputError, is_panic, reason_of
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import Predicate, parse
 
@@ -45,7 +45,6 @@ _KNOWN_FILTERS = 256
 _KNOWN_TABLES = 16
 _CALL = re.compile(r"(\w+)\(")
 _ALIKE = frozenset({"invert", "is_null", "is_valid"})
-_SOURCE_PLACE = re.compile(r",? \S+\.rs:\d+:\d+")
 
 
 class RowFilter:
@@ -139,8 +138,7 @@ def _evaluated(run: Callable[[], T]) -> T:
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise InvalidInputError(f"the filter cannot be applied: {_SOURCE_PLACE.sub('', reason)}") from None
+        raise InvalidInputError(f"the filter cannot be applied: {reason_of(error)}") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------- SQL

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.arguments import check_choice
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
-__all__ = ["Fitted", "Fitter", "LiveFlags", "Missing", "fills_missing", "tombstones", "validate_rows"]
+__all__ = ["Fitted", "Fitter", "LiveFlags", "Missing", "at_most", "fills_missing", "tombstones", "validate_rows"]
 
 _KEPT_FLAGS = 64
 _KEPT_FLAGS_ROWS = 65_536
@@ -204,6 +204,14 @@ class LiveFlags(dict[int, pa.BooleanArray]):
         return flags
 
 
+def at_most(limit: int, batches: list[pa.RecordBatch], schema: pa.Schema) -> list[pa.RecordBatch]:
+    """`batches`, joined if they are more than `limit`; `schema` is theirs, whatever each says of nulls."""
+    if len(batches) <= limit:
+        return batches
+    even = [pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches]
+    return list(pa.Table.from_batches(even).combine_chunks().to_batches())
+
+
 def tombstones(keys: pa.RecordBatch, schema: TableSchema) -> pa.RecordBatch:
     """The rows of tombstones of `keys`: nulls outside the key, in a form that can be read back."""
     arrays = [
@@ -245,5 +253,4 @@ def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
     try:
         return normal(array.cast(loose(column.type), safe=True), column.type)
     except (pa.ArrowException, ValueError) as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason}") from None
+        raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason_of(error)}") from None

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.arguments import check_names
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
@@ -82,8 +82,7 @@ def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> 
         if kind is not None and isinstance(values, (list, tuple)) and _may_lose(kind):
             _check_exact(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise InvalidInputError(f"column {name!r} cannot be converted: {reason}") from None
+        raise InvalidInputError(f"column {name!r} cannot be converted: {reason_of(error)}") from None
     if whole and kind is not None and pa.types.is_nested(kind) and isinstance(values, (list, tuple)):
         absent = dict.fromkeys(_keys_left_out(values, kind))
         if absent:
@@ -275,8 +274,9 @@ def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
     try:
         return one_array(values.cast(column.type, safe=True))
     except (pa.ArrowException, ValueError) as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        raise InvalidInputError(f"key column {column.name!r} cannot be cast to {column.type}: {reason}") from None
+        raise InvalidInputError(
+            f"key column {column.name!r} cannot be cast to {column.type}: {reason_of(error)}"
+        ) from None
 
 
 def _key_table(keys: Any, target: pa.Schema) -> pa.Table:

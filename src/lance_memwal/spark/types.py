@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, reason_of
 
 __all__ = ["arrow_schema_for", "spark_arrow_schema", "spark_type", "struct_type", "to_arrow_columns", "to_spark_batch"]
 
@@ -134,9 +134,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return array.cast(field.type)
     except (pa.ArrowException, ValueError) as error:
-        reason = (str(error).splitlines() or ["no reason given"])[0]
         raise InvalidInputError(
-            f"column {field.name!r} of type {array.type} does not fit Spark's {field.type}: {reason}"
+            f"column {field.name!r} of type {array.type} does not fit Spark's {field.type}: {reason_of(error)}"
         ) from None
 
 

@@ -35,7 +35,7 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
-from lance_memwal.rows.fit import Fitter, Missing, fills_missing
+from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing
 from lance_memwal.rows.ingest import to_batches, with_rows
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Manual, Sharding
@@ -155,9 +155,7 @@ class WalAppender:
     def _fit(self, rows: _Rows, given: list[pa.RecordBatch], fill: bool | None) -> list[pa.RecordBatch]:
         fitted = [rows.fitter.fit_flagged(batch, fill=fill) for batch in given]
         check_storable(fitted, rows.schema, self._storage_version)
-        if len(fitted) > self._config.max_memtable_batches:
-            even = [pa.RecordBatch.from_arrays(batch.columns, schema=rows.schema.memory) for batch in fitted]
-            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
+        fitted = at_most(self._config.max_memtable_batches, fitted, rows.schema.memory)
         for batch in fitted:
             self._sharding.check_rows(rows.schema.columns, self.shard_id, batch)
         return fitted

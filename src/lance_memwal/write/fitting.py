@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.config import WriterConfig
-from lance_memwal.rows.fit import Fitter, tombstones
+from lance_memwal.rows.fit import Fitter, at_most, tombstones
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.pending import WriteRows
@@ -41,9 +41,7 @@ class Fitting:
         fitted = self._fitter.fit_all(batches, fill)
         if self._limits_rows:
             self._target.check_storable(fitted)
-        if len(fitted) > self._max_batches:
-            even = [pa.RecordBatch.from_arrays(batch.columns, schema=self._schema.nullable) for batch in fitted]
-            fitted = pa.Table.from_batches(even).combine_chunks().to_batches()
+        fitted = at_most(self._max_batches, fitted, self._schema.nullable)
         if self._check_rows is not None:
             for batch in fitted:
                 self._check_rows(self._shard_id, batch)

@@ -52,7 +52,7 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
-from lance_memwal.rows.fit import Fitter, Missing, fills_missing
+from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
@@ -229,8 +229,7 @@ class OnceAppender:
         size = self._encoder.measure(fitted)
         if size > self._max_entry_bytes:
             return self._publish(claim, fitted, transaction)
-        if len(fitted) > self._config.max_memtable_batches:
-            fitted = pa.Table.from_batches(fitted).combine_chunks().to_batches()
+        fitted = at_most(self._config.max_memtable_batches, fitted, self.schema.memory)
         return self._append(claim, fitted, size, transaction)
 
     def _check_claim(self, claim: ShardClaim) -> None:
