@@ -1,15 +1,10 @@
-"""What table tests share: small tables, compaction by hand through pylance, and a reader in a second process.
-
-Compaction here uses nothing of memwal's own: SSTables are opened as plain Lance datasets, pylance's `merge_insert` folds
-them into the base table and records the mark, and the manifest is trimmed as any compactor would do it.
-"""
+"""What table tests share: small tables, compaction that stops half way, and a reader in a second process."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,14 +14,10 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-import pyarrow.compute as pc
-from lance.fragment import LanceFragment
-from lance.mem_wal import CompactedSsTable
 
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.hand_made import append_commit, fragment_of
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
@@ -83,56 +74,34 @@ def sstable_path(uri: str, shard_id: str, sstable: mw.SsTable) -> str:
     return os.path.join(uri, "_mem_wal", shard_id, sstable.path)
 
 
+class _Stopped(BaseException):
+    """Ends a compaction where a crash would."""
+
+
 def compact_shard(uri: str, shard_id: str, *, generations: int | None = None, trim: bool = True) -> int:
-    """Fold the oldest SSTables of a shard into the base table; returns how many."""
-    mark = compacted_up_to(uri, shard_id)
-    listed = sorted(manifest_of(uri, shard_id).sstables, key=lambda sstable: sstable.generation)
-    pending = [sstable for sstable in listed if sstable.generation > mark][:generations]
-    for sstable in pending:
-        rows = lance.dataset(sstable_path(uri, shard_id, sstable)).to_table()
-        if mw.open_table(uri).primary_key:
-            _merge(uri, shard_id, sstable.generation, rows)
-        else:
-            _append(uri, shard_id, sstable.generation, rows.drop_columns([TOMBSTONE]))
-    if trim:
-        trim_shard(uri, shard_id)
-    return len(pending)
+    """Fold the oldest SSTables of a shard into the base table; returns how many. Without `trim` they stay listed."""
+    before = compacted_up_to(uri, shard_id)
+
+    def stop(point: str) -> None:
+        if point == "compact.before_trim":
+            raise _Stopped
+
+    if not trim:
+        crash_points.install(stop)
+    try:
+        mw.open_table(uri).compact(shards=[shard_id], max_generations=generations)
+    except _Stopped:
+        pass
+    finally:
+        if not trim:
+            crash_points.install(None)
+    return compacted_up_to(uri, shard_id) - before
 
 
 def compact_all(uri: str, *, trim: bool = True) -> None:
     """Fold every SSTable of every shard."""
     for shard in mw.open_table(uri).shards():
         compact_shard(uri, shard.shard_id, trim=trim)
-
-
-def _merge(uri: str, shard_id: str, generation: int, rows: pa.Table) -> None:
-    key = mw.open_table(uri).primary_key
-    dead = rows.filter(rows.column(TOMBSTONE)).select(key)
-    live = rows.filter(pc.invert(rows.column(TOMBSTONE))).drop_columns([TOMBSTONE])
-    if dead.num_rows:
-        lance.dataset(uri).merge_insert(key).when_matched_delete().execute(dead)
-    base = lance.dataset(uri)
-    builder = base.merge_insert(key).when_matched_update_all().when_not_matched_insert_all()
-    builder.mark_sstables_as_compacted([CompactedSsTable(shard_id, generation)]).execute(live.cast(base.schema))
-
-
-def _append(uri: str, shard_id: str, generation: int, rows: pa.Table) -> None:
-    """Append and mark in one version, by a manifest made by hand."""
-    location = resolve(uri)
-    base = BaseTable.open(location)
-    assert base is not None
-    version = base.data_storage_version
-    fragment = LanceFragment.create(uri, rows.cast(base.schema), data_storage_version=version, mode="append")
-    commit = append_commit(
-        base.manifest_bytes,
-        [fragment_of(fragment)],
-        {shard_id: generation},
-        transaction_uuid=str(uuid.uuid4()),
-        index_uuid=str(uuid.uuid4()),
-        now_ms=int(time.time() * 1000),
-    )
-    location.store.put_new(commit.transaction_path, commit.transaction)
-    location.store.put_new(commit.manifest_path, commit.manifest)
 
 
 def trim_shard(uri: str, shard_id: str) -> None:
