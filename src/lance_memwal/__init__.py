@@ -24,10 +24,18 @@ from lance_memwal.process.cache import set_cache_bytes
 from lance_memwal.read.scan import Scan
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.table import ShardInfo, Table, create_table, enable, open_table
+from lance_memwal.table import Table, create_table, enable, open_table
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.types import ShardingField, ShardingSpec, ShardManifest, ShardStatus, SsTable, WalEntry
-from lance_memwal.upkeep.reports import FlushReport, GcReport, Problem, RepairReport, TableStats, VerifyReport
+from lance_memwal.upkeep.reports import (
+    FlushReport,
+    GcReport,
+    Problem,
+    RepairReport,
+    ShardInfo,
+    TableStats,
+    VerifyReport,
+)
 from lance_memwal.write.appender import WalAppender
 from lance_memwal.write.engine import Ack, WriteResult
 

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import lance
@@ -28,11 +28,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase, no_index
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import recorded
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
 from lance_memwal.log.table_ids import for_writing
-from lance_memwal.log.transactions import load_generation_maps
-from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.memtable.index import Metric
 from lance_memwal.read.reader import MemTables, Reader
 from lance_memwal.read.scan import Scan
@@ -44,32 +40,18 @@ from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table_writer import TableWriter
-from lance_memwal.types import ShardStatus
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.repair import repair_table
-from lance_memwal.upkeep.reports import FlushReport, GcReport, RepairReport, TableStats, VerifyReport
+from lance_memwal.upkeep.reports import FlushReport, GcReport, RepairReport, ShardInfo, TableStats, VerifyReport
 from lance_memwal.upkeep.restored import Restored
-from lance_memwal.upkeep.stats import collect_stats
+from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.parking import Parked
 from lance_memwal.write.table_target import writer_config
 
-__all__ = ["ShardInfo", "Table", "create_table", "enable", "open_table"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardInfo:
-    """One shard as storage shows it: its owner's epoch, what is flushed, and what is only in the log."""
-
-    shard_id: str
-    epoch: int
-    status: ShardStatus
-    generations: tuple[int, ...]
-    current_generation: int
-    wal_tail: int
-    bytes: int
+__all__ = ["Table", "create_table", "enable", "open_table"]
 
 
 def create_table(
@@ -217,31 +199,11 @@ class Table:
 
     def shards(self) -> list[ShardInfo]:
         """Every shard on storage."""
-        return [info for shard_id in list_shards(self.location) if (info := self._shard_info(shard_id)) is not None]
-
-    def _shard_info(self, shard_id: str) -> ShardInfo | None:
-        manifest = ShardManifestStore(self.location, shard_id).read_latest()
-        if manifest is None:
-            return None
-        cursor = manifest.replay_after_wal_entry_position
-        tail = sum(position > cursor for position in list_positions(self.location, shard_id))
-        size = sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables)
-        generations = tuple(sstable.generation for sstable in manifest.sstables)
-        return ShardInfo(
-            shard_id, manifest.writer_epoch, manifest.status, generations, manifest.current_generation, tail, size
-        )
+        return shard_infos(self.location)
 
     def transactions(self) -> dict[str, dict[str, int]]:
         """Per shard the newest version of every application that wrote with a transaction."""
-        found: dict[str, dict[str, int]] = {}
-        for shard_id in list_shards(self.location):
-            manifest = ShardManifestStore(self.location, shard_id).read_latest()
-            if manifest is not None:
-                positions = list_positions(self.location, shard_id)
-                known = read_transactions(self.location, manifest, positions, tag=self._newest.known.tag)
-                known.merge(load_generation_maps(self.location, manifest))
-                found[shard_id] = {app: item.version for app, item in known.whole().items()}
-        return found
+        return newest_transactions(self.location, self._newest.known.tag)
 
     # ------------------------------------------------------------------------------------------------------ writing
 

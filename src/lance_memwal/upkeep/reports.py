@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lance_memwal.types import ShardStatus
+
 __all__ = [
     "CollectedObject",
     "FlushReport",
@@ -15,6 +17,7 @@ __all__ = [
     "Problem",
     "RepairAction",
     "RepairReport",
+    "ShardInfo",
     "ShardStats",
     "TableStats",
     "VerifyReport",
@@ -133,6 +136,19 @@ class FlushReport:
     def skipped(self) -> dict[str, str]:
         """Why shards were left alone."""
         return {shard.shard_id: shard.skipped for shard in self.shards if shard.skipped is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One shard as storage shows it: its owner's epoch, what is flushed, and what is only in the log."""
+
+    shard_id: str
+    epoch: int
+    status: ShardStatus
+    generations: tuple[int, ...]
+    current_generation: int
+    wal_tail: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """The state of a table in numbers: tiers, rows, bytes, and the work that is due.
 
-Owns `collect_stats`. Invariant: it reads only, and every number is of one listing of its shard.
+Owns what is counted and told of shards. Invariant: it reads only, and every number is of one listing of its shard.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.policy import CompactionPolicy, due_shards
@@ -11,12 +13,15 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
+from lance_memwal.log.transactions import load_generation_maps
+from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.upkeep.reports import GcReport, ShardStats, TableStats
+from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.reports import GcReport, ShardInfo, ShardStats, TableStats
 
-__all__ = ["collect_stats"]
+__all__ = ["collect_stats", "newest_transactions", "shard_infos"]
 
 
 def collect_stats(
@@ -24,14 +29,13 @@ def collect_stats(
 ) -> TableStats:
     """The statistics of the table; `garbage` is a dry run of collection."""
     marks = compacted(base)
-    found = [_shard(location, shard_id, marks.get(shard_id, 0)) for shard_id in list_shards(location)]
     fragments = base.manifest.fragments()
     return TableStats(
         base_version=base.version,
         base_rows=int(base.dataset.count_rows()),
         base_fragments=len(fragments),
         base_bytes=sum(file.size_bytes for fragment in fragments for file in fragment.files),
-        shards=tuple(shard for shard in found if shard is not None),
+        shards=tuple(_shard(location, manifest, marks.get(manifest.shard_id, 0)) for manifest in _manifests(location)),
         compaction_due=tuple(due_shards(location, base, policy, clock)),
         collectable_objects=len(garbage.objects),
         collectable_bytes=garbage.size_bytes,
@@ -39,10 +43,46 @@ def collect_stats(
     )
 
 
-def _shard(location: Location, shard_id: str, mark: int) -> ShardStats | None:
-    manifest = ShardManifestStore(location, shard_id).read_latest()
-    if manifest is None:
-        return None
+def shard_infos(location: Location) -> list[ShardInfo]:
+    """Every shard as storage shows it."""
+    infos = []
+    for manifest in _manifests(location):
+        cursor = manifest.replay_after_wal_entry_position
+        positions = list_positions(location, manifest.shard_id)
+        infos.append(
+            ShardInfo(
+                manifest.shard_id,
+                manifest.writer_epoch,
+                manifest.status,
+                tuple(sstable.generation for sstable in manifest.sstables),
+                manifest.current_generation,
+                sum(position > cursor for position in positions),
+                sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables),
+            )
+        )
+    return infos
+
+
+def newest_transactions(location: Location, tag: str | None) -> dict[str, dict[str, int]]:
+    """Per shard the newest version of every application that wrote with a transaction; `tag`: of the table."""
+    found: dict[str, dict[str, int]] = {}
+    for manifest in _manifests(location):
+        positions = list_positions(location, manifest.shard_id)
+        known = read_transactions(location, manifest, positions, tag=tag)
+        known.merge(load_generation_maps(location, manifest))
+        found[manifest.shard_id] = {app: item.version for app, item in known.whole().items()}
+    return found
+
+
+def _manifests(location: Location) -> Iterator[ShardManifest]:
+    for shard_id in list_shards(location):
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        if manifest is not None:
+            yield manifest
+
+
+def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats:
+    shard_id = manifest.shard_id
     objects = location.store.list(paths.shard_dir(shard_id))
     cursor = manifest.replay_after_wal_entry_position
     log = {
