@@ -17,13 +17,13 @@ from lance.schema import LanceSchema
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.rows.key_encoding import (
     check_primary_key,
-    decode_composite,
     encode_composite,
     hash_is_exact,
     is_key_type,
     key_hashes,
     primary_key_columns,
 )
+from tests.kit.composite_keys import decode_composite
 
 KEY = "lance-schema:unenforced-primary-key"
 POSITION = KEY + ":position"

@@ -1,6 +1,7 @@
 """Rows in memory: what a table's columns are, how input becomes rows, and how rows are named, compared and chosen.
 
-`schema` says what the columns of a table are. `ingest` turns whatever a user hands over into batches, `adapt` makes rows
-from storage fit today's columns. `key_encoding` and `keys` name rows by their primary key. `filter` chooses rows by a
-condition, whose text `sql` reads. `sharding` says which shard a row belongs to. Nothing here knows storage.
+`schema` says what the columns of a table are. Input goes through `ingest`, which makes batches of whatever a user hands
+over, and `fit`, which makes them rows of the table, once. Rows from storage go through `adapt`, which makes them fit
+today's columns (`field_match`: one column). `key_encoding` and `keys` name rows by their primary key. `filter` chooses
+rows by a condition, whose text `sql` reads. `sharding` says which shard a row belongs to. Nothing here knows storage.
 """

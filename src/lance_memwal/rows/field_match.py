@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from lance_memwal.errors import UnsupportedFormatError
 from lance_memwal.rows.normal_form import nulls
-from lance_memwal.rows.schema import FIELD_ID, FieldId, is_another_column
+from lance_memwal.rows.schema import FIELD_ID, FieldId
 
 __all__ = ["Fit", "fit_of"]
 
@@ -78,7 +78,7 @@ def fit_of(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, **whe
 def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
     kind = wanted.type
     by_id = stored is not None and ids is not None and _id(stored) is not None
-    if stored is None or (by_id and is_another_column(stored.type, kind)):
+    if stored is None or (by_id and _is_another_column(stored.type, kind)):
         return Fit(kind, absent=True)
     if pa.types.is_struct(kind) and pa.types.is_struct(stored.type):
         return _fit_struct(stored, wanted, ids, name, where)
@@ -135,3 +135,25 @@ def _children(ids: FieldId | None, kind: pa.DataType) -> Sequence[FieldId]:
 def _id(field: pa.Field) -> int | None:
     text = (field.metadata or {}).get(FIELD_ID, b"")
     return int(text) if text.isdigit() else None
+
+
+def _is_another_column(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a stored column with the id of a table's column is another one all the same, which was dropped.
+
+    Lance gives a column that is cast a new id, but while no data file knows a dropped column, the next one that is added
+    gets its id. What may be another form of the same values (dictionaries, large offsets, nested types, of which a child may
+    have been dropped) is not told apart this way.
+    """
+    return _family(stored) != _family(wanted)
+
+
+def _family(kind: pa.DataType) -> pa.DataType | str:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _family(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    if pa.types.is_nested(kind):
+        return "nested"
+    if pa.types.is_large_string(kind) or pa.types.is_string(kind):
+        return "text"
+    return "bytes" if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) else kind

@@ -28,8 +28,6 @@ __all__ = [
     "TableSchema",
     "as_lance",
     "checked_columns",
-    "is_another_column",
-    "nullable_except",
     "tagged",
 ]
 
@@ -69,28 +67,6 @@ def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[st
     return names
 
 
-def is_another_column(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a stored column with the id of a table's column is another one all the same, which was dropped.
-
-    Lance gives a column that is cast a new id, but while no data file knows a dropped column, the next one that is added
-    gets its id. What may be another form of the same values (dictionaries, large offsets, nested types, of which a child may
-    have been dropped) is not told apart this way.
-    """
-    return _family(stored) != _family(wanted)
-
-
-def _family(kind: pa.DataType) -> pa.DataType | str:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _family(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _family(kind.value_type)
-    if pa.types.is_nested(kind):
-        return "nested"
-    if pa.types.is_large_string(kind) or pa.types.is_string(kind):
-        return "text"
-    return "bytes" if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) else kind
-
-
 @dataclass(frozen=True, slots=True)
 class FieldId:
     """The Lance id of a column and of its nested children."""
@@ -128,7 +104,7 @@ class TableSchema:
     key_classes: tuple[type, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        nullable = nullable_except(self.columns, self.primary_key)
+        nullable = pa.schema([column.with_nullable(column.name not in self.primary_key) for column in self.columns])
         memory = nullable.append(TOMBSTONE_FIELD)
         object.__setattr__(self, "nullable", nullable)
         object.__setattr__(self, "memory", memory)
@@ -179,11 +155,6 @@ def _python_class(key: pa.DataType) -> type:
     if pa.types.is_boolean(key):
         return bool
     return str if pa.types.is_string(key) or pa.types.is_large_string(key) else bytes
-
-
-def nullable_except(columns: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
-    """`columns` with every non-key column nullable, as rows beside tombstones must be."""
-    return pa.schema([column.with_nullable(column.name not in primary_key) for column in columns])
 
 
 def tagged(column: pa.Field, ids: FieldId) -> pa.Field:
