@@ -122,3 +122,36 @@ def test_no_test_module_imports_another() -> None:
             )
             if isinstance(node, ast.Import | ast.ImportFrom):
                 assert not [name for name in named if name.rpartition(".")[2].startswith("test_")], file
+
+
+OF_OTHERS = {"_take_rows", "_getframe", "_is_owned", "_replace"}  # of Lance and of Python: there is no public way
+
+
+def private_of_others(source: str) -> set[str]:
+    """Private attributes that `source` uses and does not define."""
+    tree = ast.parse(source)
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr.startswith("_")}
+    own = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    }
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {
+        node.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return {name for name in used - own - OF_OTHERS if not name.startswith("__")}
+
+
+def test_no_private_attribute_is_used_across_modules() -> None:
+    found = {
+        str(f): names
+        for f in PACKAGE.rglob("*.py")
+        if "_pb2" not in f.name and (names := private_of_others(f.read_text()))
+    }
+    assert found == {}
+    assert private_of_others("class A:\n    def f(self, other):\n        return self._x + other._x + other._y") == {
+        "_y"
+    }
