@@ -178,14 +178,6 @@ class WalEntry:
         """The entry as one of another table counts: its position is taken, and it says nothing."""
         return replace(self, writer_epoch=0, generation=None, batches=(), is_sentinel=False, footer=None)
 
-    def unflushed_generation(self, current_generation: int) -> int | None:
-        """The generation of rows that no SSTable holds, given the manifest's next one; None if there are none.
-
-        Rows of a lower generation are flushed, wherever the cursor stands. Those without a number are of the next one.
-        """
-        generation = current_generation if self.generation is None else self.generation
-        return generation if self.batches and generation >= current_generation else None
-
     @property
     def txn(self) -> Transaction | None:
         """The first transaction of the entry; most have none or one."""

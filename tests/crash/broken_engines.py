@@ -70,7 +70,7 @@ def replays_what_is_published(life: Life, pipe: Connection) -> None:
         return read(replace(opened, manifest=replace(opened.manifest, current_generation=1)))
 
     honest, flush.publish = flush.publish, publish
-    read, replay.unflushed = replay.unflushed, unflushed
+    read, replay.unflushed_of = replay.unflushed_of, unflushed
     live(life, pipe)
 
 

@@ -10,10 +10,13 @@ import lance
 import pyarrow as pa
 import pytest
 
+import lance_memwal as mw
 from lance_memwal import FencedError, ShardManifestStore, WalAppender, WalTailer
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.entry import encode_mark, encode_sentinel
 from lance_memwal.log.wal import list_positions
 from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
 from tests.kit.logs import (
     KEY,
     SCHEMA,
@@ -23,6 +26,7 @@ from tests.kit.logs import (
     manifests_at,
     open_shard,
     place,
+    put_entry,
     read_all,
     rows,
     story,
@@ -49,6 +53,32 @@ def peer_ids(writer: Any) -> list[int]:
 
 
 # ---------------------------------------------------------------------------------------- pylance reads what we wrote
+
+
+def test_an_entry_without_a_generation_is_of_the_newest_one_of_the_tail_for_everybody(tmp_path: Path) -> None:
+    """Lance 13 writes none. Of an older generation it would be lost to a read that finds that one compacted."""
+    uri = lance_table(tmp_path)
+    open_shard(place(tmp_path))
+    for position, (generation, name) in enumerate([("1", "first"), ("2", "second"), (None, "third")], 1):
+        put_entry(place(tmp_path), position, foreign_entry(uri, generation, name))
+    shown = mw.open_table(uri).scan(with_generation=True).to_table().to_pylist()
+    assert shown == [{"id": 7, "name": "third", "_memtable_gen": 2}]
+    with peer(uri) as theirs:
+        assert theirs.memtable_stats()["generation"] == 2
+        assert peer_rows(theirs) == [{"id": 7, "name": "third"}]
+
+
+def foreign_entry(uri: str, generation: str | None, name: str) -> bytes:
+    """An entry of epoch 1 as another implementation writes it."""
+    base = BaseTable.open(resolve(uri))
+    assert base is not None
+    schema = base.columns.wal.with_metadata(
+        {"writer_epoch": "1", **({} if generation is None else {"generation": generation})}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_batch(pa.record_batch([pa.array([7]), pa.array([name]), pa.array([False])], schema=schema))
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def test_pylance_opens_a_shard_that_we_claimed_and_replays_what_we_appended(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.spark.distributed import is_big, newest_base
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import pin_at, pin_table, rebuild
+from lance_memwal.spark.pin import pin_table, rebuild
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from tests.kit.tables import Interceptor
@@ -124,7 +126,9 @@ def test_a_table_that_is_made_anew_at_any_request_of_a_pin_is_pinned_whole(table
                 with ThreadPoolExecutor(1) as another:
                     another.submit(make_anew, table, 2 * at, 2 * at + 1).result()
 
-        pin = pin_at(resolve(table.uri, wrap=lambda store: Interceptor(store, seen)))  # type: ignore[arg-type,return-value]
+        base = BaseTable.open(resolve(table.uri, wrap=lambda store: Interceptor(store, seen)))
+        assert base is not None
+        pin = Reader(NewestBase(base)).pin()
         if calls < at:
             assert at > 5
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import lance
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from tests.kit.tables import watched_table
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -99,3 +102,45 @@ def test_a_version_that_lance_cleaned_up_is_no_new_table(tmp_path: Path) -> None
     lance.dataset(uri).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
     assert _shown(kept) == dict.fromkeys([2, 3, 4], "old")
     assert kept.base.version > before.version
+
+
+def test_a_filter_is_pruned_by_the_sharding_of_the_new_table(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    kept = mw.create_table(uri, SCHEMA, primary_key="id", sharding=mw.Bucket("id", 64))
+    with kept.writer(compaction=None) as writer:
+        writer.put({"id": [4], "v": ["old"]})
+    assert kept.scan(filter="id = 4").count_rows() == 1
+    shutil.rmtree(uri)
+    table = mw.create_table(uri, SCHEMA, primary_key="id", sharding=mw.Bucket("id", 3))
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [4], "v": ["new"]})
+    assert kept.scan(filter="id = 4").to_table()["v"].to_pylist() == ["new"]
+
+
+def test_a_table_that_is_made_anew_at_any_request_of_a_scan_is_read_whole(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+
+    def make(value: str, buckets: int) -> None:
+        shutil.rmtree(uri, ignore_errors=True)
+        table = mw.create_table(uri, SCHEMA, primary_key="id", sharding=mw.Bucket("id", buckets))
+        with table.writer(compaction=None, fsync=False) as writer:
+            writer.put({"id": [1, 2, 3], "v": [value] * 3})
+
+    for at in count(1):
+        make("old", 2)
+        calls = 0
+
+        def seen(name: str, path: str, at: int = at) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                with ThreadPoolExecutor(1) as another:
+                    another.submit(make, "new", 5).result()
+
+        table = watched_table(uri, seen)
+        calls = 0
+        shown = _shown(table)
+        if calls < at:
+            assert at > 5
+            return
+        assert shown in (dict.fromkeys([1, 2, 3], "old"), dict.fromkeys([1, 2, 3], "new")), f"made anew at request {at}"

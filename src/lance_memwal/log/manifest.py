@@ -98,6 +98,10 @@ class ShardManifestStore:
         names = self.location.store.list_names(self._directory)
         return sorted(v for v in map(paths.parse_manifest_name, names) if v is not None)
 
+    def is_newest(self, version: int) -> bool:
+        """Whether no version above this one is on storage."""
+        return self.list_versions()[-1:] == [version]
+
     def read_version(self, version: int) -> ShardManifest:
         """One version, validated; `ObjectNotFoundError` if it is not there."""
         path = paths.manifest_path(self.shard_id, version)
@@ -155,7 +159,7 @@ class ShardManifestStore:
             latest = self._read_newest(self._read_twice)
             claimed = self._next_claim(latest, spec_id)
             check_manifest_transition(latest, claimed)
-            if self._create(claimed, make_directory=True) is PutResult.CREATED and self._is_newest(claimed.version):
+            if self._create(claimed, make_directory=True) is PutResult.CREATED and self.is_newest(claimed.version):
                 self._write_hint(claimed.version)
                 _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
                 return claimed.writer_epoch, claimed
@@ -210,7 +214,7 @@ class ShardManifestStore:
             check(latest, updated)
             if updated.writer_epoch != latest.writer_epoch:
                 raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
-            if self._create(updated) is PutResult.CREATED and self._is_newest(updated.version):
+            if self._create(updated) is PutResult.CREATED and self.is_newest(updated.version):
                 self._write_hint(updated.version)
                 return updated
             newest = self.read_latest()  # an "exists" may be the answer to an attempt of ours that was lost
@@ -261,9 +265,6 @@ class ShardManifestStore:
             return self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)
         except (ObjectExistsError, DirectoryNotFoundError):
             return None
-
-    def _is_newest(self, version: int) -> bool:
-        return self.list_versions()[-1:] == [version]
 
     def _write_hint(self, version: int) -> None:
         try:

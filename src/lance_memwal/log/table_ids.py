@@ -14,7 +14,7 @@ from lance_memwal.lance.base import TAG_DIGITS, BaseTable, lance_errors, lance_o
 from lance_memwal.lance.details import TABLE_ID_KEY
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import list_positions, tags_of
+from lance_memwal.log.wal import list_positions, tags_of, tail_positions
 from lance_memwal.store.location import Location
 
 __all__ = ["for_writing", "new_table_id"]
@@ -27,8 +27,7 @@ def new_table_id(location: Location, clock: Clock = SYSTEM_CLOCK) -> str:
     tags = set()
     for shard_id in list_shards(location):
         manifest = ShardManifestStore(location, shard_id).read_latest()
-        cursor = 0 if manifest is None else manifest.replay_after_wal_entry_position
-        tail = [position for position in list_positions(location, shard_id) if position > cursor]
+        tail = list_positions(location, shard_id) if manifest is None else tail_positions(location, manifest)
         tags |= tags_of(location, shard_id, tail)
     if len(tags) > 1:
         raise InvalidInputError(

@@ -1,48 +1,109 @@
-"""The tail of a log: entries that no SSTable holds yet, and the generation number that the next one gets.
+"""The tail of a log: which of its entries no SSTable holds yet, when it was read whole, and the number of the next one.
 
-Owns `unflushed` and `LogRun`. Invariants:
+Owns `generation_of`, `settled` and `LogRun`; whoever reads a tail goes through them. Invariants:
 
 1. Entries of a generation below the manifest's `current_generation` are flushed already, wherever the cursor stands.
-2. A generation number never falls and never skips; it steps before the run would pass the memtable limits, since the
+   Entries without a number are of the newest generation of the tail, as for the peer: they came after it.
+2. A tail was read whole only if the manifest that it starts from is still the newest one afterwards: collection empties
+   slots, and a late put may fill them. A hole is damage once a second look at the same manifest shows it again.
+3. A generation number never falls and never skips; it steps before the run would pass the memtable limits, since the
    peer refuses a generation that passes its limits in several entries, and before its dictionaries would have more
    values than one file can hold.
-3. A tail that cannot be read is damage only as long as nobody has fenced us.
+4. A tail that a writer cannot read is damage only as long as nobody has fenced it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 import pyarrow as pa
 
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import CorruptDataError, FencedError
+from lance_memwal.errors import ConflictError, CorruptDataError, FencedError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import OpenedLog, read_run
 from lance_memwal.rows.dictionaries import Place, SmallDictionaries, small_dictionaries
-from lance_memwal.types import WalEntry
+from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["LogRun", "unflushed"]
+__all__ = ["LogRun", "generation_of", "settled", "unflushed", "unflushed_of"]
+
+T = TypeVar("T")
+_MAX_TRIES = 64
+_BACK_OFF = BackOff(0.005, 0.16)
 
 
-def unflushed(opened: OpenedLog) -> Iterator[WalEntry]:
-    """The entries with rows between the cursor and our sentinel that no SSTable holds yet, in order."""
-    log, current = opened.log, opened.manifest.current_generation
+def generation_of(entry: WalEntry, current: int, newest: int) -> int | None:
+    """The generation of an entry's rows; None if it has none, or if an SSTable holds them.
+
+    `current` is the manifest's `current_generation`, `newest` the highest of the tail up to here (at first `current`).
+    """
+    generation = newest if entry.generation is None else entry.generation
+    return generation if entry.batches and generation >= current else None
+
+
+def unflushed(entries: Iterable[WalEntry], current: int) -> Iterator[tuple[int, WalEntry]]:
+    """The entries of a tail, read from its cursor on, whose rows no SSTable holds, each with its generation."""
+    newest = current
+    for entry in entries:
+        generation = generation_of(entry, current, newest)
+        if generation is not None:
+            newest = max(newest, generation)
+            yield generation, entry
+
+
+def settled(
+    manifests: ShardManifestStore,
+    first: ShardManifest,
+    read: Callable[[ShardManifest], T],
+    clock: Clock = SYSTEM_CLOCK,
+    again: Callable[[], ShardManifest | None] | None = None,
+) -> T | None:
+    """What `read` makes of the log after the cursor of the newest manifest, which did not move meanwhile.
+
+    `first` is that manifest, `again` gives it after a lost attempt; None if it is gone then.
+    """
+    manifest, doubted = first, set[int]()
+    for attempt in range(_MAX_TRIES):
+        try:
+            found = read(manifest)
+        except CorruptDataError:  # collection may have passed here since the manifest was read
+            if manifest.version in doubted:
+                raise
+            doubted.add(manifest.version)
+        else:
+            if manifests.is_newest(manifest.version):
+                return found
+        _BACK_OFF.wait(clock, attempt)
+        newest = (again or manifests.read_latest)()
+        if newest is None:
+            return None
+        manifest = newest
+    raise ConflictError(f"shard {manifests.shard_id} changes faster than it can be read; retry")
+
+
+def unflushed_of(opened: OpenedLog) -> Iterator[tuple[int, WalEntry]]:
+    """`unflushed`, for the owner of a log: the entries between its cursor and our sentinel."""
+    log = opened.log
     try:
-        start, end, looked = opened.replay_start, opened.replay_end, opened.looked
-        for entry in read_run(log.location, log.shard_id, start, end, tag=log.table, looked=looked):
-            if entry.writer_epoch > log.epoch:
-                raise _fenced(log.epoch, entry.writer_epoch)
-            if entry.unflushed_generation(current) is not None:
-                yield entry
+        yield from unflushed(_of_our_epoch(opened), opened.manifest.current_generation)
     except CorruptDataError:
         # What we miss may have been flushed and collected by whoever fenced us meanwhile.
         latest = ShardManifestStore(log.location, log.shard_id).read_latest()
         if latest is not None and latest.writer_epoch > log.epoch:
             raise _fenced(log.epoch, latest.writer_epoch) from None
         raise
+
+
+def _of_our_epoch(opened: OpenedLog) -> Iterator[WalEntry]:
+    log, start, end = opened.log, opened.replay_start, opened.replay_end
+    for entry in read_run(log.location, log.shard_id, start, end, tag=log.table, looked=opened.looked):
+        if entry.writer_epoch > log.epoch:
+            raise _fenced(log.epoch, entry.writer_epoch)
+        yield entry
 
 
 def _fenced(our_epoch: int, current_epoch: int) -> FencedError:
@@ -66,18 +127,18 @@ class LogRun:
     def of_tail(cls, opened: OpenedLog) -> LogRun:
         """The run at the end of an opened log."""
         run = cls(opened.manifest.current_generation)
-        for entry in unflushed(opened):
-            run.follow(entry)
+        for generation, entry in unflushed_of(opened):
+            run.follow(generation, entry)
         return run
 
     def copy(self) -> LogRun:
         """The same run, to be counted on without changing this one."""
         return replace(self)
 
-    def follow(self, entry: WalEntry) -> None:
+    def follow(self, generation: int, entry: WalEntry) -> None:
         """Count an entry with rows that is in the log."""
-        if entry.generation is not None and entry.generation > self.generation:
-            self._begin(entry.generation)
+        if generation > self.generation:
+            self._begin(generation)
         self._count(entry.num_rows, len(entry.batches), entry.size_bytes)
         if entry.batches:
             self._hold(entry.batches, small_dictionaries(entry.batches[0].schema))

@@ -67,8 +67,10 @@ __all__ = [
     "own_end",
     "open_log",
     "read_run",
+    "read_tail",
     "read_transactions",
     "tags_of",
+    "tail_positions",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -101,6 +103,12 @@ def list_positions(location: Location, shard_id: str) -> list[int]:
     """Every WAL position on storage, ascending; stray names do not count."""
     names = location.store.list_names(paths.wal_dir(shard_id))
     return sorted(p for p in map(paths.parse_entry_name, names) if p is not None)
+
+
+def tail_positions(location: Location, manifest: ShardManifest) -> list[int]:
+    """The WAL positions on storage after the cursor, ascending."""
+    cursor = manifest.replay_after_wal_entry_position
+    return [position for position in list_positions(location, manifest.shard_id) if position > cursor]
 
 
 # ------------------------------------------------------------------------------------------------- the writing end
@@ -302,16 +310,14 @@ def _look_at_tail(manifests: ShardManifestStore, known: KnownColumns | None, tag
     `UnsupportedFormatError` if one is not understood. Damage and holes are left to whoever owns the log: only then is
     certain that nobody is at work here.
     """
-    location, shard_id = manifests.location, manifests.shard_id
+    shard_id = manifests.shard_id
     manifest = manifests.read_latest() if known is not None else None
     if known is None or manifest is None:
         return {}
-    start = manifest.replay_after_wal_entry_position + 1
-    end = max([start - 1, *list_positions(location, shard_id)[-1:]]) + 1
     looked: dict[int, WalEntry] = {}
     size_bytes = 0
     try:
-        for entry in read_run(location, shard_id, start, end, tag=tag):
+        for entry in read_tail(manifests.location, manifest, tag=tag):
             refuse_unknown(shard_id, entry, known.unknown_in(entry))
             size_bytes += entry.size_bytes
             if size_bytes <= _LOOKED_BYTES:
@@ -456,6 +462,16 @@ def read_run(
             raise CorruptDataError("WAL entry is missing inside the log", path=path, position=position)
         entry = decoder.decode(data, position, path=path)
         yield entry if entry.is_of(tag) else entry.as_mark()
+
+
+def read_tail(
+    location: Location, manifest: ShardManifest, end: int | None = None, *, tag: str | None
+) -> Iterator[WalEntry]:
+    """The entries after the cursor, in order: `read_run` up to `end`, or to the newest one on storage."""
+    start = manifest.replay_after_wal_entry_position + 1
+    if end is None:
+        end = max([start, *(position + 1 for position in tail_positions(location, manifest)[-1:])])
+    return read_run(location, manifest.shard_id, start, end, tag=tag)
 
 
 def _goes_on(location: Location, shard_id: str, position: int, end: int, tag: str | None) -> bool:

@@ -25,7 +25,7 @@ from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.memory_get import Undecided, get_from_memory
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
-from lance_memwal.read.snapshot import Consistency, Snapshot, SnapshotSource, with_restarts
+from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.schema import checked_columns
@@ -54,10 +54,14 @@ class Reader:
         in_memory: MemTables | None = None,
     ) -> Snapshot:
         """A snapshot of what a read with `filter` needs."""
-        candidates = candidate_shards(self._newest.known, filter)
+        candidates = partial(_of_filter, filter)
         return self._snapshots.capture(
             consistency=consistency, shards=shards, in_memory=in_memory, candidates=candidates
         )
+
+    def pin(self, filter: FilterLike | None = None, *, consistency: Consistency = "fresh") -> Pin:  # noqa: A002
+        """What a read with `filter` needs of storage, as a value that can travel."""
+        return self._snapshots.pin(consistency=consistency, candidates=partial(_of_filter, filter))
 
     def scan(
         self,
@@ -110,10 +114,11 @@ class Reader:
         base = self._newest.with_index()
         named = key_batch(keys, base.columns)
 
+        def of_keys(base: BaseTable) -> Collection[str] | None:
+            return shards_of_keys(_sharding(base), named, base.primary_key, partial(list_shards, base.location))
+
         def capture() -> Snapshot:
-            listed = partial(list_shards, base.location)
-            candidates = shards_of_keys(_sharding(base), named, base.primary_key, listed)
-            return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=candidates)
+            return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=of_keys)
 
         def read(snapshot: Snapshot) -> pa.Table:
             wanted = snapshot.schema.columns.names if columns is None else columns
@@ -129,7 +134,7 @@ class Reader:
         return self._snapshots.manifests(shard_id).read_latest()
 
 
-def candidate_shards(base: BaseTable, filter: FilterLike | None) -> set[str] | None:  # noqa: A002
+def _of_filter(filter: FilterLike | None, base: BaseTable) -> Collection[str] | None:  # noqa: A002
     """The shards in which rows can match, or None for all."""
     listed = partial(list_shards, base.location)
     return shards_of_filter(_sharding(base), filter, base.schema, base.primary_key, listed)

@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_flag, check_number
-from lance_memwal.errors import CollectedError, ObjectNotFoundError
 from lance_memwal.read.explain import explain
 from lance_memwal.read.merge import Merge, Projection
-from lance_memwal.read.snapshot import Snapshot, with_restarts
+from lance_memwal.read.snapshot import Snapshot, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.schema import checked_columns
 
@@ -93,10 +92,8 @@ class Scan:
         """The rows as a stream of batches."""
         if self._limit == 0:
             return
-        try:
+        with missing_is_collected("scan again"):
             yield from self._cut(with_restarts(self._capture, self._start, self._snapshot))
-        except ObjectNotFoundError as error:
-            raise CollectedError(f"collection removed what this scan needs; scan again ({error})") from None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.to_batches()

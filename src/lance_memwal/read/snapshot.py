@@ -1,65 +1,90 @@
-"""What one read sees: captured once, from the newest tier down.
+"""What one read sees: captured once, from the newest tier down; or pinned, as a small value, and rebuilt elsewhere.
 
-Owns `capture`. Data only ever moves down (memtable, SSTable, base table), so capturing memtables first, then manifests,
-then WAL tails from their cursors, then the base version may meet a row twice but never misses it. Invariants:
+Owns `SnapshotSource`, `Snapshot` and `Pin`. Data only ever moves down (memtable, SSTable, base table), so capturing
+memtables first, then manifests, then WAL tails from their cursors, then the base version may meet a row twice but never
+misses it. A pin names the same things (per shard the manifest and the end of its log, and the base version) and holds no
+row: it can be sent to other processes. Invariants:
 
 1. After the capture, whatever an older tier of it already holds is dropped: memtables and tail entries below the
    manifest's `current_generation`, and everything up to the generation that the captured base version has compacted.
 2. A writer in this process is used only if it writes this table and the newest manifest carries its epoch; otherwise its
    shard's WAL tail is read.
-3. A missing WAL position is the tip only if a listing shows nothing above it and the manifest has not moved meanwhile;
-   otherwise the shard is captured again, a bounded number of times. A hole is corruption once a second look at the same
-   manifest shows it again.
+3. The end of a log is its tip by the rule of `lance_memwal.log.tail`: nothing is missing below it, and the manifest did
+   not move meanwhile; otherwise the shard is captured again, a bounded number of times.
 4. Reading claims nothing, writes nothing and fences nobody.
 5. Rows in memory have the columns of the captured base version, matched by field id, whatever the columns were when
    they were written.
 6. A table without a MemWAL entry is not read: what lies in its shards may belong to rows that were overwritten.
 7. Rows that are missing because the base table was restored to before a compaction are an error, never an answer.
+8. Capture and pin are of one table: one that is made anew meanwhile is captured from the start, its shards and which of
+   them can hold matching rows included.
+9. What is rebuilt from a pin is equal everywhere. If collection removed a part of it, that is a `CollectedError`; if the
+   table was made anew, a `TableReplacedError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_names
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
-from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
+from lance_memwal.errors import (
+    CollectedError,
+    ConflictError,
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    TableReplacedError,
+    UnavailableError,
+)
 from lance_memwal.lance.base import BaseTable, NewestBase, no_index
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.shards import list_shards
+from lance_memwal.log.tail import settled, unflushed
 from lance_memwal.log.understood import KnownColumns, warn_unknown
-from lance_memwal.log.wal import list_positions, read_run
+from lance_memwal.log.wal import own_end, read_tail, tail_positions
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
 
 __all__ = [
+    "Candidates",
     "Consistency",
+    "Pin",
+    "PinnedShard",
     "ShardView",
     "Snapshot",
     "SnapshotSource",
-    "tail_memtables",
+    "missing_is_collected",
     "with_restarts",
 ]
 
 Consistency = Literal["fresh", "flushed"]
+Candidates: TypeAlias = Callable[[BaseTable], Collection[str] | None]
+"""The shards of a table that can hold matching rows; None: all of them."""
+
 T = TypeVar("T")
 _MAX_TRIES = 64
 _MAX_RESTARTS = 16
 _MAX_MISSING = 3
-_BACK_OFF = BackOff(0.01, 0.08)
 _PARALLEL_READS = 8
+
+
+def _all_shards(base: BaseTable) -> None:
+    """Every shard can hold matching rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +111,26 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedShard:
+    """One shard of a pin: its manifest, and the first position of the log that is not part of it."""
+
+    manifest: ShardManifest
+    tail_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Upper:
     """The tiers of one shard above the base table, before the base version is known."""
 
-    shard_id: str
     manifest: ShardManifest
     memory: tuple[InMemoryMemTableRef, ...]
-    from_tail: bool
+    from_tail: bool = False
+
+
+_Found = TypeVar("_Found", _Upper, PinnedShard)
+
+
+# ---------------------------------------------------------------------------------------------------------- capturing
 
 
 class SnapshotSource:
@@ -125,25 +163,48 @@ class SnapshotSource:
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
         in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
-        candidates: Collection[str] | None = None,
+        candidates: Candidates = _all_shards,
     ) -> Snapshot:
         """One snapshot. `shards` restricts what is read; `candidates` are the shards that can hold matching rows."""
         check_choice("consistency", consistency, ("fresh", "flushed"))
         if shards is not None:
             shards = [check_shard_id(shard_id) for shard_id in check_names("shards", shards)]
         given = _by_shard(in_memory)
-        known = list_shards(self.location)
-        wanted = known if shards is None else [s for s in known if s in shards]
-        if candidates is not None:
-            pruned = tuple(s for s in wanted if s not in candidates)
-            wanted = [s for s in wanted if s in candidates]
-        else:
-            pruned = ()
+
+        def read(before: BaseTable, wanted: list[str]) -> list[_Upper]:
+            captured = {s: _of_table(given.get(s) or self._live(s, consistency), before) for s in wanted}
+            return self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, before))
+
+        base, uppers, pruned = self._of_one_table(candidates, shards, read)
+        return _snapshot(base, uppers, pruned)
+
+    def pin(self, *, consistency: Consistency = "fresh", candidates: Candidates = _all_shards) -> Pin:
+        """What a snapshot of storage sees now, as a value; what only a writer of this process holds is not in it."""
+
+        def read(before: BaseTable, wanted: list[str]) -> list[PinnedShard]:
+            return self._each(wanted, lambda s: self._pin_shard(s, consistency, before.tag))
+
+        base, found, _ = self._of_one_table(candidates, None, read)
+        return Pin(base.table_id, base.version, base.columns, tuple(found))
+
+    def _of_one_table(
+        self,
+        candidates: Candidates,
+        shards: Collection[str] | None,
+        read: Callable[[BaseTable, list[str]], list[_Found]],
+    ) -> tuple[BaseTable, list[_Found], tuple[str, ...]]:
+        """What is found of each shard, the base version that was looked at after that, and the shards that were pruned."""
         for _ in range(_MAX_TRIES):
             before = self._base()
-            captured = {s: self._ours(given.get(s) or self._live(s, consistency), before) for s in wanted}
-            schema = before.columns
-            uppers = self._each(wanted, partial(self._capture_upper, captured, consistency, schema, before.tag))
+            possible = candidates(before)
+            known = [s for s in list_shards(self.location) if shards is None or s in shards]
+            wanted = known if possible is None else [s for s in known if s in possible]
+            try:
+                found = read(before, wanted)
+            except CorruptDataError:
+                if self._base().table_id == before.table_id:
+                    raise
+                continue  # entries of two tables do not fit together
             base = self._base()
             if base.table_id == before.table_id:
                 break
@@ -151,28 +212,17 @@ class SnapshotSource:
             raise ConflictError(
                 f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
             )
-        details, schema = base.details, base.columns
-        if details is None:
+        if base.details is None:
             raise no_index(self.location)
         marks = compacted(base)
-        for upper in uppers:
-            if upper is not None:
-                check_not_restored(base, upper.manifest, marks.get(upper.shard_id, 0))
-        views = tuple(_view(upper, marks.get(upper.shard_id, 0), schema) for upper in uppers if upper is not None)
-        return Snapshot(self.location, schema, base, views, pruned)
+        for shard in found:
+            check_not_restored(base, shard.manifest, marks.get(shard.manifest.shard_id, 0))
+        pruned = () if possible is None else tuple(s for s in known if s not in possible)
+        return base, found, pruned
 
-    def _ours(self, memtables: InMemoryMemTables | None, base: BaseTable) -> InMemoryMemTables | None:
-        return memtables if memtables is not None and memtables.is_of(base.table_id) else None
-
-    def _capture_upper(
-        self,
-        captured: Mapping[str, InMemoryMemTables | None],
-        consistency: Consistency,
-        schema: TableSchema,
-        tag: str | None,
-        shard_id: str,
-    ) -> _Upper | None:
-        return self._capture_shard(shard_id, captured[shard_id], consistency, schema, tag)
+    def _each(self, shards: list[str], read: Callable[[str], T | None]) -> list[T]:
+        found = in_order(read, shards, self.location.at_once(_PARALLEL_READS), "memwal-snapshot")
+        return [item for item in found if item is not None]
 
     def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:
         if consistency == "flushed":
@@ -180,73 +230,63 @@ class SnapshotSource:
         shard = live.find(self.location.key, shard_id)
         return None if shard is None else shard.capture()
 
-    def _each(self, shards: Sequence[str], read: Callable[[str], _Upper | None]) -> list[_Upper | None]:
-        return list(in_order(read, shards, self.location.at_once(_PARALLEL_READS), "memwal-snapshot"))
-
     def _capture_shard(
-        self,
-        shard_id: str,
-        memtables: InMemoryMemTables | None,
-        consistency: Consistency,
-        schema: TableSchema,
-        tag: str | None,
+        self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
     ) -> _Upper | None:
         manifests = self.manifests(shard_id)
-        doubted: set[int] = set()
-        for attempt in range(_MAX_TRIES):
-            manifest = manifests.read_latest()
-            if manifest is None:
-                return None
-            if consistency == "flushed":
-                return _Upper(shard_id, manifest, (), from_tail=False)
-            if memtables is not None and memtables.epoch == manifest.writer_epoch:
-                return _Upper(shard_id, manifest, memtables.ascending, from_tail=False)
-            memtables = None
-            try:
-                tail = self._read_tail(shard_id, manifest, schema, tag)
-            except CorruptDataError:  # collection may have passed here since the manifest was read
-                if manifest.version in doubted or attempt == _MAX_TRIES - 1:
-                    raise
-                doubted.add(manifest.version)
-            else:
-                newest = manifests.read_latest()
-                if newest is not None and _cursor(newest) == _cursor(manifest):
-                    return _Upper(shard_id, manifest, tail, from_tail=True)
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"shard {shard_id} changes faster than it can be read; retry")
+        manifest = manifests.read_latest()
+        if manifest is None or consistency == "flushed":
+            return None if manifest is None else _Upper(manifest, ())
+        if memtables is not None and memtables.epoch == manifest.writer_epoch:
+            return _Upper(manifest, memtables.ascending)
+        return settled(manifests, manifest, partial(_read_tail, self.location, base.columns, base.tag), self._clock)
 
-    def _read_tail(
-        self, shard_id: str, manifest: ShardManifest, schema: TableSchema, tag: str | None
-    ) -> tuple[InMemoryMemTableRef, ...]:
-        cursor = manifest.replay_after_wal_entry_position
-        above = [position for position in list_positions(self.location, shard_id) if position > cursor]
-        end = above[-1] + 1 if above else cursor + 1
-        entries = read_run(self.location, shard_id, cursor + 1, end, tag=tag)
-        return tail_memtables(self.location, entries, manifest, schema)
+    def _pin_shard(self, shard_id: str, consistency: Consistency, tag: str | None) -> PinnedShard | None:
+        manifests = self.manifests(shard_id)
+        manifest = manifests.read_latest()
+        if manifest is None or consistency == "flushed":
+            return None if manifest is None else PinnedShard(manifest, manifest.replay_after_wal_entry_position + 1)
+        return settled(manifests, manifest, partial(_find_end, self.location, tag), self._clock)
 
 
-def tail_memtables(
-    location: Location, entries: Iterable[WalEntry], manifest: ShardManifest, schema: TableSchema
+def _of_table(memtables: InMemoryMemTables | None, base: BaseTable) -> InMemoryMemTables | None:
+    return memtables if memtables is not None and memtables.is_of(base.table_id) else None
+
+
+def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> _Upper:
+    return _Upper(manifest, _tail_memtables(location, manifest, None, schema, tag), from_tail=True)
+
+
+def _find_end(location: Location, tag: str | None, manifest: ShardManifest) -> PinnedShard:
+    """The shard up to the tip of its log, by a listing alone; `CorruptDataError` if it has a hole."""
+    start, found = manifest.replay_after_wal_entry_position + 1, tail_positions(location, manifest)
+    if found != list(range(start, start + len(found))):  # what another table left above a hole does not count
+        found = own_end(location, manifest.shard_id, found, tag)
+    if found != list(range(start, start + len(found))):
+        raise CorruptDataError("WAL entry is missing inside the log", path=paths.wal_dir(manifest.shard_id))
+    return PinnedShard(manifest, start + len(found))
+
+
+def _tail_memtables(
+    location: Location, manifest: ShardManifest, end: int | None, schema: TableSchema, tag: str | None
 ) -> tuple[InMemoryMemTableRef, ...]:
-    """The unflushed rows of `entries` as memtables, one per generation; warns of what this version does not understand."""
+    """The unflushed rows of a tail as memtables, one per generation; warns of what this version does not understand."""
     adapter, known = RowAdapter(schema), KnownColumns(location, schema)
     tables: list[MemTable] = []
     unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
-    for entry in entries:
-        unknown += known.unknown_in(entry)
-        generation = entry.unflushed_generation(manifest.current_generation)
-        if generation is None:
-            continue
+
+    def looked_at() -> Iterator[WalEntry]:
+        for entry in read_tail(location, manifest, end, tag=tag):
+            unknown.extend(known.unknown_in(entry))
+            yield entry
+
+    for generation, entry in unflushed(looked_at(), manifest.current_generation):
         if not tables or tables[-1].generation != generation:
             tables.append(MemTable(schema, generation, 0, entry.position))
         for batch in entry.batches:
             tables[-1].append(*adapter.adapt(batch, position=entry.position))
     warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
     return tuple(table.capture() for table in tables)
-
-
-def _cursor(manifest: ShardManifest) -> int:
-    return manifest.replay_after_wal_entry_position
 
 
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
@@ -261,6 +301,13 @@ def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None)
     return {capture.shard_id: capture for capture in captures}
 
 
+def _snapshot(base: BaseTable, uppers: Iterable[_Upper], pruned: tuple[str, ...] = ()) -> Snapshot:
+    """The tiers of a table, each without what a lower one holds."""
+    marks = compacted(base)
+    views = tuple(_view(upper, marks.get(upper.manifest.shard_id, 0), base.columns) for upper in uppers)
+    return Snapshot(base.location, base.columns, base, views, pruned)
+
+
 def _view(upper: _Upper, compacted: int, schema: TableSchema) -> ShardView:
     """The shard without what a lower tier of the same snapshot holds already, in the columns of `schema`."""
     manifest = upper.manifest
@@ -269,9 +316,9 @@ def _view(upper: _Upper, compacted: int, schema: TableSchema) -> ShardView:
         for ref in upper.memory
         if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
     )
-    live_tables = tuple(sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation))
-    skipped = len(manifest.sstables) - len(live_tables)
-    return ShardView(upper.shard_id, manifest, memory, live_tables, upper.from_tail, skipped)
+    listed = tuple(sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation))
+    skipped = len(manifest.sstables) - len(listed)
+    return ShardView(manifest.shard_id, manifest, memory, listed, upper.from_tail, skipped)
 
 
 def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMemTableRef:
@@ -283,6 +330,66 @@ def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMem
     for batch in ref.batches:
         table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.wal)))
     return table.capture()
+
+
+# --------------------------------------------------------------------------------------------------------- rebuilding
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A snapshot of storage, by name: it can be pickled, and rebuilt wherever the table can be read."""
+
+    table_id: str | None
+    base_version: int
+    schema: TableSchema
+    shards: tuple[PinnedShard, ...]
+
+    def rebuild(self, location: Location) -> Snapshot:
+        """The snapshot that was pinned of the table at `location`."""
+        base = self._base(location)
+        with missing_is_collected("load again"):
+            uppers = [_Upper(shard.manifest, self._memory(base, shard), from_tail=True) for shard in self.shards]
+        self._base(location)  # entries of a table that was made anew meanwhile do not count, which hides what is gone
+        return _snapshot(base, uppers)
+
+    def _base(self, location: Location) -> BaseTable:
+        try:
+            base = BaseTable.open(location, version=self.base_version)
+        except (InvalidInputError, UnavailableError) as error:
+            base = BaseTable.open(location)
+            if base is not None and base.table_id == self.table_id:
+                if base.version > self.base_version:
+                    raise CollectedError(f"base version {self.base_version} was removed; load again") from error
+                raise
+        if base is None or base.table_id != self.table_id:
+            now = "was removed" if base is None else "is another one, which was made at the same place"
+            raise TableReplacedError(f"the table at {location.describe()} {now}: load again")
+        return base
+
+    def _memory(self, base: BaseTable, shard: PinnedShard) -> tuple[InMemoryMemTableRef, ...]:
+        manifest, location = shard.manifest, base.location
+        try:
+            return _tail_memtables(location, manifest, shard.tail_end, base.columns, base.tag)
+        except CorruptDataError as error:
+            newest = ShardManifestStore(location, manifest.shard_id).read_latest()
+            passed = 0 if newest is None else newest.replay_after_wal_entry_position
+            if error.position is None or error.position > passed:
+                raise
+            raise CollectedError(
+                f"collection removed a part of the log of shard {manifest.shard_id}; load again"
+            ) from error
+
+
+# --------------------------------------------------------------------------------------------------------- restarting
+
+
+@contextmanager
+def missing_is_collected(remedy: str) -> Iterator[None]:
+    """Something that a snapshot needs and that is gone means that collection passed it: `CollectedError`."""
+    try:
+        yield
+    except ObjectNotFoundError as error:
+        raise CollectedError(f"collection removed what this snapshot needs; {remedy} ({error})") from None
 
 
 def with_restarts(capture: Callable[[], Snapshot], read: Callable[[Snapshot], T], first: Snapshot | None = None) -> T:

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lance_memwal.read.merge import Merge, Projection
-from lance_memwal.read.snapshot import ShardView
+from lance_memwal.read.snapshot import Pin, ShardView, missing_is_collected
 from lance_memwal.rows.filter import RowFilter
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import Pin, rebuild, reported_as_collected
+from lance_memwal.spark.pin import rebuild
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 
 __all__ = ["TableReader"]
@@ -71,7 +71,7 @@ class TableReader(DataSourceReader):
         if part is None:  # Spark's own partition for a table without any
             return
         wanted = spark_arrow_schema(self._schema)
-        with reported_as_collected():
+        with missing_is_collected("load again"):
             for batch in self._batches(part):
                 yield to_spark_batch(batch, wanted)
 

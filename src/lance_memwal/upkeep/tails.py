@@ -19,7 +19,8 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import FencedError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import list_positions, read_run
+from lance_memwal.log.tail import unflushed
+from lance_memwal.log.wal import read_tail, tail_positions
 from lance_memwal.memtable import live
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -75,9 +76,9 @@ def _reason_to_skip(
     location: Location, manifest: ShardManifest, clock: Clock, *, idle_seconds: float, force: bool, tag: str | None
 ) -> str | None:
     """Why the shard is left alone; empty if its tail holds no row, None if it is to be flushed."""
-    shard_id, cursor = manifest.shard_id, manifest.replay_after_wal_entry_position
-    tail = [position for position in list_positions(location, shard_id) if position > cursor]
-    if not tail or not _has_rows(location, manifest, tail[-1], tag):
+    shard_id, tail = manifest.shard_id, tail_positions(location, manifest)
+    entries = read_tail(location, manifest, tail[-1] + 1, tag=tag) if tail else ()
+    if not any(unflushed(entries, manifest.current_generation)):
         return ""
     if manifest.status is ShardStatus.SEALED:
         return "the shard is sealed"
@@ -93,12 +94,6 @@ def _reason_to_skip(
     if age_seconds < idle_seconds:
         return f"its newest entry is {max(0.0, age_seconds):.0f} seconds old, less than {idle_seconds:g}"
     return None
-
-
-def _has_rows(location: Location, manifest: ShardManifest, last: int, tag: str | None) -> bool:
-    entries = read_run(location, manifest.shard_id, manifest.replay_after_wal_entry_position + 1, last + 1, tag=tag)
-    current = manifest.current_generation
-    return any(entry.unflushed_generation(current) is not None for entry in entries)
 
 
 def _flush(location: Location, shard_id: str, open_shard: ShardOpener) -> FlushedShard:

@@ -26,6 +26,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -46,10 +47,10 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, decode_entry, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
 from lance_memwal.log.table_ids import for_writing
-from lance_memwal.log.tail import LogRun
+from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, load_generation_maps
 from lance_memwal.log.understood import KnownColumns
-from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_transactions
+from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_tail, read_transactions
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing
@@ -296,33 +297,27 @@ class OnceAppender:
     def catch_up(self, claim: ShardClaim) -> ShardTail:
         """The shard as it is now: manifest, then every entry up to the tip by the reader's rule; nothing is announced."""
         store = self._store(claim.shard_id)
-        known = self._tails.get(claim.shard_id)
-        doubted: set[int] = set()
-        for attempt in range(_MAX_TRIES):
-            manifest = store.check_fenced(claim.epoch)
-            positions = list_positions(self.location, claim.shard_id)
-            tail = known
-            if tail is None or tail.manifest != manifest:
-                tail = self._restart(manifest, known, positions)
-            end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
-            try:
-                for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
-                    self._take(claim, tail, entry)
-            except CorruptDataError:  # collection may have passed here since the manifest was read
-                if manifest.version in doubted:
-                    raise
-                doubted.add(manifest.version)
-                known = None
-            else:
-                self._tails[claim.shard_id] = known = tail
-                if tail.announced is not None:
-                    position, sstable = tail.announced
-                    reach("once.before_help")
-                    self._commit(claim, sstable, position, announced=True)
-                elif store.list_versions()[-1:] == [manifest.version]:
-                    return tail
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"shard {claim.shard_id} changes faster than it can be read; retry")
+        newest = partial(store.check_fenced, claim.epoch)
+        tail = settled(store, newest(), partial(self._catch_up_to, claim), self._clock, newest)
+        if tail is None:
+            raise AssertionError("a shard that was claimed has a manifest")
+        return tail
+
+    def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest) -> ShardTail:
+        """What is known of the shard and every entry that came since; a generation that is announced is published."""
+        known = tail = self._tails.pop(claim.shard_id, None)  # what cannot be read now is read from its cursor on
+        positions = list_positions(self.location, claim.shard_id)
+        if tail is None or tail.manifest != manifest:
+            tail = self._restart(manifest, known, positions)
+        end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
+        for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
+            self._take(claim, tail, entry)
+        self._tails[claim.shard_id] = tail
+        if tail.announced is not None:
+            position, sstable = tail.announced
+            reach("once.before_help")
+            self._commit(claim, sstable, position, announced=True)
+        return tail
 
     def _restart(self, manifest: ShardManifest, known: ShardTail | None, positions: list[int]) -> ShardTail:
         """A tail that begins at the cursor of `manifest`, with every transaction that is known so far."""
@@ -347,9 +342,10 @@ class OnceAppender:
         tail.last_position = entry.position
         if entry.footer is not None:
             self._take_footer(claim, tail, entry, entry.footer)
-        if entry.unflushed_generation(tail.manifest.current_generation) is None:
+        generation = generation_of(entry, tail.manifest.current_generation, tail.run.generation)
+        if generation is None:
             return
-        tail.run.follow(entry)
+        tail.run.follow(generation, entry)
         tail.entries += 1
         tail.size_bytes += entry.size_bytes
 
@@ -398,8 +394,8 @@ class OnceAppender:
         adapter, memory = RowAdapter(self.schema), self.schema.memory
         current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
         batches: list[pa.RecordBatch] = []
-        for entry in read_run(self.location, claim.shard_id, covered + 1, tail.last_position + 1, tag=self._watch.tag):
-            generation = entry.unflushed_generation(current)
+        for entry in read_tail(self.location, manifest, tail.last_position + 1, tag=self._watch.tag):
+            generation = generation_of(entry, current, current)
             if generation is not None and generation > current:
                 break
             covered = entry.position

@@ -2,13 +2,13 @@
 
 Owns replay. Invariants:
 
-1. Entries are read from the cursor of the manifest to our sentinel, in order; a missing position is an error.
-2. Entries of a generation below the manifest's `current_generation` are flushed already and are skipped.
-3. A memtable ends only where the generation number of the entries changes; it is flushed at once, so that memory holds
+1. Entries are read from the cursor of the manifest to our sentinel, in order; a missing position is an error. Which of
+   them count is `lance_memwal.log.tail`'s to say.
+2. A memtable ends only where the generation number of the entries changes; it is flushed at once, so that memory holds
    one generation at a time. A generation that passes `max_unflushed_memtable_bytes` (its writer had more memory) is
    streamed into its SSTable and published whole.
-4. Replayed rows are durable: they are not appended again, and readers see them.
-5. An entry of a higher epoch means that we were fenced while opening.
+3. Replayed rows are durable: they are not appended again, and readers see them.
+4. An entry of a higher epoch means that we were fenced while opening.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.tail import unflushed
+from lance_memwal.log.tail import unflushed_of
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter, with_flags
@@ -119,8 +119,7 @@ class _Tail:
 
     def _read(self, shard_id: str, newest: int) -> Iterator[_Item]:
         empty = True
-        for entry in unflushed(self._opened):
-            generation = newest if entry.generation is None else entry.generation
+        for generation, entry in unflushed_of(self._opened):
             if generation != newest and (generation != newest + 1 or empty):
                 raise CorruptDataError(
                     f"generation {generation} follows generation {newest}; generations never fall and never skip",
