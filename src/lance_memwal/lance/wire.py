@@ -1,7 +1,7 @@
 """Protobuf wire format, only as much as surgery on Lance manifests needs.
 
 Owns parsing a message into its fields in file order and joining them again. A generated class would put unknown fields
-behind the known ones and re-spell defaults; here a message that is not touched keeps its bytes, and one that is touched
+after the known ones and re-spell defaults; here a message that is not touched keeps its bytes, and one that is touched
 keeps everything that we do not know. Invariants:
 
 1. `join(parse(data)) == data` for every message in canonical varint spelling.

@@ -22,7 +22,7 @@ _BODY_LENGTH_SLOT: Final = 3  # Message { version, header type, header, bodyLeng
 
 
 def end_of_stream(data: bytes) -> int | None:
-    """The offset behind the end-of-stream marker; None if the frames do not lead there."""
+    """The offset after the end-of-stream marker; None if the frames do not lead there."""
     at = 0
     while at + _FRAME.size <= len(data):
         marker, length = _FRAME.unpack_from(data, at)

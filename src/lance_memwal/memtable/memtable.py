@@ -136,7 +136,7 @@ class MemTable:
         indexes: Sequence[MemIndex] = (),
         on_search: Callable[[], None] | None = None,
     ) -> None:
-        """`first_batch` is the writer-wide number of its first batch; `covered_position` the WAL position behind it.
+        """`first_batch` is the writer-wide number of its first batch; `covered_position` the newest WAL position that it covers.
 
         `meter` is told how the indexes grow, until `detach`; `on_search` is called when a search would gain by a graph.
         """
@@ -189,7 +189,7 @@ class MemTable:
 
     @property
     def end_batch(self) -> int:
-        """The writer-wide number behind its last batch."""
+        """The writer-wide number after its last batch."""
         return self.first_batch + len(self._log)
 
     def append(self, batch: pa.RecordBatch, tombstone: pa.BooleanArray | None, size_bytes: int | None = None) -> None:
@@ -205,7 +205,7 @@ class MemTable:
         return self._values is None or self._values.too_small_for(batches) is None
 
     def truncate(self, num_batches: int) -> None:
-        """Forget what was appended behind the first `num_batches` batches; no capture may hold it."""
+        """Forget what was appended after the first `num_batches` batches; no capture may hold it."""
         del self._log[num_batches:]
 
     def detach(self) -> None:

@@ -133,7 +133,7 @@ class Task:
         if self.cancelled:
             lane.pool.forget(self)
         elif self._again or delay == 0:
-            self.poke()  # behind the others
+            self.poke()  # after the others
         elif delay is not None:
             lane.again(self, delay)
 

@@ -75,7 +75,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where a new query begins: at the earliest entry that is there, or behind the newest."""
+        """Where a new query begins: at the earliest entry that is there, or after the newest."""
         location = self._location()
         latest = self._options.starting_position == "latest"
         tailers = {shard_id: WalTailer(location, shard_id) for shard_id in list_shards(location)}

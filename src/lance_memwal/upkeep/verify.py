@@ -13,7 +13,7 @@ V-7  Every generation between the compacted one and `current_generation` is list
 V-8  Every SSTable that readers need is whole: dataset, one fragment, its rows, filter, and a sidecar with exactly its
      keys.
 V-9  Nothing is marked as compacted that was not published.
-V-10 The cursor is not behind the entries of published generations (where only this implementation wrote).
+V-10 The entries of published generations are at or below the cursor (where only this implementation wrote).
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
 V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
 """
@@ -309,7 +309,7 @@ class _Inspection:
             path = paths.wal_entry_path(self._shard_id, info.position)
             if generation < manifest.current_generation:
                 if ours:
-                    what = f"generation {generation} is published, but the cursor is behind this entry of it"
+                    what = f"generation {generation} is published, but this entry of it is after the cursor"
                     self._found.add("V-10", path, what, "reopen the shard with a writer and close it", info.position)
                 continue
             allowed = (expected, expected + 1) if seen_any else (expected,)

@@ -185,7 +185,7 @@ class HnswMemIndex(PendingColumn):
             return self._blocks
 
     def _seal(self) -> None:
-        """Make one immovable block of the rows behind the sealed ones, if they are enough."""
+        """Make one immovable block of the rows after the sealed ones, if they are enough."""
         self._settle()
         with self._state:
             movable = [block for block in self._blocks if block.start >= self._sealed_rows]
