@@ -119,14 +119,14 @@ class TableWriter:
         acks = self._each(self._route(data, missing), lambda writer, rows: writer.put_nowait(rows))
         return TableAck(list(acks.values()))
 
-    def _route(self, data: Any, missing: Missing | None) -> dict[str, Fitted]:
+    def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
         fill = fills_missing(missing, self._schema)
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitter = self._fitter
-            fitted = [fitter.fit(batch, fill=fill) for batch in batches]
-        return {shard_id: Fitted(rows, fitter.schema) for shard_id, rows in self._split(fitted).items()}
+            fitted = Fitted([self._fitter.fit(batch, fill) for batch in batches], self._schema)
+        routed = self._split(fitted)
+        return {shard_id: rows if rows is fitted else Fitted(rows, fitted.schema) for shard_id, rows in routed.items()}
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:

@@ -81,7 +81,7 @@ class Fitter:
         """Every batch as `fit` makes it; those that were fitted to the same columns before as they are."""
         if type(batches) is Fitted and (batches.schema is self._equal or self._is_equal(batches.schema)):
             return batches
-        return [self.fit(batch, fill=fill) for batch in batches]
+        return [self.fit(batch, fill) for batch in batches]
 
     def _is_equal(self, schema: TableSchema) -> bool:
         """Whether these are the same columns; remembered, since the same object comes with every put."""
@@ -90,28 +90,14 @@ class Fitter:
         self._equal = schema
         return True
 
-    def fit(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
+    def fit(
+        self, batch: pa.RecordBatch, fill: bool | None = None, flags: pa.BooleanArray | None = None
+    ) -> pa.RecordBatch:
         """`batch` with exactly the table's columns, or `InvalidInputError` naming the column that does not fit.
 
-        With `fill` columns that it leaves out are null; without they are refused. None: as the table has it.
+        With `fill` columns that it leaves out are null; without they are refused. None: as the table has it. `flags` say
+        which rows are tombstones; None: none is.
         """
-        return self._fit(batch, fill, None)
-
-    def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
-        """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
-        at = batch.schema.get_field_index(TOMBSTONE)
-        if at < 0:
-            return self._fit(batch, fill, None).append_column(TOMBSTONE_FIELD, self._live[batch.num_rows])
-        flags = batch.column(at)
-        if not pa.types.is_boolean(flags.type) or flags.null_count:
-            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
-        dead = flags.true_count
-        if dead and self.schema.field_ids is not None and not self.schema.primary_key:
-            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
-        rows = self._fit(batch.remove_column(at), dead == len(flags) or fill, flags if dead else None)
-        return rows.append_column(TOMBSTONE_FIELD, flags)
-
-    def _fit(self, batch: pa.RecordBatch, fill: bool | None, flags: pa.BooleanArray | None) -> pa.RecordBatch:
         validate_rows(batch)
         schema, met = batch.schema, self._met
         if not schema.equals(met.schema):
@@ -129,6 +115,20 @@ class Fitter:
             if batch.column(index).null_count:
                 self._check_nulls(batch.column(index), self.schema.columns.field(index).name, flags)
         return batch
+
+    def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
+        """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
+        at = batch.schema.get_field_index(TOMBSTONE)
+        if at < 0:
+            return self.fit(batch, fill).append_column(TOMBSTONE_FIELD, self._live[batch.num_rows])
+        flags = batch.column(at)
+        if not pa.types.is_boolean(flags.type) or flags.null_count:
+            raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
+        dead = flags.true_count
+        if dead and self.schema.field_ids is not None and not self.schema.primary_key:
+            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
+        rows = self.fit(batch.remove_column(at), dead == len(flags) or fill, flags if dead else None)
+        return rows.append_column(TOMBSTONE_FIELD, flags)
 
     def _check_nulls(self, column: pa.Array, name: str, flags: pa.BooleanArray | None) -> None:
         """Return only if the column is null in tombstones alone, and is no part of the key."""
