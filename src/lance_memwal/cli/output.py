@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 from rich import box
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -225,31 +225,21 @@ def _natural(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
 
 def _grid(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
     """One line per row; the widest columns are cut where the terminal is too narrow."""
-    widths = _fit(_natural(names, cells), _OUT.width - _GAP * (len(names) - 1))
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
-    for name, width, number in zip(names, widths, numbers, strict=True):
-        grid.add_column(Text(_cut(name, width)), width=width, no_wrap=True, justify="right" if number else "left")
+    for name, number in zip(names, numbers, strict=True):
+        grid.add_column(_line(name), justify="right" if number else "left")
     for row in cells:
-        grid.add_row(*(Text(_cut(cell, width)) for cell, width in zip(row, widths, strict=True)))
+        grid.add_row(*map(_line, row))
     _OUT.print(grid)
+
+
+def _line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _all_numbers(values: Iterable[Any]) -> bool:
     kinds = {type(value) for value in values} - {type(None)}
     return bool(kinds) and kinds <= {int, float}
-
-
-def _fit(natural: Sequence[int], room: int) -> list[int]:
-    """The natural widths, the largest ones cut alike until all fit the room."""
-    widths, left = list(natural), len(natural)
-    for i in sorted(range(len(natural)), key=natural.__getitem__):
-        widths[i] = min(natural[i], max(room // left, 1))
-        room, left = room - widths[i], left - 1
-    return widths
-
-
-def _cut(text: str, width: int) -> str:
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
 
 
 def note(text: str) -> None:
