@@ -20,7 +20,7 @@ import pyarrow as pa
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import parse_fragment
-from lance_memwal.rows.keys import KeySet, key_array
+from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.sql import in_list
 
 __all__ = ["is_key_indexed", "replaced_rows"]
@@ -115,7 +115,7 @@ def _parts(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> It
 
 
 def _by_fragment(batch: pa.RecordBatch, names: list[str], keys: KeySet) -> Iterator[_Part]:
-    goes = keys.contains(key_array([batch.column(name) for name in names]))
+    goes = keys.of_rows(batch, names)
     addresses: npt.NDArray[Any] = batch.column(_ROW_ADDRESS).to_numpy()
     numbers = addresses >> _OFFSET_BITS
     if numbers[0] == numbers[-1]:  # rows come in order

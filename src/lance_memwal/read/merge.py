@@ -237,7 +237,7 @@ class Merge:
                 if batch.num_rows == 0:
                     continue
                 if keys is not None:
-                    gone = keys.contains(key_array([batch.column(name) for name in names]))
+                    gone = keys.of_rows(batch, names)
                     if gone.all():
                         continue
                     if gone.any():

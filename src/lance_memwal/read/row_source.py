@@ -28,7 +28,7 @@ from lance_memwal.memtable.scan import matching_rows, narrowed
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.merge import Merge, not_in, tombstone_flags
 from lance_memwal.rows.filter import RowFilter, pushdown
-from lance_memwal.rows.keys import KeySet, key_array, one_array
+from lance_memwal.rows.keys import KeySet, one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
 
@@ -206,7 +206,7 @@ class FragmentSource:
         self.row_ids = one_array(rows.column("_rowid")).to_numpy()
         self.num_rows = len(self.addresses)
         hidden: KeySet | None = merge.fresh_keys
-        self._gone = hidden.contains(key_array([rows.column(k) for k in keys])) if hidden is not None else None
+        self._gone = hidden.of_rows(rows, keys) if hidden is not None else None
 
     @cached_property
     def live(self) -> Mask:

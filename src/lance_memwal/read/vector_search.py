@@ -27,7 +27,7 @@ from lance_memwal.process.cache import CACHE
 from lance_memwal.read.merge import Merge, not_in, tombstone_flags
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
 from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
-from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
@@ -238,7 +238,7 @@ def nearest_in_base(
         rows = _ask_lance(merge, shared.told, column, query, fetch, metric, wanted, nprobes, refine_factor, use_index)
         live = np.ones(rows.num_rows, dtype=bool)
         if merge.fresh_keys is not None and rows.num_rows:
-            live = ~merge.fresh_keys.contains(key_array([rows.column(name) for name in keys]))
+            live = ~merge.fresh_keys.of_rows(rows, keys)
         if live.sum() >= min(k, total):
             break
         if rows.num_rows < fetch or fetch >= total:
@@ -270,7 +270,7 @@ def _stream_base(merge: Merge, column: str, query: npt.NDArray[np.float64], k: i
             rows = shared.finish(pa.Table.from_batches([batch]))
             alive = np.ones(rows.num_rows, dtype=bool)
             if merge.fresh_keys is not None and rows.num_rows:
-                alive = ~merge.fresh_keys.contains(key_array([rows.column(name) for name in keys]))
+                alive = ~merge.fresh_keys.of_rows(rows, keys)
             row_ids = one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64)
             best = _better(best, rows.column(column), row_ids, alive, query, k, metric)
     return best

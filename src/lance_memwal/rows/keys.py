@@ -164,6 +164,10 @@ class KeySet:
         at[at == len(self._numbers)] = 0
         return np.asarray(self._numbers[at] == numbers)
 
+    def of_rows(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Per row: whether its key, which is in these columns, is in the set."""
+        return self.contains(key_array([rows.column(name) for name in key]))
+
     def _ask_bytes(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
         if len(keys) * _SMALL_SHARE < self.size and not keys.null_count:
             if self._hashed is None:

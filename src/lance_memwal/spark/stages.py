@@ -197,7 +197,7 @@ def delete_superseded(job: Job, argument: str) -> str:
 
 
 def _hits(batch: pa.RecordBatch, names: Sequence[str], keys: KeySet) -> Any:
-    hit = keys.contains(key_array([batch.column(name) for name in names]))
+    hit = keys.of_rows(batch, names)
     return batch.column("_rowaddr").to_numpy()[hit] & _OFFSET
 
 
