@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.fit import Fitted, Fitter, validate_rows
 from lance_memwal.rows.schema import TableSchema
 
@@ -98,3 +99,8 @@ def test_threads_that_share_a_fitter_get_the_rows_that_they_gave() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("rows", [batch(_tombstone=[True, None, False]), pa.table({"_tombstone": [True, None, False]})])
+def test_a_flag_that_is_null_says_that_the_row_is_no_tombstone(rows: pa.Table | pa.RecordBatch) -> None:
+    assert tombstone_flags(rows).tolist() == [True, False, False]

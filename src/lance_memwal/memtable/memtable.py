@@ -30,6 +30,7 @@ from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
 from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.dictionaries import SmallDictionaries
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
@@ -451,7 +452,7 @@ class InMemoryMemTableRef:
     def live(self) -> pa.Table:
         """The rows that a reader of this memtable alone would see: newest per key, no tombstones, table columns."""
         table, mask = self.table(), self.newest_mask()
-        tombstones = one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False)
+        tombstones = tombstone_flags(table)
         mask &= ~tombstones
         columns = table.drop_columns([TOMBSTONE])
         return columns if mask.all() else columns.filter(pa.array(mask))

@@ -21,6 +21,7 @@ from lance_memwal.memtable.memtable import key_values
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.merge import ShardMerge
 from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import checked_columns
@@ -106,7 +107,7 @@ def _from_sstables(
 
 
 def _living(rows: pa.Table) -> pa.Table:
-    flags = rows.column(TOMBSTONE).to_numpy()
+    flags = tombstone_flags(rows)
     live = rows.drop_columns([TOMBSTONE])
     return live.filter(pa.array(~flags)) if flags.any() else live
 

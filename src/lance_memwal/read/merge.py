@@ -25,10 +25,10 @@ from lance_memwal.memtable.scan import matching_rows, narrowed, winners
 from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable
 from lance_memwal.read.fresh import FreshIndex, fresh_index
 from lance_memwal.read.snapshot import ShardView, Snapshot
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import RowFilter, pushdown
-from lance_memwal.rows.keys import KeySet, concat_keys, key_array, one_array
+from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 from lance_memwal.sstable.read import SsTableReader, keeps_rows, open_sstable
-from lance_memwal.types import TOMBSTONE
 
 __all__ = [
     "GENERATION",
@@ -37,7 +37,6 @@ __all__ = [
     "Projection",
     "ShardMerge",
     "not_in",
-    "tombstone_flags",
 ]
 
 ROW_ADDRESS = "_rowaddr"
@@ -278,11 +277,6 @@ class Merge:
         """Rows per batch that make about one megabyte."""
         width = sum(_width(self.snapshot.schema.columns.field(name).type) for name in self.projection.columns)
         return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
-
-
-def tombstone_flags(table: pa.Table) -> npt.NDArray[np.bool_]:
-    """Per row: whether it is a tombstone."""
-    return np.asarray(one_array(table.column(TOMBSTONE)).to_numpy(zero_copy_only=False))
 
 
 def not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -26,7 +26,8 @@ from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.memtable.scan import matching_rows, narrowed
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.merge import Merge, not_in, tombstone_flags
+from lance_memwal.read.merge import Merge, not_in
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, one_array
 from lance_memwal.rows.schema import TableSchema
@@ -150,7 +151,7 @@ class LargeSsTableSource:
     def _frame(self) -> tuple[npt.NDArray[np.int64], Mask]:
         parts = list(self.reader.batches(self.schema, [], None, _LARGE_BATCH_ROWS))
         offsets = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
-        flags = np.concatenate([tombstone_flags(pa.Table.from_batches([b])) for b, _ in parts] or [np.empty(0, bool)])
+        flags = np.concatenate([tombstone_flags(b) for b, _ in parts] or [np.empty(0, bool)])
         return offsets, not_in(offsets, self.hidden) & ~flags
 
     @property

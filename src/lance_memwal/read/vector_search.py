@@ -24,8 +24,9 @@ from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
 from lance_memwal.memtable.index.vectors import Nearest, nearest_in_block
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.merge import Merge, not_in, tombstone_flags
+from lance_memwal.read.merge import Merge, not_in
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows

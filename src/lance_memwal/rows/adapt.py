@@ -13,15 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.field_match import Fit, fit_of
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import normal, nulls
 from lance_memwal.rows.schema import FIELD_ID, TableSchema
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["RowAdapter", "with_flags"]
+__all__ = ["RowAdapter", "tombstone_flags", "with_flags"]
 
 
 class RowAdapter:
@@ -100,3 +103,9 @@ def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema)
     """The adapted `batch` with its tombstone flags as the last column; `memory` is the schema of the result."""
     dead = pa.repeat(False, batch.num_rows) if flags is None else flags
     return pa.RecordBatch.from_arrays([*batch.columns, dead], schema=memory)
+
+
+def tombstone_flags(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Per row, which has its flag: whether it is a tombstone. A null says no."""
+    flags = one_array(rows.column(TOMBSTONE))
+    return np.asarray((flags.fill_null(False) if flags.null_count else flags).to_numpy(zero_copy_only=False))

@@ -24,6 +24,7 @@ import pyarrow as pa
 from lance_memwal.clock import in_order
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_options, lance_reading
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.field_match import fit_of
 from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows, nulls
@@ -131,7 +132,7 @@ class Generation:
         with lance_reading(self._location, self._action, directory):
             for batch in self._stored_batches(stored):
                 if batch.num_rows:
-                    yield self._conform(batch, wanted, names, known), _flags(batch)
+                    yield self._conform(batch, wanted, names, known), tombstone_flags(batch)
 
     def _columns(self) -> Mapping[str, FieldId]:
         """The columns of the generation, with the ids of all fields."""
@@ -292,8 +293,3 @@ def _one_mask(parts: Sequence[_Mask]) -> _Mask:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.bool_)
-
-
-def _flags(batch: pa.RecordBatch) -> _Mask:
-    flags = batch.column(TOMBSTONE)
-    return np.asarray((flags.fill_null(False) if flags.null_count else flags).to_numpy(zero_copy_only=False))
