@@ -18,9 +18,10 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
-from lance_memwal.memtable.scan import MemTableScanner
+from lance_memwal.read.memory_scan import MemTableScanner
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
@@ -82,7 +83,8 @@ class ShardWriter(ShardEngine):
 
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
-        return MemTableScanner(self.in_memory_memtable_refs(), self._target.schema)
+        target = self._target
+        return MemTableScanner(Snapshot.of_memory(target.location, target.schema, self.in_memory_memtable_refs()))
 
     def lsm_scan(
         self,

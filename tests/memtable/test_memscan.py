@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from lance_memwal import InvalidInputError
 from lance_memwal.memtable.memtable import InMemoryMemTables, MemTable
-from lance_memwal.memtable.scan import MemTableScanner, newest_of
+from lance_memwal.read.memory import winners
+from lance_memwal.read.memory_scan import MemTableScanner
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store.location import resolve
 
 PK = {b"lance-schema:unenforced-primary-key": b"true"}
 COLUMNS = pa.schema(
@@ -40,7 +43,7 @@ def memtables(generations: Sequence[Sequence[Write]], schema: TableSchema = KEYE
 
 
 def scan(generations: Sequence[Sequence[Write]], schema: TableSchema = KEYED) -> MemTableScanner:
-    return MemTableScanner(memtables(generations, schema), schema)
+    return MemTableScanner(Snapshot.of_memory(resolve("nowhere"), schema, memtables(generations, schema)))
 
 
 def pairs(table: pa.Table) -> dict[int, str]:
@@ -137,5 +140,5 @@ def test_scans_agree_with_a_dict(generations: list[list[Write]]) -> None:
     live = {key: value for key, value in model.items() if value is not None}
     assert pairs(scan(generations).to_table()) == live
     assert pairs(scan(generations).filter("v = 'x'").to_table()) == {k: v for k, v in live.items() if v == "x"}
-    newest = newest_of(memtables(generations).ascending, KEYED)
-    assert sorted(newest.column("id").to_pylist()) == sorted(model)
+    newest = [ref.table().filter(pa.array(mask)) for ref, mask in winners(memtables(generations).ascending)]
+    assert sorted(key for table in newest for key in table.column("id").to_pylist()) == sorted(model)

@@ -45,3 +45,26 @@ def test_a_blob_of_the_newer_layout_is_named_and_the_other_columns_can_be_read(t
             read()
     assert table.get(1, columns=["id", "n"]) == {"id": 1, "n": "a"}
     assert table.scan(columns=["n"]).to_table().num_rows == table.count_rows() == 3
+
+
+def test_a_search_gives_the_bytes_of_a_blob_too(tmp_path: Path) -> None:
+    uri, vectors = str(tmp_path / "t"), pa.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]], pa.list_(pa.float32(), 2))
+    schema = pa.schema([ID, FIRST, ("n", pa.string()), ("vec", vectors.type)])
+    images = pa.array(IMAGES, pa.large_binary())
+    rows = pa.table([pa.array([1, 2, 3]), images, pa.array(["a b", "b", "c b"]), vectors], schema=schema)
+    lance.write_dataset(rows, uri, data_storage_version="2.0")
+    lance.dataset(uri).initialize_mem_wal(unsharded=True)
+    table = mw.open_table(uri)
+    near = table.search(vector=[3.0, 0.0]).to_pylist()
+    assert [(row["id"], row["image"]) for row in near] == [(3, IMAGES[2]), (2, IMAGES[1]), (1, IMAGES[0])]
+    told = table.search(text="b", column="n").to_pylist()
+    assert {row["id"]: row["image"] for row in told} == dict(enumerate(IMAGES, 1))
+    both = table.search(vector=[3.0, 0.0], text="c", column="n", k=1).to_pylist()
+    assert both[0]["image"] == IMAGES[both[0]["id"] - 1]
+
+
+def test_a_search_names_a_blob_of_the_newer_layout(tmp_path: Path) -> None:
+    table = opened(tmp_path, blob_field("image"), blob_array(IMAGES), "2.2")
+    with pytest.raises(mw.UnsupportedFormatError, match=r"'image' \(lance\.blob\.v2\).*columns="):
+        table.search(text="c", column="n")
+    assert table.search(text="c", column="n", columns=["id"]).column("id").to_pylist() == [3]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,6 +69,7 @@ __all__ = [
     "lance_read",
     "lance_reading",
     "no_index",
+    "take_rows",
 ]
 
 T = TypeVar("T")
@@ -158,6 +159,12 @@ def lance_reading(
         if given or isinstance(error, UnavailableError):  # a panic too: Lance also gives up on how it was called
             raise
         raise _refused(error, manifest_path or directory or None) from None
+
+
+def take_rows(dataset: lance.LanceDataset, row_ids: list[int], columns: Sequence[str]) -> pa.Table:
+    """`columns` of the rows with these ids, in their order (`take` wants places); the caller translates what Lance raises."""
+    taken = dataset._take_rows(row_ids, columns=list(columns))  # noqa: SLF001
+    return taken if isinstance(taken, pa.Table) else pa.table(taken)
 
 
 def _refused(error: MemWalError, path: str | None) -> CorruptDataError | UnsupportedFormatError:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.blobs import BLOB_HANDLING, has_blobs, refuse_unreadable
+from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable, rows_by_id
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
@@ -45,22 +45,16 @@ class BaseLookup:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
         wanted = list(dict.fromkeys([*columns, *base.primary_key]))
         schema = pa.schema([base.schema.field(name) for name in wanted])
-        refuse_unreadable(list(schema))
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
             return no_rows(schema)
         index = self._index_for(base)
-        with base.reading("looking keys up in the base table"):
-            if index is None:
-                return _by_filter(base, keys, wanted)
-            row_ids = index.propose(keys)
-            if not len(row_ids):
-                return no_rows(schema)
-            if has_blobs(list(schema)):
-                rows = _read(base, wanted, in_list(_ROW_ID, pa.array(row_ids)))
-            else:
-                rows = base.dataset._take_rows(row_ids.tolist(), columns=wanted)
-        table = rows if isinstance(rows, pa.Table) else pa.table(rows)
-        return table if index.exact else _verified(table, keys, base.primary_key)
+        if index is None:
+            return _by_filter(base, keys, wanted)
+        row_ids = index.propose(keys)
+        if not len(row_ids):
+            return no_rows(schema)
+        rows = rows_by_id(base, row_ids, wanted)
+        return rows if index.exact else _verified(rows, keys, base.primary_key)
 
     def _index_for(self, base: BaseTable) -> _HashIndex | None:
         with self._lock:
@@ -89,16 +83,15 @@ def _covers(fields: Sequence[int], base: BaseTable) -> bool:
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
     conditions = [in_list(name, keys.column(i)) for i, name in enumerate(base.primary_key)]
-    return _verified(_read(base, wanted, " and ".join(conditions)), keys, base.primary_key)
+    refuse_unreadable([base.schema.field(name) for name in wanted])
+    with base.reading("looking keys up in the base table"):
+        scanner = base.dataset.scanner(columns=wanted, filter=" and ".join(conditions), blob_handling=BLOB_HANDLING)
+        return _verified(scanner.to_table(), keys, base.primary_key)
 
 
 def _verified(table: pa.Table, keys: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
     found = pc.is_in(key_array(table.select(list(key)).columns), value_set=key_array(keys.columns))
     return table.filter(found)
-
-
-def _read(base: BaseTable, wanted: list[str], condition: str) -> pa.Table:
-    return base.dataset.scanner(columns=wanted, filter=condition, blob_handling=BLOB_HANDLING).to_table()
 
 
 class _HashIndex:

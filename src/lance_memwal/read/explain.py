@@ -5,7 +5,7 @@ Owns the text of `Scan.explain`. Invariant: it says what the snapshot says, and 
 
 from __future__ import annotations
 
-from lance_memwal.memtable.scan import indexes_used
+from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Projection
 from lance_memwal.read.snapshot import ShardView, Snapshot
 from lance_memwal.rows.filter import RowFilter
@@ -29,8 +29,9 @@ def explain(
         lines += _shard(view, row_filter)
     for shard_id in snapshot.pruned_shards:
         lines.append(f"  shard {shard_id}: pruned, the filter cannot match there")
-    rows = snapshot.base.dataset.count_rows()
-    lines.append(f"  base table version {snapshot.base.version}: {rows} rows")
+    if snapshot.base_table is not None:
+        rows = snapshot.base_table.dataset.count_rows()
+        lines.append(f"  base table version {snapshot.base_table.version}: {rows} rows")
     return "\n".join(lines)
 
 

@@ -1,33 +1,38 @@
-"""Point lookups: the newest live row of each key, tier by tier, newest first.
+"""Point lookups: the newest live row of each key, tier by tier, newest first; one key of a live memtable by a short way.
 
-Owns `lookup_rows`. Invariants:
+Owns `lookup_rows` and `get_from_memory`. Invariants:
 
 1. A key that a tier of a shard has, even as a tombstone, is decided there; older tiers are not asked for it.
 2. A key that memory decides costs no look at SSTables or the base table.
 3. A tier is asked once for all keys that are left, and for each of them once.
 4. A lookup finds what a scan shows: keys are compared within a shard, and between any shard and the base table. Where
    a key lives in two shards (see `allow_keys_across_shards`), both rows are found.
+5. A memtable of this process answers alone only if its writer is one of this table, its epoch is that of the newest
+   manifest and its generation is not flushed yet; then nothing on storage can be newer. Else it is `UNDECIDED`, and all
+   tiers are asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.memtable.memtable import key_values
+from lance_memwal.memtable.live import LiveShard
+from lance_memwal.memtable.memtable import InMemoryMemTableRef, key_values
 from lance_memwal.read.base_keys import BaseLookup
 from lance_memwal.read.merge import ShardMerge
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.schema import checked_columns
-from lance_memwal.types import TOMBSTONE
+from lance_memwal.rows.schema import TableSchema, checked_columns
+from lance_memwal.types import TOMBSTONE, ShardManifest
 
-__all__ = ["lookup_rows"]
+__all__ = ["UNDECIDED", "Undecided", "get_from_memory", "lookup_rows"]
 
 _KEPT_BYTES = 16 << 20
 
@@ -118,3 +123,54 @@ def _union(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
     if not some:
         return no_rows(schema)
     return some[0] if len(some) == 1 else pa.concat_tables(some)
+
+
+# ------------------------------------------------------------------------------------------------- one key, from memory
+
+
+class Undecided:
+    """The answer of a memory that does not know."""
+
+
+UNDECIDED: Final = Undecided()
+
+
+def get_from_memory(
+    shards: Iterable[LiveShard],
+    table_id: str | None,
+    schema: TableSchema,
+    key: Any,
+    columns: Sequence[str] | None,
+    newest_manifest: Callable[[str], ShardManifest | None],
+) -> dict[str, Any] | Undecided | None:
+    """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of `shards` has it."""
+    if not _is_plain(key, schema):
+        return UNDECIDED
+    for shard in shards:
+        memtables = shard.capture()
+        if memtables is None or not memtables.is_of(table_id):
+            continue
+        for ref in reversed(memtables.ascending):
+            row = ref.find_one(key)
+            if row < 0:
+                continue
+            manifest = newest_manifest(shard.shard_id)
+            if manifest is None or manifest.writer_epoch != memtables.epoch:
+                return UNDECIDED
+            if ref.generation < manifest.current_generation or ref.memtable.schema != schema:
+                return UNDECIDED
+            return _row(ref, row, columns)
+    return UNDECIDED
+
+
+def _is_plain(key: Any, schema: TableSchema) -> bool:
+    """Whether `key` is exactly of the Python type that memtable keys have."""
+    return (tuple(map(type, key)) if isinstance(key, tuple) else (type(key),)) == schema.key_classes
+
+
+def _row(ref: InMemoryMemTableRef, row: int, columns: Sequence[str] | None) -> dict[str, Any] | None:
+    arrays, at = ref.locate(row)
+    if arrays[TOMBSTONE][at].as_py():
+        return None
+    names = ref.schema.names if columns is None else columns
+    return {name: arrays[name][at].as_py() for name in names}

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
-from lance_memwal.memtable.scan import matching_rows, narrowed, winners
 from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable
 from lance_memwal.read.fresh import FreshIndex, fresh_index
+from lance_memwal.read.memory import matching_rows, narrowed, winners
 from lance_memwal.read.snapshot import ShardView, Snapshot
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import RowFilter, pushdown
@@ -41,6 +41,7 @@ __all__ = [
 
 ROW_ADDRESS = "_rowaddr"
 GENERATION = "_memtable_gen"
+_BASE = 0  # the generation that rows of the base table show
 _TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
 _READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
 _OPEN_AT_ONCE = 4
@@ -49,7 +50,10 @@ _FILTERED_TOGETHER = 1 << 16  # rows: evaluating a filter costs as much as some 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The columns of the answer, and whether row address and generation come with them."""
+    """The columns of the answer, and whether row address and generation come with them.
+
+    Only rows of the base table have an address: one in a memtable or an SSTable would be that of another base row.
+    """
 
     columns: tuple[str, ...]
     with_row_address: bool = False
@@ -129,7 +133,6 @@ class _Part:
 
     table: pa.Table
     alive: npt.NDArray[np.bool_]
-    offsets: npt.NDArray[np.int64]
     generation: int
     filtered: bool = False
 
@@ -172,7 +175,8 @@ class Merge:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All live rows that match, in batches of the answer's schema."""
         yield from self.fresh_batches()
-        yield from self.base_batches()
+        if self.snapshot.base_table is not None:
+            yield from self.base_batches()
 
     def fresh_batches(self) -> Iterator[pa.RecordBatch]:
         """The live rows of the tiers above the base table that match."""
@@ -193,7 +197,7 @@ class Merge:
             for ref, mask in shard.memory:
                 table = ref.table()
                 alive = narrowed(ref, self.row_filter, mask & ~tombstone_flags(table))
-                yield _Part(table, alive, np.arange(len(mask), dtype=np.int64), ref.generation)
+                yield _Part(table, alive, ref.generation)
         for shard in self.shards:
             if shard.readers:
                 for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
@@ -203,13 +207,13 @@ class Merge:
         schema, generation = self.snapshot.schema, reader.sstable.generation
         if keeps_rows(reader.sstable):
             table, offsets = reader.all_rows(schema)
-            yield _Part(table, not_in(offsets, hides) & ~tombstone_flags(table), offsets, generation)
+            yield _Part(table, not_in(offsets, hides) & ~tombstone_flags(table), generation)
             return
         columns = list(self.projection.columns)
         for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
             table = pa.Table.from_batches([batch])
             alive = not_in(offsets, hides) & ~tombstone_flags(table)
-            yield _Part(table, alive, offsets, generation, filtered=True)
+            yield _Part(table, alive, generation, filtered=True)
 
     def base_batches(self, fragments: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
         """The live rows of the base table, or of some of its fragments, that match."""
@@ -243,7 +247,7 @@ class Merge:
                         batch = batch.filter(pa.array(~gone))
                 for part in shared.finish(pa.Table.from_batches([batch])).to_batches():
                     if part.num_rows:
-                        yield self._dress(part, 0)
+                        yield self._dress(part, _BASE)
 
     # ------------------------------------------------------------------------------------------------------ shaping
 
@@ -255,8 +259,6 @@ class Merge:
             table, alive = part.table, part.alive if part.filtered else next(masks)
             if not alive.any():
                 continue
-            if self.projection.with_row_address:
-                table = table.append_column(ROW_ADDRESS, pa.array(part.offsets.astype(np.uint64)))
             if not alive.all():
                 table = table.filter(pa.array(alive))
             for batch in table.to_batches():
@@ -266,7 +268,8 @@ class Merge:
     def _dress(self, batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
         arrays = [batch.column(name) for name in self.projection.columns]
         if self.projection.with_row_address:
-            arrays.append(batch.column(ROW_ADDRESS))
+            is_base = generation == _BASE
+            arrays.append(batch.column(ROW_ADDRESS) if is_base else pa.nulls(batch.num_rows, pa.uint64()))
         if self.projection.with_generation:
             arrays.append(pa.array(np.full(batch.num_rows, generation, dtype=np.uint64)))
         if not arrays:

@@ -24,8 +24,8 @@ import pyarrow as pa
 from lance_memwal.memtable.index import Analyzer, FtsMemIndex
 from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
-from lance_memwal.memtable.scan import matching_rows, narrowed
 from lance_memwal.process.cache import CACHE
+from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.merge import Merge, not_in
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import RowFilter, pushdown

@@ -12,6 +12,7 @@ Owns the public `Scan`. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.read.explain import explain
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import Snapshot, missing_is_collected, with_restarts
-from lance_memwal.rows.filter import FilterLike, RowFilter
+from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
 
 __all__ = ["Scan"]
@@ -37,7 +38,7 @@ class Scan:
         capture: Callable[[], Snapshot],
         *,
         columns: Sequence[str] | None = None,
-        filter: FilterLike | None = None,  # noqa: A002
+        filter: FilterLike | RowFilter | None = None,  # noqa: A002
         limit: int | None = None,
         offset: int | None = None,
         with_row_address: bool = False,
@@ -50,7 +51,7 @@ class Scan:
         self._snapshot = capture()
         table = self._snapshot.schema.columns
         self._projection = Projection(checked_columns(columns, table), with_row_address, with_generation)
-        self._filter = None if filter is None else RowFilter(filter, table)
+        self._filter = as_filter(filter, table)
         self._limit = _count("limit", limit)
         self._offset = _count("offset", offset) or 0
 
@@ -64,10 +65,10 @@ class Scan:
         """What this scan reads."""
         return self._snapshot
 
-    def _start(self, snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
-        """The stream of a snapshot behind its first batch: nothing that it needs was missing up to here."""
+    def _start(self, snapshot: Snapshot, projection: Projection) -> Iterator[pa.RecordBatch]:
+        """The stream of a snapshot after its first batch: nothing that it needs was missing up to here."""
         self._snapshot = snapshot
-        merge = Merge(snapshot, self._projection, self._filter)
+        merge = Merge(snapshot, projection, self._filter)
         merge.prepare()
         batches = merge.batches()
         first = next(batches, None)
@@ -93,7 +94,8 @@ class Scan:
         if self._limit == 0:
             return
         with missing_is_collected("scan again"):
-            yield from self._cut(with_restarts(self._capture, self._start, self._snapshot))
+            start = partial(self._start, projection=self._projection)
+            yield from self._cut(with_restarts(self._capture, start, self._snapshot))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self.to_batches()
@@ -104,13 +106,17 @@ class Scan:
 
     def to_table(self) -> pa.Table:
         """The rows as a table."""
-        return self._read_whole(lambda batches: pa.Table.from_batches(batches, schema=self.schema))
+        return self._read_whole(partial(pa.Table.from_batches, schema=self.schema), self._projection)
 
-    def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T]) -> T:
+    def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T], projection: Projection) -> T:
         """What `consume` makes of all rows: nothing was handed out before its end, so it may start over."""
         if self._limit == 0:
             return consume(iter(()))
-        return with_restarts(self._capture, lambda snapshot: consume(self._cut(self._start(snapshot))), self._snapshot)
+
+        def read(snapshot: Snapshot) -> T:
+            return consume(self._cut(self._start(snapshot, projection)))
+
+        return with_restarts(self._capture, read, self._snapshot)
 
     def to_pandas(self) -> Any:
         """The rows as a pandas frame."""
@@ -127,12 +133,8 @@ class Scan:
         plain = self._filter is None and not self._offset and self._limit is None
         if plain and not self._snapshot.shards:
             return int(self._snapshot.base.dataset.count_rows())  # the manifest knows it
-        narrow = Scan.__new__(Scan)
-        narrow._capture, narrow._snapshot, narrow._filter = self._capture, self._snapshot, self._filter
-        narrow._limit, narrow._offset = self._limit, self._offset
-        key = self._snapshot.schema.primary_key
-        narrow._projection = Projection(key or tuple(self._snapshot.schema.columns.names[:1]))
-        return narrow._read_whole(_total)
+        schema = self._snapshot.schema
+        return self._read_whole(_total, Projection(schema.primary_key or tuple(schema.columns.names[:1])))
 
     def explain(self) -> str:
         """What this scan reads and what it leaves out, for people."""

@@ -22,6 +22,9 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import (
     METRICS,
     FtsIndex,
+    FtsMemIndex,
+    HnswMemIndex,
+    MemIndex,
     Metric,
     TextQuery,
     analyzer_for,
@@ -39,7 +42,7 @@ from lance_memwal.read.ranked import Ranked, fuse, to_table
 from lance_memwal.read.row_source import FragmentSource, LargeSsTableSource, MemorySource, RowSource, fresh_sources
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.vector_search import BaseRows, nearest_in_base, nearest_in_source
-from lance_memwal.rows.filter import FilterLike, RowFilter
+from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
 from lance_memwal.sstable.mirrors import index_facts
 
@@ -56,7 +59,7 @@ class SearchRequest:
     text: str | TextQuery | Any = None
     column: str | None = None
     k: int = 10
-    filter: FilterLike | None = None
+    filter: FilterLike | RowFilter | None = None
     columns: Sequence[str] | None = None
     metric: Metric | None = None
     nprobes: int = 20
@@ -69,7 +72,7 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
     _check(request, snapshot.schema.columns)
     table = snapshot.schema.columns
     columns = list(checked_columns(request.columns, table))
-    row_filter = None if request.filter is None else RowFilter(request.filter, table)
+    row_filter = as_filter(request.filter, table)
     merge = Merge(snapshot, Projection(tuple(columns)), row_filter)
     merge.prepare()
     if request.text is None:
@@ -105,8 +108,11 @@ def _vector_column(snapshot: Snapshot, named: str | None) -> str:
     raise InvalidInputError(f"name the vector column to search (column=...); the vector columns are: {listed}")
 
 
-def _base_metric(snapshot: Snapshot, column: str) -> Metric | None:
-    """The metric of the base table's vector index on `column`, if it has one."""
+def _indexed_metric(snapshot: Snapshot, column: str) -> Metric | None:
+    """The metric of the base table's vector index on `column`, or of the memtables' where there is no base table."""
+    if snapshot.base_table is None:
+        indexes = _memory_indexes(snapshot)
+        return next((i.metric for i in indexes if isinstance(i, HnswMemIndex) and i.column == column), None)
     number = snapshot.base.column_ids[column]
     known: dict[str, Metric] = {metric: metric for metric in METRICS}
     for entry in snapshot.base.index_entries:
@@ -124,13 +130,15 @@ def _vector(
     column = _vector_column(snapshot, request.column)
     kind = snapshot.schema.columns.field(column).type
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
-    indexed = _base_metric(snapshot, column)
+    indexed = _indexed_metric(snapshot, column)
     metric: Metric = request.metric or indexed or "l2"
     sources: list[Any] = list(fresh_sources(merge))
     parts: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]] = []
     for number, source in enumerate(sources):
         positions, distances = nearest_in_source(source, column, query, k, metric, merge.row_filter, request.ef)
         parts.append((number, positions, distances))
+    if snapshot.base_table is None:
+        return Ranked.merge(parts, k, ascending=True), sources
     base = BaseRows(snapshot.base)
     rows, positions, distances = nearest_in_base(
         merge,
@@ -152,9 +160,9 @@ def _vector(
 
 
 def _text_column(snapshot: Snapshot, named: str | None) -> tuple[str, AnalyzerOptions]:
-    """The column to search and the analyzer of the base table's index on it (the default one where there is none)."""
+    """The column to search and the analyzer of the index on it (the default one where there is none)."""
     columns = snapshot.schema.columns
-    analyzers, unknown = _base_analyzers(snapshot)
+    analyzers, unknown = _analyzers(snapshot)
     if named is not None and is_text(columns.field(named).type):
         if named in unknown and named not in analyzers:
             raise unknown[named]
@@ -167,8 +175,17 @@ def _text_column(snapshot: Snapshot, named: str | None) -> tuple[str, AnalyzerOp
     raise InvalidInputError(f"name the text column to search (column=...); the candidates are: {listed}")
 
 
-def _base_analyzers(snapshot: Snapshot) -> tuple[dict[str, AnalyzerOptions], dict[str, InvalidInputError]]:
-    """The analyzers of the base table's text indexes by column, and why some columns' cannot be had."""
+def _memory_indexes(snapshot: Snapshot) -> list[MemIndex]:
+    """The indexes of the memtables, newest first."""
+    return [index for view in snapshot.shards for ref in reversed(view.memory) for index in ref.indexes]
+
+
+def _analyzers(snapshot: Snapshot) -> tuple[dict[str, AnalyzerOptions], dict[str, InvalidInputError]]:
+    """The analyzers of the base table's text indexes by column (of the newest memtable's, where there is no base table),
+    and why some columns' cannot be had."""
+    if snapshot.base_table is None:
+        texts = [index for index in reversed(_memory_indexes(snapshot)) if isinstance(index, FtsMemIndex)]
+        return {index.column: index.analyzer.options for index in texts}, {}
     found: dict[str, AnalyzerOptions] = {}
     unknown: dict[str, InvalidInputError] = {}
     by_id = {number: name for name, number in snapshot.base.column_ids.items()}
@@ -188,12 +205,12 @@ def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = Non
     column, options = _text_column(merge.snapshot, named)
     analyzer = analyzer_for(options)
     fresh = fresh_sources(merge)
-    dataset = merge.snapshot.base.dataset
-    fragments = [FragmentSource(fragment, merge) for fragment in dataset.get_fragments()]
+    base = merge.snapshot.base_table
+    fragments = [] if base is None else [FragmentSource(item, merge) for item in base.dataset.get_fragments()]
     sources: list[RowSource] = [*fresh, *fragments]
     indexes = [source.text_index(column, analyzer) for source in sources]
     views = [index.view(source.num_rows, source.live) for index, source in zip(indexes, sources, strict=True)]
-    answers: list[Any] = [*fresh, BaseRows(merge.snapshot.base)]
+    answers: list[Any] = [*fresh] if base is None else [*fresh, BaseRows(base)]
     if not views:
         return Ranked.merge([], k, ascending=False), answers
     bound = bind_over(query, {column: views}, column=column)

@@ -101,13 +101,27 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All tiers of a table at one moment."""
+    """All tiers of a table at one moment; `base_table` is None where only memory is read."""
 
     location: Location
     schema: TableSchema
-    base: BaseTable
+    base_table: BaseTable | None
     shards: tuple[ShardView, ...]
     pruned_shards: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of_memory(cls, location: Location, schema: TableSchema, memtables: InMemoryMemTables) -> Snapshot:
+        """The memtables of one writer alone."""
+        manifest = ShardManifest(0, memtables.shard_id, writer_epoch=memtables.epoch)
+        view = _view(_Upper(manifest, memtables.ascending), 0, schema)
+        return cls(location, schema, None, (view,))
+
+    @property
+    def base(self) -> BaseTable:
+        """The base version of a snapshot that has one."""
+        if self.base_table is None:
+            raise AssertionError("a snapshot of memory alone has no base table")
+        return self.base_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
 from lance_memwal.memtable.index.vectors import Nearest, nearest_in_block
 from lance_memwal.process.cache import CACHE
+from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable, rows_by_id
 from lance_memwal.read.merge import Merge, not_in
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
 from lance_memwal.rows.adapt import tombstone_flags
@@ -62,8 +63,8 @@ def nearest_in_source(
     if isinstance(source, SsTableSource):
         return nearest_in_block(source.vectors(column), query, k, metric, allowed)
     for index in source.ref.indexes:
-        if isinstance(index, HnswMemIndex) and index.column == column and index.metric == metric:
-            found = index.search(query, k, source.num_rows, ef=ef, allowed=allowed)
+        if isinstance(index, HnswMemIndex) and index.column == column:
+            found = index.search(query, k, source.num_rows, ef=ef, allowed=allowed, metric=metric)
             source.ref.memtable.searched()
             return found
     return exact_search(source.column(column), query, k, metric, allowed)
@@ -209,9 +210,7 @@ class BaseRows:
             at[at == len(known)] = 0
             if len(known) and (known[order[at]] == rows).all():
                 return self._known.select(list(columns)).take(pa.array(order[at]))
-        with self._base.reading("reading the base table"):
-            taken = self._base.dataset._take_rows(rows.tolist(), columns=list(columns))
-        return taken if isinstance(taken, pa.Table) else pa.table(taken)
+        return rows_by_id(self._base, rows, columns)
 
 
 def nearest_in_base(
@@ -233,6 +232,7 @@ def nearest_in_base(
         return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, column, query, k, metric)
     keys = list(schema.primary_key) if merge.fresh_keys is not None else []
     wanted = list(dict.fromkeys([*columns, *keys, column]))
+    refuse_unreadable([merge.snapshot.base.schema.field(name) for name in wanted])
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
     while True:
@@ -313,6 +313,7 @@ def _ask_lance(
             filter=told,
             prefilter=True,
             with_row_id=True,
+            blob_handling=BLOB_HANDLING,
             disable_scoring_autoprojection=True,
         )
         return scanner.to_table()

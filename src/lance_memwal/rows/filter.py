@@ -31,7 +31,7 @@ from lance_memwal.errors import InvalidInputError, is_panic, reason_of
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import Predicate, parse
 
-__all__ = ["FilterLike", "Pushdown", "RowFilter", "pushdown"]
+__all__ = ["FilterLike", "Pushdown", "RowFilter", "as_filter", "pushdown"]
 
 FilterLike: TypeAlias = str | pc.Expression
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -50,12 +50,13 @@ _ALIKE = frozenset({"invert", "is_null", "is_valid"})
 class RowFilter:
     """One filter, ready for rows with the columns of `schema`."""
 
-    __slots__ = ("_alike", "_schema", "_source", "columns")
+    __slots__ = ("_alike", "_also", "_needed", "_schema", "_source", "columns")
 
-    def __init__(self, source: FilterLike, schema: pa.Schema) -> None:
-        """`columns` are those that it needs, in the order of the table."""
+    def __init__(self, source: FilterLike, schema: pa.Schema, *, also: RowFilter | None = None) -> None:
+        """`columns` are those that it needs; `also` must be true, too."""
         self._source = source
         self._schema = schema
+        self._also = also
         if isinstance(source, str):
             self.columns = list(_planned(source, schema.serialize().to_pybytes()))
             self._alike = True
@@ -65,6 +66,10 @@ class RowFilter:
             self._alike = _reads_alike(source, schema, self.columns)
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
+        self._needed = self.columns
+        if also is not None:
+            self.columns = list(dict.fromkeys([*also.columns, *self._needed]))
+            self._alike = False
 
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows of `table` for which the filter is true, in order."""
@@ -73,21 +78,27 @@ class RowFilter:
 
     def mask(self, table: pa.Table) -> Mask:
         """Per row of `table`, which has at least `columns`: whether the filter is true."""
-        found = np.zeros(table.num_rows, dtype=bool)
-        if table.num_rows:
-            found[_evaluated(lambda: self._positions(table))] = True
+        found = np.ones(table.num_rows, dtype=bool) if self._also is None else self._also.mask(table)
+        if found.any():
+            left = table if found.all() else table.filter(pa.array(found))
+            matching = np.flatnonzero(found)[_evaluated(lambda: self._positions(left))]
+            found[:] = False
+            found[matching] = True
         return found
 
     def _positions(self, table: pa.Table) -> npt.NDArray[np.int64]:
         counted = _counted(table.num_rows)
         if isinstance(self._source, str):
-            return _matches(_image(table.select(self.columns) if self.columns else counted), self._source)
-        found = table.select(self.columns).append_column(_POSITION, counted.column(_POSITION)).filter(self._source)
+            return _matches(_image(table.select(self._needed) if self._needed else counted), self._source)
+        found = table.select(self._needed).append_column(_POSITION, counted.column(_POSITION)).filter(self._source)
         return np.asarray(found.column(_POSITION).to_numpy())
 
     def predicates(self) -> list[tuple[str, Predicate]]:
         """What every row for which the filter is true satisfies, by column; a part may be missing."""
-        return parse(self._source).predicates(self._schema.names) if isinstance(self._source, str) else []
+        others = [] if self._also is None else self._also.predicates()
+        if not isinstance(self._source, str):
+            return others
+        return [*others, *parse(self._source).predicates(self._schema.names)]
 
     def _holds_alike(self, stored: pa.Schema) -> bool:
         """Whether the names of this filter mean the same columns in `stored` as in the table."""
@@ -96,10 +107,15 @@ class RowFilter:
         return ours == theirs
 
     def __str__(self) -> str:
-        return str(self._source)
+        return str(self._source) if self._also is None else f"({self._also}) and ({self._source})"
 
     def __repr__(self) -> str:
-        return f"RowFilter({str(self._source)!r})"
+        return f"RowFilter({str(self)!r})"
+
+
+def as_filter(source: FilterLike | RowFilter | None, schema: pa.Schema) -> RowFilter | None:
+    """The filter that a caller gave, ready for rows with the columns of `schema`; None if there is none."""
+    return source if source is None or isinstance(source, RowFilter) else RowFilter(source, schema)
 
 
 @dataclass(frozen=True, slots=True)

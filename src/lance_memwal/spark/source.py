@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import Pin, ShardView, missing_is_collected
-from lance_memwal.rows.filter import RowFilter
+from lance_memwal.rows.filter import as_filter
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import rebuild
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
@@ -48,9 +48,7 @@ class TableReader(DataSourceReader):
         self._pin = pin
         self._schema = schema
         struct_type(pin.schema.columns, schema.names)  # names the column that the table has not
-        if options.filter is not None:
-            # says what is wrong with it, before a task does, and also where there are no rows
-            RowFilter(options.filter, pin.schema.columns)
+        as_filter(options.filter, pin.schema.columns)  # a wrong one is refused before a task meets it, or no row
 
     def partitions(self) -> list[InputPartition]:
         """Parts of about `rowsPerPartition` rows."""
@@ -78,9 +76,7 @@ class TableReader(DataSourceReader):
     def _batches(self, part: _Part) -> Iterator[pa.RecordBatch]:
         snapshot = rebuild(self._options, self._pin)
         projection = Projection(tuple(self._schema.names))
-        row_filter = None
-        if self._options.filter is not None:
-            row_filter = RowFilter(self._options.filter, snapshot.schema.columns)
+        row_filter = as_filter(self._options.filter, snapshot.schema.columns)
         if part.fragments:
             yield from Merge(snapshot, projection, row_filter).base_batches(part.fragments)
         if part.shards:

@@ -32,7 +32,7 @@ from lance_memwal.errors import (
     UnavailableError,
     UnsupportedFormatError,
 )
-from lance_memwal.lance.base import lance_options, lance_reading
+from lance_memwal.lance.base import lance_options, lance_reading, take_rows
 from lance_memwal.lance.manifest import VERSIONS_DIR
 from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.field_match import Fit, fit_of
@@ -298,8 +298,7 @@ class SsTableReader:
             if all(field.type == shown.field(field.name).type for field in table.schema):
                 return table
             self._is_translated = True  # the file holds JSON, for one, as other values than the dataset shows
-        rows = self.dataset._take_rows(offsets, columns=shown.names)  # the one fragment is 0: addresses are offsets
-        return rows if isinstance(rows, pa.Table) else pa.table(rows)
+        return take_rows(self.dataset, offsets, shown.names)  # the one fragment is 0: addresses are offsets
 
     def _file(self) -> LanceFileReader:
         """The one data file of the generation: its rows are the offsets that the sidecar names."""
