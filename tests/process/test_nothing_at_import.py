@@ -7,7 +7,7 @@ import sys
 
 _IMPORT = """
 import atexit, logging, os, sys, threading
-import lance, pyarrow, numpy, obstore, datafusion  # what others do is theirs
+import lance, pyarrow, numpy, obstore  # what others do is theirs
 before = dict(os.environ)
 calls = []
 
