@@ -14,7 +14,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.compact.run import Compactor
 from lance_memwal.lance.base import BaseTable, NewestBase
-from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.snapshot import SnapshotSource
 from lance_memwal.store.location import resolve

@@ -14,7 +14,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.store.location import resolve
 from tests.kit.caches import nothing_kept
 

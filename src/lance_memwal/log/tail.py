@@ -29,7 +29,7 @@ from lance_memwal.log.wal import OpenedLog, read_run
 from lance_memwal.rows.dictionaries import Place, SmallDictionaries, small_dictionaries
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["LogRun", "generation_of", "settled", "unflushed", "unflushed_of"]
+__all__ = ["LogRun", "generation_of", "may_follow", "settled", "unflushed", "unflushed_of"]
 
 T = TypeVar("T")
 _MAX_TRIES = 64
@@ -53,6 +53,11 @@ def unflushed(entries: Iterable[WalEntry], current: int) -> Iterator[tuple[int, 
         if generation is not None:
             newest = max(newest, generation)
             yield generation, entry
+
+
+def may_follow(generation: int, newest: int, *, is_first: bool) -> bool:
+    """Whether unflushed rows may have this number after `newest`; the first ones have the manifest's."""
+    return generation == newest or (generation == newest + 1 and not is_first)
 
 
 def settled(

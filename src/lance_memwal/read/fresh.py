@@ -1,15 +1,17 @@
-"""Which row of a shard's SSTables is the newest of its key.
+"""The tiers of a shard above the base table: which of their rows is the newest of its key.
 
-Owns `FreshIndex`, made once per list of SSTables and kept. Invariants:
+Owns `FreshIndex`, made once per list of SSTables and kept, and `ShardMerge`. Invariants:
 
 1. Every key is listed once, with the newest generation that has it and the row's offset there.
 2. `hidden` names, per SSTable, the rows that a newer SSTable of the same shard replaced (or a newer row of its own, where
    its deletion vector does not); no other row is hidden.
+3. Memory hides what SSTables have, whatever is in it; a tombstone hides like any other row, and is not live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.clock import in_order
+from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE, Cache
-from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each
-from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.read.memory import winners
+from lance_memwal.read.snapshot import ShardView, Snapshot
+from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each, key_array
+from lance_memwal.sstable.read import SsTableReader, open_sstable
 
-__all__ = ["FreshIndex", "fresh_index"]
+__all__ = ["FreshIndex", "ShardMerge", "fresh_index", "live_rows", "not_in"]
 
 _SMALL_LOOKUP = 1024
 _OPEN_AT_ONCE = 4
@@ -82,3 +88,85 @@ def fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> Fresh
     """The index over `readers` of one shard, ascending by generation; kept until the list changes."""
     slot = ("fresh keys", readers[0].location.key, readers[0].shard_id)
     return cache.fetch(slot, lambda: FreshIndex(readers), tuple(reader.sstable.path for reader in readers))
+
+
+class ShardMerge:
+    """The fresh tiers of one shard: winners in memory, hidden rows per SSTable."""
+
+    def __init__(self, view: ShardView, snapshot: Snapshot) -> None:
+        self.view = view
+        self._snapshot = snapshot
+        self.readers = [open_sstable(snapshot.location, view.shard_id, s) for s in view.sstables]
+
+    @property
+    def _keyed(self) -> bool:
+        return bool(self._snapshot.schema.primary_key)
+
+    @cached_property
+    def memory(self) -> list[tuple[InMemoryMemTableRef, npt.NDArray[np.bool_]]]:
+        """Per memtable the mask of rows that nothing in memory hides, tombstones included."""
+        return winners(self.view.memory)
+
+    @cached_property
+    def memory_keys(self) -> pa.Array | None:
+        """Every key in memory, tombstones included; None without a primary key or without rows."""
+        if not self._keyed or not self.memory:
+            return None
+        names = list(self._snapshot.schema.primary_key)
+        parts = []
+        for ref, mask in self.memory:
+            keys = ref.table().select(names)
+            parts.append(key_array((keys if mask.all() else keys.filter(pa.array(mask))).columns))
+        return concat_keys(parts)
+
+    @cached_property
+    def index(self) -> FreshIndex | None:
+        """The newest row per key over the SSTables; None without any, or without a primary key."""
+        return fresh_index(self.readers) if self._keyed and self.readers else None
+
+    def live_memory(self) -> Iterator[tuple[InMemoryMemTableRef, npt.NDArray[np.bool_]]]:
+        """Per memtable the mask of rows that nothing in memory hides and that are no tombstones."""
+        for ref, mask in self.memory:
+            yield ref, mask & ~tombstone_flags(ref.table())
+
+    def sstables(self) -> Iterator[tuple[SsTableReader, npt.NDArray[np.int64]]]:
+        """The SSTables, ascending, each with the offsets of the rows that a newer one or memory hides, sorted."""
+        if self.readers:
+            yield from zip(self.readers, map(np.sort, self._hidden()), strict=True)
+
+    def _hidden(self) -> list[npt.NDArray[np.int64]]:
+        index = self.index
+        if index is None:
+            return [_NONE] * len(self.readers)
+        hidden = list(reversed(index.hidden))
+        if self.memory_keys is not None:
+            entries = index.locate(self.memory_keys)
+            entries = entries[entries >= 0]
+            owners, offsets = index.owners[entries], index.offsets[entries]
+            last = len(self.readers) - 1
+            hidden = [
+                np.concatenate([known, offsets[owners == last - i]]) if len(entries) else known
+                for i, known in enumerate(hidden)
+            ]
+        return hidden
+
+    def all_keys(self) -> list[pa.Array]:
+        """Every key of the fresh tiers, tombstones included, some twice."""
+        found = [] if self.memory_keys is None else [self.memory_keys]
+        return found if self.index is None else [*found, self.index.keys]
+
+
+def live_rows(
+    rows: pa.Table | pa.RecordBatch, offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Per row of an SSTable, at these offsets: whether it is neither hidden (sorted offsets) nor a tombstone."""
+    return not_in(offsets, hidden) & ~tombstone_flags(rows)
+
+
+def not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Per offset: whether it is not among the sorted `hidden` ones."""
+    if not len(hidden):
+        return np.ones(len(offsets), dtype=bool)
+    at = np.searchsorted(hidden, offsets)
+    at[at == len(hidden)] = 0
+    return np.asarray(hidden[at] != offsets)

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from lance_memwal.memtable.live import LiveShard
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, key_values
-from lance_memwal.read.base_keys import BaseLookup
-from lance_memwal.read.merge import ShardMerge
+from lance_memwal.read.base_rows import BaseLookup
+from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array

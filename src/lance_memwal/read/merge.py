@@ -20,23 +20,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.clock import in_order
-from lance_memwal.memtable.memtable import InMemoryMemTableRef
-from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable
-from lance_memwal.read.fresh import FreshIndex, fresh_index
-from lance_memwal.read.memory import matching_rows, narrowed, winners
-from lance_memwal.read.snapshot import ShardView, Snapshot
-from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.read.base_rows import BLOB_HANDLING, refuse_unreadable
+from lance_memwal.read.fresh import ShardMerge, live_rows
+from lance_memwal.read.memory import matching_rows, narrowed
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import RowFilter, pushdown
-from lance_memwal.rows.keys import KeySet, concat_keys, key_array
-from lance_memwal.sstable.read import SsTableReader, keeps_rows, open_sstable
+from lance_memwal.rows.keys import KeySet, concat_keys
+from lance_memwal.sstable.read import SsTableReader, keeps_rows
 
 __all__ = [
     "GENERATION",
     "ROW_ADDRESS",
     "Merge",
     "Projection",
-    "ShardMerge",
-    "not_in",
 ]
 
 ROW_ADDRESS = "_rowaddr"
@@ -65,66 +61,6 @@ class Projection:
         fields += [pa.field(ROW_ADDRESS, pa.uint64())] if self.with_row_address else []
         fields += [pa.field(GENERATION, pa.uint64())] if self.with_generation else []
         return pa.schema(fields)
-
-
-class ShardMerge:
-    """The fresh tiers of one shard: winners in memory, hidden rows per SSTable."""
-
-    def __init__(self, view: ShardView, snapshot: Snapshot) -> None:
-        self.view = view
-        self._snapshot = snapshot
-        self.readers = [open_sstable(snapshot.location, view.shard_id, s) for s in view.sstables]
-
-    @property
-    def _keyed(self) -> bool:
-        return bool(self._snapshot.schema.primary_key)
-
-    @cached_property
-    def memory(self) -> list[tuple[InMemoryMemTableRef, npt.NDArray[np.bool_]]]:
-        """Per memtable the mask of rows that nothing in memory hides, tombstones included."""
-        return winners(self.view.memory)
-
-    @cached_property
-    def memory_keys(self) -> pa.Array | None:
-        """Every key in memory, tombstones included; None without a primary key or without rows."""
-        if not self._keyed or not self.memory:
-            return None
-        names = list(self._snapshot.schema.primary_key)
-        parts = []
-        for ref, mask in self.memory:
-            keys = ref.table().select(names)
-            parts.append(key_array((keys if mask.all() else keys.filter(pa.array(mask))).columns))
-        return concat_keys(parts)
-
-    @cached_property
-    def index(self) -> FreshIndex | None:
-        """The newest row per key over the SSTables; None without any, or without a primary key."""
-        return fresh_index(self.readers) if self._keyed and self.readers else None
-
-    def hidden_offsets(self) -> list[npt.NDArray[np.int64]]:
-        """Per reader (ascending) the offsets of rows that a newer SSTable or memory replaced."""
-        index = self.index
-        if index is None:
-            return [_NO_OFFSETS] * len(self.readers)
-        hidden = list(reversed(index.hidden))
-        if self.memory_keys is not None:
-            entries = index.locate(self.memory_keys)
-            entries = entries[entries >= 0]
-            owners, offsets = index.owners[entries], index.offsets[entries]
-            last = len(self.readers) - 1
-            hidden = [
-                np.concatenate([known, offsets[owners == last - i]]) if len(entries) else known
-                for i, known in enumerate(hidden)
-            ]
-        return hidden
-
-    def all_keys(self) -> list[pa.Array]:
-        """Every key of the fresh tiers, tombstones included, some twice."""
-        found = [] if self.memory_keys is None else [self.memory_keys]
-        return found if self.index is None else [*found, self.index.keys]
-
-
-_NO_OFFSETS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +108,17 @@ class Merge:
         parts = [keys for shard in self.shards for keys in shard.all_keys() if len(keys)]
         return KeySet(concat_keys(parts)) if parts else None
 
+    @property
+    def hiding_columns(self) -> list[str]:
+        """The columns of the base table that tell which of its rows are hidden; none if nothing can hide one."""
+        return [] if self.fresh_keys is None else list(self.snapshot.schema.primary_key)
+
+    def live_in_base(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Per row of the base table, which has `hiding_columns`: whether no fresh tier has its key."""
+        if self.fresh_keys is None or not rows.num_rows:
+            return np.ones(rows.num_rows, dtype=bool)
+        return ~self.fresh_keys.of_rows(rows, self.hiding_columns)
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All live rows that match, in batches of the answer's schema."""
         yield from self.fresh_batches()
@@ -194,34 +141,28 @@ class Merge:
 
     def _fresh_parts(self) -> Iterator[_Part]:
         for shard in self.shards:
-            for ref, mask in shard.memory:
-                table = ref.table()
-                alive = narrowed(ref, self.row_filter, mask & ~tombstone_flags(table))
-                yield _Part(table, alive, ref.generation)
+            for ref, live in shard.live_memory():
+                yield _Part(ref.table(), narrowed(ref, self.row_filter, live), ref.generation)
         for shard in self.shards:
-            if shard.readers:
-                for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
-                    yield from self._sstable_parts(reader, np.sort(dead))
+            for reader, hidden in shard.sstables():
+                yield from self._sstable_parts(reader, hidden)
 
-    def _sstable_parts(self, reader: SsTableReader, hides: npt.NDArray[np.int64]) -> Iterator[_Part]:
+    def _sstable_parts(self, reader: SsTableReader, hidden: npt.NDArray[np.int64]) -> Iterator[_Part]:
         schema, generation = self.snapshot.schema, reader.sstable.generation
         if keeps_rows(reader.sstable):
             table, offsets = reader.all_rows(schema)
-            yield _Part(table, not_in(offsets, hides) & ~tombstone_flags(table), generation)
+            yield _Part(table, live_rows(table, offsets, hidden), generation)
             return
         columns = list(self.projection.columns)
         for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
-            table = pa.Table.from_batches([batch])
-            alive = not_in(offsets, hides) & ~tombstone_flags(table)
-            yield _Part(table, alive, generation, filtered=True)
+            live = live_rows(batch, offsets, hidden)
+            yield _Part(pa.Table.from_batches([batch]), live, generation, filtered=True)
 
     def base_batches(self, fragments: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
         """The live rows of the base table, or of some of its fragments, that match."""
         snapshot, projection = self.snapshot, self.projection
-        keys = self.fresh_keys
-        names = list(snapshot.schema.primary_key) if keys is not None else []
         shared = pushdown(self.row_filter)
-        columns = list(dict.fromkeys([*projection.columns, *names, *shared.columns]))
+        columns = list(dict.fromkeys([*projection.columns, *self.hiding_columns, *shared.columns]))
         refuse_unreadable([snapshot.base.schema.field(name) for name in columns])
         dataset = snapshot.base.dataset
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
@@ -239,12 +180,12 @@ class Merge:
             for batch in scanner.to_batches():
                 if batch.num_rows == 0:
                     continue
-                if keys is not None:
-                    gone = keys.of_rows(batch, names)
-                    if gone.all():
+                if self.fresh_keys is not None:
+                    live = self.live_in_base(batch)
+                    if not live.any():
                         continue
-                    if gone.any():
-                        batch = batch.filter(pa.array(~gone))
+                    if not live.all():
+                        batch = batch.filter(pa.array(live))
                 for part in shared.finish(pa.Table.from_batches([batch])).to_batches():
                     if part.num_rows:
                         yield self._dress(part, _BASE)
@@ -280,15 +221,6 @@ class Merge:
         """Rows per batch that make about one megabyte."""
         width = sum(_width(self.snapshot.schema.columns.field(name).type) for name in self.projection.columns)
         return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
-
-
-def not_in(offsets: npt.NDArray[np.int64], hidden: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Per offset: whether it is not among the sorted `hidden` ones."""
-    if not len(hidden):
-        return np.ones(len(offsets), dtype=bool)
-    at = np.searchsorted(hidden, offsets)
-    at[at == len(hidden)] = 0
-    return np.asarray(hidden[at] != offsets)
 
 
 def _width(kind: pa.DataType) -> int:

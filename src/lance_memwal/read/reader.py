@@ -20,7 +20,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase, no_index
 from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
-from lance_memwal.read.base_keys import BaseLookup
+from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search

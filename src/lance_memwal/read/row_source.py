@@ -25,11 +25,11 @@ from lance_memwal.memtable.index import Analyzer, FtsMemIndex
 from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE
+from lance_memwal.read.fresh import live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
-from lance_memwal.read.merge import Merge, not_in
-from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.read.merge import Merge
 from lance_memwal.rows.filter import RowFilter, pushdown
-from lance_memwal.rows.keys import KeySet, one_array
+from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
 
@@ -123,9 +123,9 @@ class MemorySource(_TableSource):
 class SsTableSource(_TableSource):
     """The newest rows of an SSTable."""
 
-    def __init__(self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema) -> None:
+    def __init__(self, reader: SsTableReader, hidden: npt.NDArray[np.int64], schema: TableSchema) -> None:
         table, offsets = reader.all_rows(schema)
-        super().__init__(table, not_in(offsets, np.sort(dead)) & ~tombstone_flags(table), schema)
+        super().__init__(table, live_rows(table, offsets, hidden), schema)
         self.reader = reader
         self.offsets = offsets
 
@@ -142,17 +142,17 @@ class SsTableSource(_TableSource):
 class LargeSsTableSource:
     """The newest rows of an SSTable that is not kept in memory. Its results are offsets in the file (`take` too)."""
 
-    def __init__(self, reader: SsTableReader, dead: npt.NDArray[np.int64], schema: TableSchema) -> None:
+    def __init__(self, reader: SsTableReader, hidden: npt.NDArray[np.int64], schema: TableSchema) -> None:
         self.reader = reader
-        self.hidden = np.sort(dead)
+        self.hidden = hidden
         self.schema = schema
 
     @cached_property
     def _frame(self) -> tuple[npt.NDArray[np.int64], Mask]:
         parts = list(self.reader.batches(self.schema, [], None, _LARGE_BATCH_ROWS))
         offsets = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
-        flags = np.concatenate([tombstone_flags(b) for b, _ in parts] or [np.empty(0, bool)])
-        return offsets, not_in(offsets, self.hidden) & ~flags
+        live = np.concatenate([live_rows(b, at, self.hidden) for b, at in parts] or [np.empty(0, bool)])
+        return offsets, live
 
     @property
     def num_rows(self) -> int:
@@ -200,19 +200,17 @@ class FragmentSource:
     def __init__(self, fragment: Any, merge: Merge) -> None:
         self._fragment = fragment
         self._merge = merge
-        keys = list(merge.snapshot.schema.primary_key) if merge.fresh_keys is not None else []
         with merge.snapshot.base.reading("reading the base table"):
-            rows = fragment.scanner(columns=keys, with_row_address=True, with_row_id=True).to_table()
+            rows = fragment.scanner(columns=merge.hiding_columns, with_row_address=True, with_row_id=True).to_table()
         self.addresses = one_array(rows.column("_rowaddr")).to_numpy()
         self.row_ids = one_array(rows.column("_rowid")).to_numpy()
         self.num_rows = len(self.addresses)
-        hidden: KeySet | None = merge.fresh_keys
-        self._gone = hidden.of_rows(rows, keys) if hidden is not None else None
+        self._live = merge.live_in_base(rows)
 
-    @cached_property
+    @property
     def live(self) -> Mask:
         """Per row: whether the snapshot shows it."""
-        return np.ones(self.num_rows, dtype=bool) if self._gone is None else ~self._gone
+        return self._live
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true."""
@@ -261,10 +259,8 @@ def fresh_sources(merge: Merge) -> list[FreshSource]:
     """The sources above the base table."""
     found: list[FreshSource] = []
     for shard in merge.shards:
-        for ref, mask in shard.memory:
-            found.append(MemorySource(ref, mask & ~tombstone_flags(ref.table())))
-        if shard.readers:
-            for reader, dead in zip(shard.readers, shard.hidden_offsets(), strict=True):
-                kind = SsTableSource if keeps_rows(reader.sstable) else LargeSsTableSource
-                found.append(kind(reader, dead, merge.snapshot.schema))
+        found += (MemorySource(ref, live) for ref, live in shard.live_memory())
+        for reader, hidden in shard.sstables():
+            kind = SsTableSource if keeps_rows(reader.sstable) else LargeSsTableSource
+            found.append(kind(reader, hidden, merge.snapshot.schema))
     return found

@@ -37,11 +37,12 @@ from lance_memwal.memtable.index.bm25 import CorpusStats
 from lance_memwal.memtable.index.fts import search_texts
 from lance_memwal.memtable.index.query import columns_of
 from lance_memwal.memtable.index.vectors import is_vector, query_vector
+from lance_memwal.read.base_rows import BaseRows
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.ranked import Ranked, fuse, to_table
 from lance_memwal.read.row_source import FragmentSource, LargeSsTableSource, MemorySource, RowSource, fresh_sources
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.read.vector_search import BaseRows, nearest_in_base, nearest_in_source
+from lance_memwal.read.vector_search import nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
 from lance_memwal.sstable.mirrors import index_facts

@@ -19,22 +19,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
 from lance_memwal.memtable.index.vectors import Nearest, nearest_in_block
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable, rows_by_id
-from lance_memwal.read.merge import Merge, not_in
+from lance_memwal.read.base_rows import BLOB_HANDLING, refuse_unreadable
+from lance_memwal.read.fresh import live_rows, not_in
+from lance_memwal.read.merge import Merge
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
-from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
 
-__all__ = ["BaseRows", "nearest_in_base", "nearest_in_source"]
+__all__ = ["nearest_in_base", "nearest_in_source"]
 
 _EXTRA = 16
 _DOT_REFINE = 5  # quantised inner products rank worse than distances: of 50,000 rows 0.88 were found without, 0.99 with
@@ -158,9 +157,8 @@ def _stream_nearest(
     for batch, offsets in source.reader.batches(
         source.schema, [column], row_filter, _stream_rows(source.schema, column)
     ):
-        table = pa.Table.from_batches([batch])
-        alive = not_in(offsets, source.hidden) & ~tombstone_flags(table)
-        best = _better(best, table.column(column), offsets, alive, query, k, metric)
+        alive = live_rows(batch, offsets, source.hidden)
+        best = _better(best, batch.column(column), offsets, alive, query, k, metric)
     return best
 
 
@@ -171,7 +169,7 @@ def _stream_rows(schema: TableSchema, column: str) -> int:
 
 def _better(
     best: Nearest,
-    vectors: pa.ChunkedArray,
+    vectors: pa.Array | pa.ChunkedArray,
     rows: npt.NDArray[np.int64],
     alive: npt.NDArray[np.bool_],
     query: npt.NDArray[np.float64],
@@ -190,29 +188,6 @@ def _better(
 # --------------------------------------------------------------------------------------------------------- the base
 
 
-class BaseRows:
-    """Rows of the base table by row id; what a search brought along is not read again."""
-
-    def __init__(self, base: BaseTable) -> None:
-        self._base = base
-        self._known: pa.Table | None = None
-
-    def remember(self, rows: pa.Table) -> None:
-        """Keep `rows`, which have `_rowid`, for `take`."""
-        self._known = rows
-
-    def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
-        """`columns` of the rows with these ids, in that order."""
-        if self._known is not None and set(columns) <= set(self._known.schema.names):
-            known = one_array(self._known.column(_ROW_ID)).to_numpy().astype(np.int64)
-            order = np.argsort(known)
-            at = np.searchsorted(known, rows, sorter=order)
-            at[at == len(known)] = 0
-            if len(known) and (known[order[at]] == rows).all():
-                return self._known.select(list(columns)).take(pa.array(order[at]))
-        return rows_by_id(self._base, rows, columns)
-
-
 def nearest_in_base(
     merge: Merge,
     column: str,
@@ -226,20 +201,16 @@ def nearest_in_base(
     use_index: bool,
 ) -> tuple[pa.Table, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The `k` nearest live, matching rows of the base table: the rows that were read, and ids and distances in order."""
-    schema = merge.snapshot.schema
     shared = pushdown(merge.row_filter)
     if shared.late is not None:  # Lance cannot be told what the search is restricted to
         return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, column, query, k, metric)
-    keys = list(schema.primary_key) if merge.fresh_keys is not None else []
-    wanted = list(dict.fromkeys([*columns, *keys, column]))
+    wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, column]))
     refuse_unreadable([merge.snapshot.base.schema.field(name) for name in wanted])
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
     while True:
         rows = _ask_lance(merge, shared.told, column, query, fetch, metric, wanted, nprobes, refine_factor, use_index)
-        live = np.ones(rows.num_rows, dtype=bool)
-        if merge.fresh_keys is not None and rows.num_rows:
-            live = ~merge.fresh_keys.of_rows(rows, keys)
+        live = merge.live_in_base(rows)
         if live.sum() >= min(k, total):
             break
         if rows.num_rows < fetch or fetch >= total:
@@ -258,20 +229,17 @@ def nearest_in_base(
 def _stream_base(merge: Merge, column: str, query: npt.NDArray[np.float64], k: int, metric: Metric) -> Nearest:
     """Exactly, batch by batch."""
     schema, shared = merge.snapshot.schema, pushdown(merge.row_filter)
-    keys = list(schema.primary_key) if merge.fresh_keys is not None else []
     best = _NOTHING
     with merge.snapshot.base.reading("searching the base table", given=shared.told is not None):
         scanner = merge.snapshot.base.dataset.scanner(
-            columns=list(dict.fromkeys([column, *keys, *shared.columns])),
+            columns=list(dict.fromkeys([column, *merge.hiding_columns, *shared.columns])),
             filter=shared.told,
             with_row_id=True,
             batch_size=_stream_rows(schema, column),
         )
         for batch in scanner.to_batches():
             rows = shared.finish(pa.Table.from_batches([batch]))
-            alive = np.ones(rows.num_rows, dtype=bool)
-            if merge.fresh_keys is not None and rows.num_rows:
-                alive = ~merge.fresh_keys.of_rows(rows, keys)
+            alive = merge.live_in_base(rows)
             row_ids = one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64)
             best = _better(best, rows.column(column), row_ids, alive, query, k, metric)
     return best

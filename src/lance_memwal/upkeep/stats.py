@@ -14,7 +14,7 @@ from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.transactions import load_generation_maps
-from lance_memwal.log.wal import list_positions, read_transactions
+from lance_memwal.log.wal import list_positions, read_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -47,8 +47,6 @@ def shard_infos(location: Location) -> list[ShardInfo]:
     """Every shard as storage shows it."""
     infos = []
     for manifest in _manifests(location):
-        cursor = manifest.replay_after_wal_entry_position
-        positions = list_positions(location, manifest.shard_id)
         infos.append(
             ShardInfo(
                 manifest.shard_id,
@@ -56,7 +54,7 @@ def shard_infos(location: Location) -> list[ShardInfo]:
                 manifest.status,
                 tuple(sstable.generation for sstable in manifest.sstables),
                 manifest.current_generation,
-                sum(position > cursor for position in positions),
+                len(tail_positions(location, manifest)),
                 sum(sstable.in_memory_bytes or 0 for sstable in manifest.sstables),
             )
         )

@@ -39,6 +39,7 @@ from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.shards import list_shards
+from lance_memwal.log.tail import may_follow
 from lance_memwal.log.transactions import is_whole
 from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import list_positions
@@ -312,8 +313,7 @@ class _Inspection:
                     what = f"generation {generation} is published, but this entry of it is after the cursor"
                     self._found.add("V-10", path, what, "reopen the shard with a writer and close it", info.position)
                 continue
-            allowed = (expected, expected + 1) if seen_any else (expected,)
-            if generation not in allowed:
+            if not may_follow(generation, expected, is_first=not seen_any):
                 what = f"generation {generation} follows {expected}: generations never fall and never skip"
                 self._found.add("V-6", path, what, "stop all writers of the shard and report it: this is a bug")
             expected, seen_any = max(expected, generation), True

@@ -22,7 +22,7 @@ import pyarrow as pa
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.tail import unflushed_of
+from lance_memwal.log.tail import may_follow, unflushed_of
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter, with_flags
@@ -120,7 +120,7 @@ class _Tail:
     def _read(self, shard_id: str, newest: int) -> Iterator[_Item]:
         empty = True
         for generation, entry in unflushed_of(self._opened):
-            if generation != newest and (generation != newest + 1 or empty):
+            if not may_follow(generation, newest, is_first=empty):
                 raise CorruptDataError(
                     f"generation {generation} follows generation {newest}; generations never fall and never skip",
                     path=paths.wal_entry_path(shard_id, entry.position),

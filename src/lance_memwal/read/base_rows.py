@@ -1,33 +1,40 @@
-"""Finding rows of the base table by key.
+"""Rows of the base table: by key, by row id, and what a read must say to Lance so that it gets the bytes of blobs.
 
-Owns `BaseLookup`. The first lookups of a base version go through its scalar index where there is one; after a few, or
-where there is none, an index of key hashes and row ids is built in memory, if it fits the cache. Invariants:
+Owns `BaseLookup`, `BaseRows` and which columns are blobs. The first lookups of a base version go through its scalar index
+where there is one; after a few, or where there is none, an index of key hashes and row ids is built in memory, if it fits
+the cache. Invariants:
 
 1. A hash only ever proposes rows; the key of every proposed row is compared before it is an answer.
 2. The index belongs to one version of one table; that of another version takes its place.
 3. Where it does not fit, lookups are filters that Lance answers itself.
+4. A read gives the bytes of a blob, or says that it cannot; never where they are. Such columns are read only, in the base
+   table of a table that another implementation initialised; ours refuses them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.lance.base import BaseTable
+from lance_memwal.errors import UnsupportedFormatError
+from lance_memwal.lance.base import BaseTable, take_rows
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.blobs import BLOB_HANDLING, refuse_unreadable, rows_by_id
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
 from lance_memwal.rows.sql import in_list
 
-__all__ = ["BaseLookup"]
+__all__ = ["BLOB_HANDLING", "BaseLookup", "BaseRows", "refuse_unreadable", "rows_by_id"]
 
+BLOB_HANDLING: Literal["all_binary"] = "all_binary"  # else Lance shows where the bytes are, not what they are
+_BLOB = b"lance-encoding:blob"
+_SECOND_LAYOUT = "lance.blob"
 _BYTES_PER_ROW = 16
 _INDEX_AFTER_LOOKUPS = 8
 _ROW_ID = "_rowid"
@@ -140,3 +147,56 @@ def _hashes(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.generic], bool]
     keys = key_array(columns)
     numbers = as_numbers(keys)
     return (hash_messages([keys.cast(pa.large_binary())]), False) if numbers is None else (numbers, True)
+
+
+# ------------------------------------------------------------------------------------------------------------ by row id
+
+
+def refuse_unreadable(columns: Collection[pa.Field]) -> None:
+    """Raise `UnsupportedFormatError` for a blob in the layout of Lance files 2.2, of which nobody here gets the bytes."""
+    for column in columns:
+        kind = column.type
+        if isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith(_SECOND_LAYOUT):
+            raise UnsupportedFormatError(
+                f"column {column.name!r} ({kind.extension_name}) is not understood by this version: name the other columns "
+                "(columns=[...]), and read this one with Lance"
+            )
+
+
+def rows_by_id(base: BaseTable, row_ids: npt.NDArray[Any], columns: Sequence[str]) -> pa.Table:
+    """`columns` of the base rows with these ids, in that order."""
+    fields = [base.schema.field(name) for name in columns]
+    refuse_unreadable(fields)
+    with base.reading("reading rows of the base table"):
+        if not any(_BLOB in (field.metadata or {}) for field in fields):
+            return take_rows(base.dataset, row_ids.tolist(), columns)
+        # Lance takes no blobs with their bytes: such rows are scanned
+        asked = in_list(_ROW_ID, pa.array(row_ids.astype(np.uint64)))
+        scanner = base.dataset.scanner(list(columns), asked, with_row_id=True, blob_handling=BLOB_HANDLING)
+        rows = scanner.to_table()
+    found = rows.column(_ROW_ID).to_numpy()
+    order = np.argsort(found)
+    return rows.select(list(columns)).take(pa.array(order[np.searchsorted(found, row_ids, sorter=order)]))
+
+
+class BaseRows:
+    """Rows of the base table by row id; what a search brought along is not read again."""
+
+    def __init__(self, base: BaseTable) -> None:
+        self._base = base
+        self._known: pa.Table | None = None
+
+    def remember(self, rows: pa.Table) -> None:
+        """Keep `rows`, which have `_rowid`, for `take`."""
+        self._known = rows
+
+    def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """`columns` of the rows with these ids, in that order."""
+        if self._known is not None and set(columns) <= set(self._known.schema.names):
+            known = one_array(self._known.column(_ROW_ID)).to_numpy().astype(np.int64)
+            order = np.argsort(known)
+            at = np.searchsorted(known, rows, sorter=order)
+            at[at == len(known)] = 0
+            if len(known) and (known[order[at]] == rows).all():
+                return self._known.select(list(columns)).take(pa.array(order[at]))
+        return rows_by_id(self._base, rows, columns)
