@@ -37,7 +37,7 @@ from lance_memwal.upkeep.reports import (
     VerifyReport,
 )
 from lance_memwal.write.appender import WalAppender
-from lance_memwal.write.engine import Ack, WriteResult
+from lance_memwal.write.writes import Ack, WriteResult
 
 __all__ = [
     "HnswIndex",

@@ -1,39 +1,73 @@
 """The public writer of one shard.
 
-Owns `ShardWriter`: the engine, and reads of what it holds. Invariants are those of `lance_memwal.write.engine`.
+Owns `ShardWriter`: what a user calls. Each verb is one call into `write`, or into `read` with what is in memory. Invariants:
+
+1. A writer that is dropped without close flushes nothing, and its background work ends.
+2. A writer in a forked child is closed.
+3. A call in a signal handler, on top of another call of the same thread, waits for nothing that the call below holds.
 """
 
 from __future__ import annotations
 
+import logging
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_instance
+from lance_memwal.arguments import check_instance, check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
+from lance_memwal.memtable import live
+from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
+from lance_memwal.process.background import JOIN_SECONDS
+from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.read.memory_scan import MemTableScanner
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.fit import Missing
 from lance_memwal.sstable.probe import check_table
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.write.engine import ShardEngine
-from lance_memwal.write.parking import Parked
+from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
+from lance_memwal.write import closing, columns, opening, writes
+from lance_memwal.write.closing import Parked
+from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
+from lance_memwal.write.writes import Ack, WriteResult
 
 __all__ = ["ShardWriter"]
 
+_LOG = logging.getLogger(__name__)
 
-class ShardWriter(ShardEngine):
+
+class ShardWriter:
     """Writes one shard: durable puts and deletes, visible at once, flushed to SSTables in the background."""
+
+    def __init__(
+        self, target: ShardTarget, config: WriterConfig, clock: Clock, *, parked: Parked | None = None
+    ) -> None:
+        """Use `open`."""
+        self._shard = opening.open_shard(target, config, clock, parked)
+        self._key = target.location.key
+        try:
+            opening.start(self._shard)
+            self._finalizer = weakref.finalize(self, self._shard.abandon)
+            self._finalizer.atexit = False  # a program's own hook may still close this writer
+            live.register(self._key, self)
+            close_in_child(self)
+        except BaseException:  # no second thread to be had, or interrupted: the first one must not live on
+            self._shard.abandon()
+            raise
 
     @classmethod
     def open(
@@ -81,9 +115,115 @@ class ShardWriter(ShardEngine):
         target = target_of(base.location, for_writing(base), None, routed=routed, watch=watch)
         return cls(target, settings, SYSTEM_CLOCK, parked=parked)
 
+    # -------------------------------------------------------------------------------------------------------- writing
+
+    def put(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> WriteResult:
+        """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns.
+
+        Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
+        there; `missing="null"` makes them null. On an append-only table they are null anyway.
+        """
+        return writes.put(self._shard, data, txn, missing)
+
+    def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
+        """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
+        return writes.put_nowait(self._shard, data, missing)
+
+    def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
+        """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
+        return writes.delete(self._shard, keys, txn)
+
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now: added, renamed and dropped ones.
+
+        Writes wait meanwhile. What was written before is flushed under the old columns, and is read by field id.
+        """
+        columns.evolve(self._shard)
+
+    def force_seal_active(self) -> None:
+        """Freeze the active memtable (no-op if it is empty); `FencedError` if another writer owns the shard."""
+        if is_on_top():
+            raise on_top_error("force_seal_active")
+        self._shard.tables.need()
+        with self._shard.health.lock:
+            self._shard.health.refuse_writes()
+        self.check_fenced()
+        self._shard.seal()
+
+    def wait_for_flush_drain(self, timeout: float | None = None) -> None:
+        """Return when every frozen memtable is an SSTable; raise why one is not, or `UnavailableError` on time-out."""
+        if is_on_top():
+            raise on_top_error("wait_for_flush_drain")
+        tables, health, timeout = self._shard.tables.need(), self._shard.health, check_timeout(timeout)
+        health.refuse()
+        if not health.wait_until(lambda: not tables.frozen, timeout):
+            raise UnavailableError(
+                f"{len(tables.frozen)} memtables were not flushed within {timeout} seconds; wait again"
+            )
+
+    # -------------------------------------------------------------------------------------------------------- closing
+
+    def close(self) -> None:
+        """Flush the log and all memtables, end the background work, and raise the first failure. Idempotent.
+
+        In a signal handler that interrupted another call of the same thread it returns at once: no more writes are
+        accepted, and the closing is done as soon as that call ends, and before the program does.
+        """
+        if is_on_top():
+            self._shard.health.promise_to_close(self._close_quietly, at_once=False)
+        else:
+            closing.close(self._shard, self._stop)
+
+    def _close_quietly(self) -> None:
+        """Close for a caller that is gone."""
+        try:
+            closing.close(self._shard, self._stop)
+        except Exception as error:
+            _LOG.warning("closing a writer failed [shard=%s]: %s", self.shard_id, error)
+
+    def abort(self) -> None:
+        """Stop without flushing; what is in the log is replayed by the next open. Idempotent."""
+        if is_on_top():
+            self._shard.health.promise_to_close(self._stop, at_once=True)
+        else:
+            self._stop()
+
+    def park(self) -> Parked | None:
+        """Put this writer away, with everything durable; it is closed then.
+
+        None if it does not write any more, or is too busy for that: then it stays open.
+        """
+        return closing.park(self._shard, self._stop)
+
+    def _stop(self, seconds: float = JOIN_SECONDS) -> None:
+        """End the background work, and wait for what of it runs, for some time."""
+        self._finalizer.detach()
+        live.forget(self._key, self)
+        self._shard.stop(seconds)
+
+    def leave(self, deadline: float) -> None:
+        """Keep all other threads out, since the program ends; what a signal handler closed is closed when this returns."""
+        self._shard.health.wait_closed(deadline)
+        self._shard.gate.shut_for_good(deadline)
+
+    def orphan(self) -> None:
+        """Become closed in a forked child, where this writer's threads and locks do not exist."""
+        self._finalizer.detach()
+        self._shard.orphan()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
-        target = self._target
+        target = self._shard.columns.target
         return MemTableScanner(Snapshot.of_memory(target.location, target.schema, self.in_memory_memtable_refs()))
 
     def lsm_scan(
@@ -110,8 +250,8 @@ class ShardWriter(ShardEngine):
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key in this shard or the base table, or None."""
-        self._need_memtable()
-        self._core.refuse()
+        self._shard.tables.need()
+        self._shard.health.refuse()
         return self._reader.get(key, columns, writer=self)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
@@ -120,7 +260,103 @@ class ShardWriter(ShardEngine):
 
     @cached_property
     def _reader(self) -> Reader:
-        base = BaseTable.open(self._target.location)
+        base = BaseTable.open(self._shard.columns.target.location)
         if base is None:
             raise InvalidInputError("there is no base table yet: scan() reads the memtables, create the table for more")
-        return Reader(NewestBase(base), self._clock)
+        return Reader(NewestBase(base), self._shard.clock)
+
+    def capture(self) -> InMemoryMemTables | None:
+        """Active and frozen memtables for a reader of the table; None if this writer has none to show."""
+        try:
+            return self._shard.capture()
+        except MemWalError:
+            return None
+
+    def in_memory_memtable_refs(self) -> InMemoryMemTables:
+        """Active and frozen memtables, captured together."""
+        return self._shard.capture()
+
+    def active_memtable_ref(self) -> InMemoryMemTableRef:
+        """The active memtable, captured."""
+        return self._shard.capture().active
+
+    # -------------------------------------------------------------------------------------------------------- looking
+
+    def check_fenced(self) -> None:
+        """Raise `FencedError` if the newest manifest carries a higher epoch, `TableReplacedError` if the table is another one."""
+        self._shard.health.look_at_table()
+        try:
+            self._shard.manifests.check_fenced(self.epoch)
+        except FencedError as error:
+            self._shard.health.fail(error)
+            raise
+
+    def manifest(self) -> ShardManifest:
+        """The newest manifest of the shard."""
+        latest = self._shard.manifests.read_latest()
+        if latest is None:
+            raise UnavailableError(f"the manifest of shard {self.shard_id} is gone; run verify", ambiguous=False)
+        return latest
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this writer owns the shard."""
+        return self._shard.log.epoch
+
+    @property
+    def shard_id(self) -> str:
+        """The shard that this writer owns."""
+        return self._shard.log.shard_id
+
+    @property
+    def config(self) -> WriterConfig:
+        """The settings in force."""
+        return self._shard.config
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return self._shard.columns.target.schema.columns
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer was closed or aborted."""
+        return not self._shard.health.is_open
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the writer was put away."""
+        return self._shard.health.is_parked
+
+    @property
+    def table_id(self) -> str | None:
+        """The id of the table that this writer belongs to; None where there is no base table."""
+        return self._shard.health.table_id
+
+    def transactions(self) -> dict[str, SeenTransaction]:
+        """The newest version per application that is on storage."""
+        return self._shard.commits.transactions()
+
+    def stats(self) -> WriteStats:
+        """Totals since open or reset."""
+        return self._shard.stats.snapshot()
+
+    def stats_handle(self) -> StatsHandle:
+        """The live counters; usable after close."""
+        return self._shard.stats
+
+    def wal_stats(self) -> WalStats:
+        """The next position of the log."""
+        return WalStats(self._shard.log.next_position)
+
+    def backpressure_stats(self) -> BackpressureStats:
+        """Puts that waited for room."""
+        return self._shard.commits.backpressure()
+
+    def memtable_stats(self) -> MemTableStats:
+        """The memtables now."""
+        return self._shard.memtable_stats()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"ShardWriter(shard_id={self.shard_id!r}, epoch={self.epoch}, {state})"

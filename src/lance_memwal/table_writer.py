@@ -38,10 +38,10 @@ from lance_memwal.rows.ingest import key_batch, to_batches
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.engine import Ack, WriteResult
+from lance_memwal.write.closing import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
-from lance_memwal.write.parking import Parked
 from lance_memwal.write.stats import WriteStats
+from lance_memwal.write.writes import Ack, WriteResult
 
 __all__ = ["TableAck", "TableWriter"]
 

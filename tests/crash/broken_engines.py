@@ -11,15 +11,15 @@ from tests.harness.crash_child import Life, live
 
 def acknowledges_before_the_log(life: Life, pipe: Connection) -> None:
     """A durable put returns although nothing was written."""
-    from lance_memwal.write.group_commit import ShardCore
+    from lance_memwal.write.group_commit import GroupCommit
 
     def lie(self: Any, put: Any) -> Any:
         if len(self.pending) > 6:
             return honest(self, put)
         return self.insert(put.fit(put.batches), None)[0]
 
-    honest = ShardCore.write
-    ShardCore.write = lie  # type: ignore[method-assign]
+    honest = GroupCommit.write
+    GroupCommit.write = lie  # type: ignore[method-assign]
     live(life, pipe)
 
 
@@ -53,9 +53,9 @@ def publishes_without_a_sidecar(life: Life, pipe: Connection) -> None:
 
 def forgets_the_tail(life: Life, pipe: Connection) -> None:
     """Open starts with an empty memtable."""
-    from lance_memwal.write import engine
+    from lance_memwal.write import opening
 
-    engine.replay = lambda *_: 0
+    opening.replay = lambda *_: None
     live(life, pipe)
 
 

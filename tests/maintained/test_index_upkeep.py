@@ -12,7 +12,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.memtable.index import HnswMemIndex
-from lance_memwal.write.group_commit import ShardCore
+from lance_memwal.write.indexing import Indexing
 from tests.kit.maintained import DIM, SETTINGS, flush, rows, table_with_indexes, wait_until
 
 LATER = {**SETTINGS, "sync_indexed_write": False}
@@ -20,9 +20,7 @@ LATER = {**SETTINGS, "sync_indexed_write": False}
 
 def indexed_rows(writer: mw.ShardWriter) -> set[int]:
     """What the indexes of the active memtable hold, without asking them to take in more."""
-    active = writer._core.active
-    assert active is not None
-    return {index.indexed_rows for index in active.indexes}
+    return {index.indexed_rows for index in writer.active_memtable_ref().memtable.indexes}
 
 
 def nearest_ids(writer: mw.ShardWriter, key: int, k: int = 1) -> list[int]:
@@ -101,9 +99,9 @@ def test_index_memory_is_metered_and_grows_with_the_rows(tmp_path: Path) -> None
         stats = writer.memtable_stats()
         assert stats.index_bytes > 5000 * (4 * DIM + 8 + 50)
         assert stats.estimated_size >= stats.index_bytes
-        assert writer._core.held_bytes >= stats.index_bytes + writer._core.active.size_bytes  # type: ignore[union-attr]
+        assert writer._shard.commits.held_bytes == stats.estimated_size
         flush(writer)
-        assert writer._core._meter.total == 0
+        assert writer._shard.commits.held_bytes == 0
         assert writer.memtable_stats().index_bytes == 0
 
 
@@ -132,7 +130,7 @@ def test_a_graph_is_built_in_the_background_once_searches_ask_for_it(tmp_path: P
         assert graph.graph_rows == 0, "one search is no reason to build a graph"
         for _ in range(100):
             nearest_ids(writer, 2000)
-        assert wait_until(lambda: graph.graph_rows == 3000 and not writer._core.growing)
+        assert wait_until(lambda: graph.graph_rows == 3000 and not writer._shard.tables.need().indexing.growing)
         assert nearest_ids(writer, 2222) == [2222]
         assert writer.memtable_stats().index_bytes > 3000 * 4 * 33
 
@@ -146,7 +144,7 @@ def test_an_interrupted_put_leaves_nothing_in_the_indexes(tmp_path: Path, monkey
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("lance_memwal.write.state.Pending", interrupt)
+            patch.setattr("lance_memwal.write.group_commit.Pending", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 writer.put(rows([777]))
         writer.put(rows([201, 202]))
@@ -166,7 +164,7 @@ def test_an_interrupt_between_a_put_and_its_indexing_is_made_good(
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(ShardCore, "_index", interrupt)
+            patch.setattr(Indexing, "inserted", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 writer.put(rows([777]))
         writer.put(rows([201]))

@@ -67,11 +67,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             "log/wal.py",
-            "from lance_memwal.write import engine",
+            "from lance_memwal.write import shard",
             "lance_memwal.log is not allowed to import lance_memwal.write",
         ),
         (
-            "write/engine.py",
+            "write/shard.py",
             "import lance_memwal.read.scan",
             "lance_memwal.write is not allowed to import lance_memwal.read",
         ),

@@ -139,7 +139,7 @@ def test_a_shard_that_is_parked_during_a_flush_is_flushed_all_the_same(
 
     with table.writer(fsync=False, max_open_shards=1, compaction=None) as writer:
         writer.put([row(1, 0, 0)])
-        monkeypatch.setattr("lance_memwal.write.engine.is_on_top", lambda: False)  # `overtake` is no signal handler
+        monkeypatch.setattr("lance_memwal.shard_writer.is_on_top", lambda: False)  # `overtake` is no signal handler
         monkeypatch.setattr(mw.ShardWriter, step, overtake)
         writer.flush()
         assert overtaken

@@ -26,7 +26,7 @@ LIMIT = {"max_unflushed_memtable_bytes": 5000}
 
 def wait_for_waits(writer: ShardWriter, count: int) -> None:
     """Return once `count` puts have begun to wait; nothing is notified of that, so look."""
-    wait_for(lambda: writer._core.waits >= count)
+    wait_for(lambda: writer.backpressure_stats().total_count >= count)
 
 
 def test_a_put_over_budget_waits_for_a_flush_and_is_counted_once(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_waiting_put_warns_at_the_interval(tmp_path: Path, caplog: pytest.LogC
     with open_writer(location, backpressure_log_interval_ms=10, **LIMIT) as writer:
         held = store.hold("put", BLOOM)
         writer.put(rows(range(500)))
-        with caplog.at_level(logging.WARNING, logger="lance_memwal.write.state"):
+        with caplog.at_level(logging.WARNING, logger="lance_memwal.write.group_commit"):
             put = in_thread(lambda: writer.put(rows([1000])))
             held.wait_reached()
             wait_for(lambda: len(caplog.records) >= 3)
@@ -104,16 +104,16 @@ def test_indexes_count_as_held_bytes(tmp_path: Path) -> None:
     """Lesson 37: the meter ignored index memory."""
     with open_writer(tmp_path) as writer:
         writer.put(rows(range(10_000)))
-        before = writer._core.held_bytes
+        before = writer._shard.commits.held_bytes
         assert writer.memtable_stats().index_bytes == 0  # made when a reader first needs it
         assert len(scanned(writer)) == 10_000
         stats = writer.memtable_stats()
         assert stats.index_bytes >= 10_000 * 100
-        assert writer._core.held_bytes == before + stats.index_bytes
+        assert writer._shard.commits.held_bytes == before + stats.index_bytes
         assert stats.estimated_size >= stats.index_bytes
         writer.force_seal_active()
         writer.wait_for_flush_drain(SECONDS)
-        assert writer._core.held_bytes == 0
+        assert writer._shard.commits.held_bytes == 0
 
 
 def test_a_reader_that_indexes_a_released_memtable_leaves_no_bytes_behind(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_reader_that_indexes_a_released_memtable_leaves_no_bytes_behind(tmp_pa
         writer.wait_for_flush_drain(SECONDS)
         assert refs.active.newest_mask().all()
         assert refs.active.memtable.index_bytes > 0
-        assert writer._core.held_bytes == 0
+        assert writer._shard.commits.held_bytes == 0
 
 
 def test_index_memory_grows_with_the_rows_not_with_the_capacity(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_budget_of_wal_only_mode_is_its_queue(tmp_path: Path) -> None:
     settings = {"enable_memtable": False, "durable_write": False, "max_wal_flush_interval_ms": None}
     with open_writer(location, max_unflushed_memtable_bytes=3000, max_wal_buffer_size=0, **settings) as writer:
         held = store.hold("put_new", WAL)
-        while writer._core.held_bytes < 3000:
+        while writer._shard.commits.held_bytes < 3000:
             writer.put(rows(range(10)))
         assert store.count("put_new", WAL) == 0
         waiting = in_thread(lambda: writer.put(rows([1])))
@@ -149,7 +149,7 @@ def test_the_budget_of_wal_only_mode_is_its_queue(tmp_path: Path) -> None:
         assert writer.backpressure_stats().total_count == 1
         held.open()
         waiting.result()
-        assert writer._core.held_bytes < 3000
+        assert writer._shard.commits.held_bytes < 3000
 
 
 def test_a_put_that_fails_while_it_waits_has_its_wait_counted(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_memory_is_bounded_while_many_threads_write_faster_than_flushes(tmp_path
             nonlocal largest
             for k in range(40):
                 writer.put(rows(range(1000 * thread + 10 * k, 1000 * thread + 10 * k + 10)))
-                largest = max(largest, writer._core.held_bytes)
+                largest = max(largest, writer._shard.commits.held_bytes)
 
         threads = [in_thread(lambda t=t: work(t)) for t in range(4)]
         for thread in threads:

@@ -137,16 +137,16 @@ def test_a_put_that_finds_no_room_just_before_the_writer_is_aborted_does_not_wai
     held = store.hold("put", BLOOM)
     writer.force_seal_active()
     held.wait_reached()
-    core, lead, aborting = writer._core, writer._core._lead, []
+    commits, lead, aborting = writer._shard.commits, writer._shard.commits._lead, []
 
     def aborted_meanwhile(put: QueuedPut | None) -> bool:
         room = lead(put)
         assert not room
         aborting.append(in_thread(writer.abort))
-        wait_for(lambda: core.state == "closed")
+        wait_for(lambda: writer._shard.health.is_closed)
         return room
 
-    core._lead = aborted_meanwhile  # type: ignore[method-assign]
+    commits._lead = aborted_meanwhile  # type: ignore[method-assign]
     with pytest.raises(ClosedError):
         in_thread(lambda: writer.put(rows([1]))).result(timeout=10)
     held.open()
@@ -230,11 +230,11 @@ def test_a_writer_in_a_reference_cycle_ends_its_threads_wherever_it_is_collected
     writer = open_writer(tmp_path)
     ack = writer.put_nowait(rows([1]))
     threads = memwal_threads() - before
-    core = writer._core
+    lock = writer._shard.health.lock
     cycle: list[object] = [writer]
     cycle.append(cycle)
     del cycle, writer
-    with core.lock:  # collected by a thread that holds the writer's lock: the finaliser must not wait for it
+    with lock:  # collected by a thread that holds the writer's lock: the finaliser must not wait for it
         collecting = in_thread(lambda: None)
         gc.collect()
         collecting.result()
@@ -301,7 +301,7 @@ def test_a_fork_while_another_thread_holds_the_locks_hangs_nobody(tmp_path: Path
     held = store.hold("put_new", WAL)
     put = in_thread(lambda: writer.put(rows([1])))
     held.wait_reached()
-    with writer._core.lock:
+    with writer._shard.health.lock:
         found = _in_child(lambda: _outcome(lambda: writer.put(rows([2]))).encode())
     assert found == b"ClosedError"
     held.open()

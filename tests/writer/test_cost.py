@@ -90,7 +90,7 @@ def test_a_flushed_memtable_is_let_go(tmp_path: Path) -> None:
         writer.wait_for_flush_drain(SECONDS)
         gc.collect()
         assert pa.total_allocated_bytes() - before < 500_000  # of about four million that went through
-        assert writer._core.held_bytes == writer.memtable_stats().estimated_size == 0
+        assert writer._shard.commits.held_bytes == writer.memtable_stats().estimated_size == 0
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SystemClock
-from lance_memwal.write.columns import WriteGate
+from lance_memwal.write.gate import WriteGate
 from tests.kit.writers import MANIFEST, SHARD, WAL, Running, base_table, contents, in_thread, rows, watched
 
 

@@ -201,7 +201,7 @@ def test_a_non_durable_writer_learns_of_the_fence_in_the_background(tmp_path: Pa
     first = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=5)
     with open_writer(tmp_path) as second:
         first.put(rows([1]))
-        wait_for(lambda: first._core.fenced is not None)
+        wait_for(lambda: first._shard.health.fenced is not None)
         with pytest.raises(FencedError):
             first.put(rows([2]))
         assert scanned(first) == {1: "a"}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lance_memwal import FencedError, MemWalError, ShardWriter, UnavailableError
+from lance_memwal.clock import BackOff
 from lance_memwal.write import flush
 from tests.kit.writers import (
     BLOOM,
@@ -26,13 +27,12 @@ from tests.kit.writers import (
 
 
 def wait_for_failures(writer: ShardWriter, count: int) -> None:
-    wait_for(lambda: writer._core.flush_failures >= count)
+    wait_for(lambda: writer._shard.health.flush_failures >= count)
 
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flush, "_FIRST_DELAY_SECONDS", 0.002)
-    monkeypatch.setattr(flush, "_LONGEST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(flush, "_BACK_OFF", BackOff(0.002, 0.01, jitter=0.0))
 
 
 def test_a_failed_flush_is_retried_and_does_not_poison(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_attempts_that_fail_again_and_again_leave_no_directory(tmp_path: Path) -
         writer.force_seal_active()
         wait_for_failures(writer, 5)
         failing.open()
-        wait_for(lambda: not writer._core.frozen)
+        wait_for(lambda: not writer.memtable_stats().frozen_count)
     assert len(attempts(tmp_path)) == 1
     assert list(flushed(tmp_path)) == [1]
 
@@ -136,7 +136,7 @@ def test_after_five_failures_waiters_are_told_and_retries_go_on_and_recover(tmp_
         waiting = in_thread(lambda: writer.put(rows([1000])))  # over budget: freezes the active memtable and waits
         with pytest.raises(UnavailableError, match="no space"):
             waiting.result()
-        assert writer._core.flush_failures >= 5
+        assert writer._shard.health.flush_failures >= 5
         with pytest.raises(UnavailableError, match="no space"):
             writer.wait_for_flush_drain(SECONDS)
         with pytest.raises(UnavailableError, match="no space"):
@@ -144,7 +144,7 @@ def test_after_five_failures_waiters_are_told_and_retries_go_on_and_recover(tmp_
         assert len(scanned(writer)) == 100
         wait_for_failures(writer, 8)
         failing.open()
-        wait_for(lambda: not writer._core.frozen)
+        wait_for(lambda: not writer.memtable_stats().frozen_count)
         writer.wait_for_flush_drain(SECONDS)
         writer.put(rows([1002]))
         assert len(everything(writer, tmp_path)) == 101
@@ -197,7 +197,7 @@ def test_an_error_that_is_not_ours_is_told_as_one_of_ours_with_its_cause(tmp_pat
             writer.wait_for_flush_drain(SECONDS)
         assert isinstance(caught.value.__cause__, RuntimeError)
         failing.open()
-        wait_for(lambda: not writer._core.frozen)
+        wait_for(lambda: not writer.memtable_stats().frozen_count)
 
 
 def test_a_panic_of_native_code_does_not_end_the_worker(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_flush_that_is_fenced_ends_and_its_rows_stay_readable(tmp_path: Path) 
     first = open_writer(tmp_path)
     first.put(rows([1]))
     with open_writer(tmp_path) as second:
-        first._core.seal()  # as a full memtable does, without the look at the manifest
+        first._shard.seal()  # as a full memtable does, without the look at the manifest
         with pytest.raises(FencedError):
             first.wait_for_flush_drain(SECONDS)
         assert scanned(first) == {1: "a"}
@@ -262,11 +262,11 @@ def test_bytes_of_a_failed_flush_count_until_it_landed(tmp_path: Path) -> None:
         writer.force_seal_active()
         wait_for_failures(writer, 2)
         assert writer.memtable_stats().frozen_bytes > 10_000
-        assert writer._core.held_bytes > 10_000
+        assert writer._shard.commits.held_bytes > 10_000
         failing.open()
-        wait_for(lambda: not writer._core.frozen)
+        wait_for(lambda: not writer.memtable_stats().frozen_count)
         assert writer.memtable_stats().frozen_bytes == 0
-        assert writer._core.held_bytes == 0
+        assert writer._shard.commits.held_bytes == 0
 
 
 def test_each_attempt_writes_its_own_directory(tmp_path: Path) -> None:

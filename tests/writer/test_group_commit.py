@@ -21,7 +21,7 @@ def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> No
         leader = in_thread(lambda: writer.put(rows([0])))
         held.wait_reached()
         others = [in_thread(lambda k=k: writer.put(rows([k]))) for k in range(1, 8)]
-        waiting = writer._core._puts._waiting
+        waiting = writer._shard.commits._puts._waiting
         deadline = time.monotonic() + SECONDS
         while len(waiting) < 7:  # nothing is notified of a put that waits: look until all do
             assert time.monotonic() < deadline
@@ -148,11 +148,11 @@ def test_the_end_of_the_queue_can_be_read_while_a_leader_empties_it(tmp_path: Pa
             return found
 
     with open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None) as writer:
-        core = writer._core
+        commits = writer._shard.commits
         writer.put(rows([1]))
-        kept = core.pending
-        core.pending = Settled(kept)
-        assert core.buffered == 1
-        core.pending = Settled()
-        assert core.buffered == core.durable
-        core.pending = kept
+        kept = commits.pending
+        commits.pending = Settled(kept)
+        assert commits.buffered == 1
+        commits.pending = Settled()
+        assert commits.buffered == commits.durable
+        commits.pending = kept

@@ -367,7 +367,7 @@ def test_input_that_fits_is_not_copied(tmp_path: Path) -> None:
     batch = rows(range(100))
     writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
     writer.put(batch)
-    [(held, *_)] = writer._core.active._log
+    [(held, *_)] = writer.active_memtable_ref().memtable._log
     assert held.column(0).buffers()[1].address == batch.column(0).buffers()[1].address
     writer.abort()
 

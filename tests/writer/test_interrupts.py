@@ -191,7 +191,12 @@ def test_an_interrupt_at_any_line_of_a_wait_comes_out_as_itself(tmp_path: Path, 
 
 
 def test_an_interrupt_at_any_line_of_an_open_leaves_no_thread_behind(tmp_path: Path) -> None:
-    traced = ("lance_memwal/process/background.py", "lance_memwal/clock.py", "lance_memwal/write/engine.py")
+    traced = (
+        "lance_memwal/process/background.py",
+        "lance_memwal/clock.py",
+        "lance_memwal/write/opening.py",
+        "lance_memwal/shard_writer.py",
+    )
     wait_for(lambda: not memwal_threads())
     interrupted, opened = True, []
     for at in itertools.count(1, scaled(ci=3, prove=1)):

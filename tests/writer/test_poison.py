@@ -221,7 +221,7 @@ def test_an_unexpected_failure_while_encoding_poisons_instead_of_leaving_the_row
         def assemble(self, *args: object, **kwargs: object) -> bytes:
             raise MemoryError("no memory for the entry")
 
-    monkeypatch.setattr(writer._core.entries, "_encoder", Broken())
+    monkeypatch.setattr(writer._shard.commits.entries, "_encoder", Broken())
     with pytest.raises(WriterPoisonedError) as caught:
         writer.put(rows([2]))
     assert isinstance(caught.value.__cause__, MemoryError)
@@ -238,7 +238,7 @@ def test_a_background_wal_flush_that_fails_is_told_to_the_next_caller(tmp_path: 
     failing = store.fail("put_new", WAL)
     writer.put(rows([1]))
     failing.wait_reached()
-    wait_for(lambda: writer._core.poison is not None)
+    wait_for(lambda: writer._shard.health.poison is not None)
     with pytest.raises(WriterPoisonedError):
         writer.put(rows([2]))
     with pytest.raises(WriterPoisonedError):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lance_memwal import ClosedError, FencedError, InvalidInputError, ShardWriter, WriterPoisonedError
+from lance_memwal.write.fitting import Fitting
 from tests.harness.profile import scaled
 from tests.kit.interrupts import Interrupter
 from tests.kit.writers import (
@@ -34,14 +35,14 @@ from tests.kit.writers import (
 @contextmanager
 def nobody_leads(writer: ShardWriter) -> Iterator[None]:
     """Keep the turn to commit, so that puts can only queue."""
-    with writer._core._turn:
+    with writer._shard.commits._turn:
         yield
 
 
 def wait_queued(writer: ShardWriter, count: int) -> None:
     """Return once `count` puts are in the queue; nothing is notified of that, so look."""
     deadline = time.monotonic() + SECONDS
-    while len(writer._core._puts._waiting) < count:
+    while len(writer._shard.commits._puts._waiting) < count:
         assert time.monotonic() < deadline, "a put did not queue"
         time.sleep(0.001)
 
@@ -89,7 +90,7 @@ def test_a_leader_that_is_interrupted_anywhere_loses_and_doubles_no_put_of_other
         others = queued(writer, *[partial(writer.put, rows([k], schema=UNKEYED)) for k in (7, 8)])
         leader = Interrupter(at)
         interrupted = leader.run(partial(writer.put, rows([2], schema=UNKEYED), txn=("app", 1)))  # leads for all
-        writer._core._puts.wake_all()  # they would look by themselves, a second later
+        writer._shard.commits._puts.wake_all()  # they would look by themselves, a second later
         positions = [other.result().batch_positions for other in others]
         assert len({p.start for p in positions}) == 2, leader.where
         writer.put(rows([9], schema=UNKEYED))
@@ -108,16 +109,16 @@ def test_a_queued_put_whose_caller_was_interrupted_never_shows_up(tmp_path: Path
         pass
 
     with open_writer(tmp_path) as writer:
-        core = writer._core
+        commits = writer._shard.commits
 
         def put() -> None:
-            sleep = core._sleep_or_lead
+            sleep = commits._sleep_or_lead
 
             def interrupted(put: Any) -> None:
-                core._sleep_or_lead = sleep  # type: ignore[method-assign]
+                commits._sleep_or_lead = sleep  # type: ignore[method-assign]
                 raise Gone
 
-            core._sleep_or_lead = interrupted  # type: ignore[method-assign]
+            commits._sleep_or_lead = interrupted  # type: ignore[method-assign]
             with pytest.raises(Gone):
                 writer.put(rows([1], "stale"))
 
@@ -125,7 +126,7 @@ def test_a_queued_put_whose_caller_was_interrupted_never_shows_up(tmp_path: Path
         writer.delete([1])
         writer.put(rows([2]))
         assert set(scanned(writer)) == {2}
-        assert not core._puts._waiting
+        assert not commits._puts._waiting
 
 
 @pytest.mark.parametrize("failure", [FencedError, WriterPoisonedError])
@@ -165,19 +166,19 @@ def test_puts_that_queue_while_the_writer_closes_are_refused_or_kept(tmp_path: P
     again.close()
 
 
-def test_queued_puts_wait_for_room_and_go_on(tmp_path: Path) -> None:
+def test_queued_puts_wait_for_room_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, location = watched(tmp_path)
     with open_writer(location, max_unflushed_memtable_bytes=5000) as writer:
         held = store.hold("put", BLOOM)
         writer.put(rows(range(500)))
         fitted: list[int] = []
-        fit = writer._fit_for_entry
+        fit = Fitting.fit
 
-        def counted(batches: list[pa.RecordBatch]) -> Any:
+        def counted(fitting: Fitting, batches: list[pa.RecordBatch], fill: bool) -> Any:
             fitted.append(batches[0].column("id")[0].as_py())
-            return fit(batches)
+            return fit(fitting, batches, fill)
 
-        writer._fit_for_entry = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(Fitting, "fit", counted)
         held_up = [in_thread(partial(writer.put, rows([1000 + k]))) for k in range(4)]
         held.wait_reached()
         wait_queued(writer, 4)
@@ -210,7 +211,7 @@ def test_threads_that_come_and_go_leave_nothing_in_the_queue(tmp_path: Path) -> 
 
         for running in [in_thread(partial(work, 1000 * t)) for t in range(6)]:
             running.result()
-        assert not writer._core._puts._waiting
+        assert not writer._shard.commits._puts._waiting
         expected = {1000 * t + k for t in range(6) for k in range(30 + 10 * t)}
         assert set(scanned(writer)) == expected
         assert writer.stats().put_count == len(expected)
@@ -220,11 +221,11 @@ def test_a_put_that_was_half_inserted_is_not_taken_for_done_by_a_bulk_write(tmp_
     """The leader was interrupted after it numbered the put, and a bulk write took the same numbers."""
     with open_writer(tmp_path, max_entry_bytes=4000) as writer:
         [other] = queued(writer, partial(writer.put, rows([7])))
-        core = writer._core
-        half = core._puts._waiting[0]
-        half.pending = core._place(half.fit(half.batches), None)  # and then the interrupt
+        commits = writer._shard.commits
+        half = commits._puts._waiting[0]
+        half.pending = commits._place(half.fit(half.batches), None)  # and then the interrupt
         writer.put(rows(range(1000, 2000)), txn=("app", 1))  # a generation of its own, led by nobody
-        assert not core._is_done(half)
+        assert not commits._is_done(half)
         half.wake()
         other.result()
         assert 7 in scanned(writer)

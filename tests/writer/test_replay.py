@@ -20,6 +20,7 @@ from lance_memwal.log.entry import EntryEncoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.types import TOMBSTONE_FIELD
@@ -92,20 +93,14 @@ def test_replayed_rows_are_durable_and_not_appended_again(tmp_path: Path) -> Non
 def test_generations_in_the_tail_are_flushed_as_they_were_and_memory_holds_one(tmp_path: Path) -> None:
     unflushed_shard(tmp_path, 10, max_memtable_batches=3)
     held: list[int] = []
-    original = mw.ShardWriter._sstable_writer
+    original = ShardTarget.write_sstable
+
+    def counted(self: ShardTarget, shard_id: str, config: Any, clock: Any, generation: int, table: pa.Table) -> Any:
+        held.append(table.num_rows)
+        return original(self, shard_id, config, clock, generation, table)
 
     with pytest.MonkeyPatch.context() as patch:
-
-        def counting(self: mw.ShardWriter) -> Any:
-            write = original(self)
-
-            def counted(generation: int, table: pa.Table) -> Any:
-                held.append(table.num_rows)
-                return write(generation, table)
-
-            return counted
-
-        patch.setattr(mw.ShardWriter, "_sstable_writer", counting)
+        patch.setattr(ShardTarget, "write_sstable", counted)
         writer = open_writer(tmp_path)
     assert held == [3, 3, 3]
     stats = writer.memtable_stats()
@@ -284,7 +279,7 @@ def test_a_takeover_while_the_predecessor_flushes_loses_and_repeats_nothing(tmp_
     first = open_writer(location, None)
     first.put(rows([1], schema=UNKEYED))
     held = store.hold("put_new", MANIFEST)
-    first._core.seal()
+    first._shard.seal()
     held.wait_reached()
     with table.shard_writer(SHARD, fsync=False) as second:
         second.put(rows([2], schema=UNKEYED))

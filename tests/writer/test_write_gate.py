@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.write.columns import WriteGate
+from lance_memwal.write.gate import WriteGate
 from tests.kit.writers import SHARD, WAL, Running, base_table, in_thread, rows, watched
 
 

@@ -96,7 +96,7 @@ def test_a_transaction_is_alone_in_its_entry(tmp_path: Path) -> None:
         held.wait_reached()
         acks.append(writer.put_nowait(rows([1])))
         txn = in_thread(lambda: writer.put(rows([2]), txn=("app", 1)))
-        wait_for(lambda: len(writer._core.pending) >= 3)
+        wait_for(lambda: writer.memtable_stats().pending_wal_batch_count >= 3)
         acks.append(writer.put_nowait(rows([3])))
         held.open()
         txn.result()

@@ -107,7 +107,7 @@ class Background:
         self._newest_base = newest_base
         self._shards = shards
         self._clock = clock
-        self._task = Task(self._run, "compact")
+        self._task = Task("compact")
         self._started = False
         self._next_at = 0.0
 
@@ -116,7 +116,7 @@ class Background:
         if self._policy is not None and not self._started and not self._task.cancelled:
             self._started = True
             self._next_at = self._clock.monotonic() + self._pause(self._policy)
-            self._task.start(self._clock).poke()
+            self._task.start(self._run, self._clock).poke()
 
     def stop(self) -> None:
         """Begin nothing new; may be called anywhere."""

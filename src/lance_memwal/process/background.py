@@ -44,9 +44,8 @@ class Task:
 
     __slots__ = ("_again", "_due", "_kind", "_lane", "_queued", "_run", "_turn", "cancelled")
 
-    def __init__(self, run: Callable[[], float | None], kind: Kind) -> None:
-        """`run` returns after how many seconds it wants to run again; None: when it is poked."""
-        self._run = run
+    def __init__(self, kind: Kind) -> None:
+        self._run: Callable[[], float | None] = _nothing
         self._kind: Kind = kind
         self._lane: _Lane | None = None
         self._turn = threading.Lock()
@@ -55,13 +54,12 @@ class Task:
         self._due: float | None = None
         self.cancelled = False
 
-    @classmethod
-    def none(cls) -> Task:
-        """A task without work."""
-        return cls(_nothing, "ticker")
+    def start(self, run: Callable[[], float | None], clock: Clock = SYSTEM_CLOCK) -> Task:
+        """Do `run` when poked, from now on; `clock` starts the thread if there is none yet.
 
-    def start(self, clock: Clock = SYSTEM_CLOCK) -> Task:
-        """Run when poked, from now on; `clock` starts the thread if there is none yet."""
+        `run` returns after how many seconds it wants to run again; None: when it is poked.
+        """
+        self._run = run
         try:
             self._lane = _lane_for(self, clock)
         except BaseException:  # interrupted, or no thread to be had: a task that nobody has must not keep the threads

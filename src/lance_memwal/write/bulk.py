@@ -17,105 +17,78 @@ import pyarrow as pa
 
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError
-from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import encode_map
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.sstable.write import not_published
 from lance_memwal.store import paths
 from lance_memwal.types import SeenTransaction, SsTable, Transaction
-from lance_memwal.write.flush import SsTableWriter, count_flush, publish
-from lance_memwal.write.group_commit import ShardCore
+from lance_memwal.write.flush import publish
 from lance_memwal.write.pending import WriteRows
+from lance_memwal.write.shard import Shard
 
 __all__ = ["publish_bulk"]
 
 
-def publish_bulk(
-    core: ShardCore,
-    manifests: ShardManifestStore,
-    write: SsTableWriter,
-    rows: WriteRows,
-    txn: Transaction | None,
-) -> range | None:
+def publish_bulk(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | None:
     """Publish `rows` as one generation; returns their batch numbers, or None if `txn` was there already."""
-    core.wait_until(lambda: _take_turn(core), None)
+    shard.commits.keep_others_out()
     try:
-        return _publish(core, manifests, write, rows, txn)
+        return _publish(shard, rows, txn)
     finally:
-        with core.lock:
-            core.exclusive = False
-            core.changed.wake_all()
+        shard.commits.let_others_in()
 
 
-def _take_turn(core: ShardCore) -> bool:
-    """Keep other writes out, unless another large one does; `lock` is held."""
-    if core.exclusive:
-        return False
-    core.refuse_writes()
-    core.exclusive = True
-    return True
-
-
-def _publish(
-    core: ShardCore, manifests: ShardManifestStore, write: SsTableWriter, rows: WriteRows, txn: Transaction | None
-) -> range | None:
-    core.make_durable(core.buffered)
+def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | None:
+    health, commits = shard.health, shard.commits
+    commits.make_durable(commits.buffered)
     if txn is not None:
-        with core.lock:
-            if core.transactions.is_repeat(txn):
+        with health.lock:
+            if not commits.admit(txn):
                 return None
-            core.transactions.admit(txn)
-    active = _flush_all(core)
-    core.look_at_table()
-    started = core.clock.monotonic()
-    sstable = write(active.generation, _table(core.schema.memory, rows))
+    active = _flush_all(shard)
+    health.look_at_table()
+    started = shard.clock.monotonic()
+    sstable = shard.write_sstable(active.generation, _table(shard.columns.target.schema.memory, rows))
     beside: dict[str, SeenTransaction] = {}
-    with not_published(manifests.location, manifests.shard_id, sstable.path):
+    with not_published(shard.manifests.location, shard.log.shard_id, sstable.path):
         if txn is not None:
-            beside[txn.app] = SeenTransaction(txn.version, core.transactions.time.next_ms(), txn.query)
+            beside[txn.app] = SeenTransaction(txn.version, commits.next_time_ms(), txn.query)
             reach("bulk.before_map")
-            _put_map(core, sstable, beside)
+            _put_map(shard, sstable, beside)
         reach("bulk.before_commit")
-        with core.lock:
-            core.refuse_commits()
-        core.look_at_table()
+        with health.lock:
+            health.refuse_commits()
+        health.look_at_table()
+    end = active.first_batch + len(rows.batches)
     try:
-        _commit(core, manifests, sstable, beside, active, active.first_batch + len(rows.batches))
+        _commit(shard, sstable, beside, end)
     except FencedError as error:
-        core.fail(fenced=error)
+        health.fail(error)
         raise
     except BaseException as error:
-        raise core.poisoned("whether a large put was published is unknown", error) from error
-    count_flush(core, rows.num_rows, core.clock.monotonic() - started)
-    return range(active.first_batch, active.first_batch + len(rows.batches))
+        raise health.poisoned("whether a large put was published is unknown", error) from error
+    with health.lock:
+        shard.stats.count_flush(rows.num_rows, shard.clock.monotonic() - started)
+    return range(active.first_batch, end)
 
 
-def _flush_all(core: ShardCore) -> MemTable:
+def _flush_all(shard: Shard) -> MemTable:
     """Flush what came before; returns the empty active memtable."""
-    core.seal()
-    core.wait_until(lambda: not core.frozen, None)
-    with core.lock:
-        core.refuse_writes()
-        if core.active is None:
-            raise AssertionError("bulk writes need a memtable")
-        return core.active
+    tables = shard.tables.need()
+    shard.seal()
+    shard.health.wait_until(lambda: not tables.frozen, None)
+    with shard.health.lock:
+        shard.health.refuse_writes()
+        return tables.active
 
 
-def _commit(
-    core: ShardCore,
-    manifests: ShardManifestStore,
-    sstable: SsTable,
-    beside: dict[str, SeenTransaction],
-    active: MemTable,
-    end_batch: int,
-) -> None:
-    covered = core.log.next_position - 1
-    publish(manifests, core.log.epoch, sstable, covered)
+def _commit(shard: Shard, sstable: SsTable, beside: dict[str, SeenTransaction], end: int) -> None:
+    covered = shard.log.next_position - 1
+    publish(shard.manifests, shard.log.epoch, sstable, covered)
     reach("bulk.after_commit")
-    with core.lock:
-        fresh = core.new_memtable(active.generation + 1, end_batch, covered)
-        core.transactions.merge(beside)
-        core.active, core.durable = fresh, end_batch
+    with shard.health.lock:
+        shard.tables.need().begin(sstable.generation + 1, end, covered)
+        shard.commits.skip_to(end, beside)
 
 
 def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
@@ -130,6 +103,6 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     return pa.Table.from_batches(batches)
 
 
-def _put_map(core: ShardCore, sstable: SsTable, beside: dict[str, SeenTransaction]) -> None:
-    path = paths.txn_map_path(core.log.shard_id, sstable.path)
-    core.log.location.store.put(path, encode_map(beside), sync=core.config.fsync)
+def _put_map(shard: Shard, sstable: SsTable, beside: dict[str, SeenTransaction]) -> None:
+    path = paths.txn_map_path(shard.log.shard_id, sstable.path)
+    shard.log.location.store.put(path, encode_map(beside), sync=shard.config.fsync)

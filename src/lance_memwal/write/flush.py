@@ -16,29 +16,18 @@ Owns `flush_once` and the background tasks of a writer. Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-
-import pyarrow as pa
 
 from lance_memwal.clock import BackOff
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import FencedError, MemWalError, UnavailableError
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
-from lance_memwal.process.background import is_ending
 from lance_memwal.sstable.write import commit_sstable, not_published
 from lance_memwal.types import FlushResult, ShardManifest, SsTable
-from lance_memwal.write.group_commit import ShardCore
-from lance_memwal.write.indexing import index_deferred, start_growing, use_newest_indexes
-from lance_memwal.write.state import CLOSED
+from lance_memwal.write.shard import Shard
 
-__all__ = ["Flushing", "SsTableWriter", "Ticking", "count_flush", "flush_once", "publish"]
+__all__ = ["Flushing", "Ticking", "flush_once", "publish"]
 
 _LOG = logging.getLogger(__name__)
 _BACK_OFF = BackOff(0.05, 5.0, jitter=0.0)
-
-
-SsTableWriter = Callable[[int, pa.Table | Iterator[pa.RecordBatch]], SsTable]
-"""Writes all rows of a generation (`_tombstone` last) as a complete, unpublished SSTable, in a new directory per call."""
 
 
 def publish(manifests: ShardManifestStore, epoch: int, sstable: SsTable, covered_position: int) -> ShardManifest:
@@ -54,31 +43,31 @@ def publish(manifests: ShardManifestStore, epoch: int, sstable: SsTable, covered
     return commit_sstable(manifests, epoch, sstable, update, landed)
 
 
-def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWriter) -> FlushResult | None:
+def flush_once(shard: Shard) -> FlushResult | None:
     """Publish the oldest frozen memtable; None if there is none."""
-    with core.lock:
-        memtable = core.frozen[0] if core.frozen else None
-    if memtable is None:
+    if not shard.tables.frozen:
         return None
-    started = core.clock.monotonic()
-    core.make_durable(memtable.end_batch)
-    core.look_at_table()  # before anything is written, since that would bring a removed table's directories back
-    use_newest_indexes(core)
+    health, tables = shard.health, shard.tables.need()
+    memtable, started = tables.frozen[0], shard.clock.monotonic()
+    shard.commits.make_durable(memtable.end_batch)
+    health.look_at_table()  # before anything is written, since that would bring a removed table's directories back
+    tables.indexing.refresh(tables.active)
     reach("flush.before_write")
-    sstable = write(memtable.generation, memtable.capture().table())
-    with not_published(manifests.location, manifests.shard_id, sstable.path):
+    sstable = shard.write_sstable(memtable.generation, memtable.capture().table())
+    with not_published(shard.manifests.location, shard.log.shard_id, sstable.path):
         reach("flush.before_commit")
-        with core.lock:
-            core.refuse_commits()
-        core.look_at_table()
-    publish(manifests, core.log.epoch, sstable, memtable.covered_position)
+        with health.lock:
+            health.refuse_commits()
+        health.look_at_table()
+    publish(shard.manifests, shard.log.epoch, sstable, memtable.covered_position)
     reach("flush.after_commit")
-    core.release(memtable)
-    seconds = core.clock.monotonic() - started
-    count_flush(core, memtable.num_rows, seconds)
+    tables.release(memtable)
+    seconds = shard.clock.monotonic() - started
+    with health.lock:
+        shard.stats.count_flush(memtable.num_rows, seconds)
     _LOG.info(
         "flushed generation [shard=%s, generation=%d, rows=%d, path=%s, seconds=%.3f]",
-        core.log.shard_id,
+        shard.log.shard_id,
         memtable.generation,
         memtable.num_rows,
         sstable.path,
@@ -87,139 +76,91 @@ def flush_once(core: ShardCore, manifests: ShardManifestStore, write: SsTableWri
     return FlushResult(sstable, memtable.num_rows, memtable.covered_position, seconds)
 
 
-def count_flush(core: ShardCore, rows: int, seconds: float) -> None:
-    """Count one published generation."""
-    with core.lock:
-        core.stats.memtable_flush_count += 1
-        core.stats.memtable_flush_time += seconds
-        core.stats.memtable_flush_rows += rows
-
-
 # ------------------------------------------------------------------------------------------------------ the tasks
 
 
 class Flushing:
     """The flusher's work: publish what is frozen, one generation per step."""
 
-    __slots__ = ("_core", "_failures", "_not_before", "_step")
+    __slots__ = ("_failures", "_not_before", "_shard")
 
-    def __init__(self, core: ShardCore, step: Callable[[], object]) -> None:
-        self._core = core
-        self._step = step
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
         self._failures = 0
         self._not_before = 0.0
 
     def __call__(self) -> float | None:
         """Flush one generation if there is one; returns when to come again."""
-        core = self._core
-        if not _has_work(core):
+        shard = self._shard
+        if not self._has_work():
             return None
-        now = core.clock.monotonic()
+        now = shard.clock.monotonic()
         if now < self._not_before:
             return self._not_before - now
         try:
-            self._step()
+            flush_once(shard)
             self._failures = 0
         except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
-            if not _record_failure(core, error):
+            if not shard.health.flush_failed(error):
                 return None
             delay = _BACK_OFF.seconds(self._failures, 0.0)
             self._failures += 1
-            self._not_before = core.clock.monotonic() + delay
+            self._not_before = shard.clock.monotonic() + delay
             return delay
-        return 0.0 if _has_work(core) else None
+        return 0.0 if self._has_work() else None
 
-
-def _has_work(core: ShardCore) -> bool:
-    with core.lock:
-        return bool(core.frozen) and core.state != CLOSED and not core.has_failed
-
-
-def _record_failure(core: ShardCore, error: BaseException) -> bool:
-    """Remember why a flush failed and wake the waiters; False if trying again makes no sense."""
-    if isinstance(error, FencedError):
-        core.fail(fenced=error)
-    with core.lock:
-        if core.has_failed or core.state == CLOSED or is_ending():
-            return False
-        if not isinstance(error, MemWalError):
-            cause, error = (
-                error,
-                UnavailableError(f"flushing shard {core.log.shard_id} failed: {error}", ambiguous=False),
-            )
-            error.__cause__ = cause
-        core.flush_error = error
-        core.flush_failures += 1
-        core.changed.wake_all()
-    _LOG.warning("flush failed [shard=%s, failures=%d]: %s", core.log.shard_id, core.flush_failures, error)
-    return True
+    def _has_work(self) -> bool:
+        with self._shard.health.lock:
+            return bool(self._shard.tables.frozen) and self._shard.health.is_alive
 
 
 class Ticking:
     """The ticker's work: drain the log by time and size triggers, index what waits, log the statistics line."""
 
-    __slots__ = ("_core", "_interval", "_next_stats", "_stats_every")
+    __slots__ = ("_interval", "_next_stats", "_shard", "_stats_every")
 
-    def __init__(self, core: ShardCore) -> None:
-        self._core = core
-        self._stats_every = _seconds(core.config.stats_log_interval_ms)
-        self._next_stats = core.clock.monotonic() + (self._stats_every or 0.0)
-        self._interval = _seconds(core.config.max_wal_flush_interval_ms) if not core.config.durable_write else None
+    def __init__(self, shard: Shard) -> None:
+        config = shard.config
+        self._shard = shard
+        self._stats_every = _seconds(config.stats_log_interval_ms)
+        self._next_stats = shard.clock.monotonic() + (self._stats_every or 0.0)
+        self._interval = None if config.durable_write else _seconds(config.max_wal_flush_interval_ms)
 
     def __call__(self) -> float | None:
         """Do what is due; returns when to come again."""
-        core = self._core
-        errand, core.errand = core.errand, None
+        health, commits, tables = self._shard.health, self._shard.commits, self._shard.tables
+        errand = health.take_errand()
         if errand is not None:
             errand()
-        with core.lock:
-            if core.state == CLOSED or core.has_failed:
+        now = self._shard.clock.monotonic()
+        with health.lock:
+            if not health.is_alive:
                 return None
-            end = core.buffered if core.pending and self._is_drain_due() else 0
-            core.drain_wanted = False
-            deferred, core.index_wanted = core.index_wanted or _is_index_due(core), False
-            graph, core.graph_wanted = core.graph_wanted, False
-        self._log_stats()
+            end = commits.take_due(now, self._interval)
+            work = tables.due_work(now, commits.buffered)
+        self._log_stats(now)
         try:
-            if end:
-                core.make_durable(end)
-            if graph:
-                start_growing(core)
-            if deferred:
-                index_deferred(core)
-        except Exception as error:  # a failed log is recorded by the core; whoever writes next is told
-            if not core.has_failed:
-                _LOG.warning("background work failed [shard=%s]: %s", core.log.shard_id, error)
+            commits.make_durable(end)
+            for step in work:
+                step()
+        except Exception as error:  # a failed log is remembered by the writer; whoever writes next is told
+            if not health.has_failed:
+                _LOG.warning("background work failed [shard=%s]: %s", health.shard_id, error)
         return self._next_due()
 
-    def _is_drain_due(self) -> bool:
-        core = self._core
-        if core.drain_wanted:
-            return True
-        return self._interval is not None and core.clock.monotonic() >= core.pending_since + self._interval
-
-    def _log_stats(self) -> None:
-        now = self._core.clock.monotonic()
+    def _log_stats(self, now: float) -> None:
         if self._stats_every and now >= self._next_stats:
             self._next_stats = now + self._stats_every
-            self._core.stats.snapshot().log_summary(f"[shard={self._core.log.shard_id}] ")
+            self._shard.stats.snapshot().log_summary(f"[shard={self._shard.log.shard_id}] ")
 
     def _next_due(self) -> float | None:
-        core = self._core
-        with core.lock:
-            if (core.drain_wanted and core.pending) or core.index_wanted or core.graph_wanted:
-                return 0.0
-            deadlines = [self._next_stats] if self._stats_every else []
-            if core.unindexed_since is not None:
-                deadlines.append(core.unindexed_since + core.config.async_index_interval_ms / 1000)
-            if self._interval is not None and core.pending:
-                deadlines.append(core.pending_since + self._interval)
-        return max(0.0, min(deadlines) - core.clock.monotonic()) if deadlines else None
-
-
-def _is_index_due(core: ShardCore) -> bool:
-    since = core.unindexed_since
-    return since is not None and core.clock.monotonic() >= since + core.config.async_index_interval_ms / 1000
+        shard = self._shard
+        with shard.health.lock:
+            due = (shard.commits.next_due(self._interval), shard.tables.next_due)
+        deadlines = [moment for moment in due if moment is not None]
+        if self._stats_every:
+            deadlines.append(self._next_stats)
+        return max(0.0, min(deadlines) - shard.clock.monotonic()) if deadlines else None
 
 
 def _seconds(milliseconds: int | None) -> float | None:

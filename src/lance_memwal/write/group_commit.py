@@ -1,67 +1,350 @@
 """The order of effects in one shard writer: the group commit.
 
-Owns the way of writes into the log. Invariants (those of the state hold too):
+Owns `GroupCommit`: pending writes, the queue of puts, the turn to commit, the watermark and the transactions. It takes
+rows that are fitted, and calls nobody above. Invariants:
 
-1. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation)
+1. A write is inserted whole: its batches get consecutive numbers and go into one generation and one WAL entry. It exists
+   from the moment in which it is in `pending`; what follows from it is derived, so that a thread that is interrupted
+   anywhere leaves a state that the next caller makes good.
+2. The calling thread leads: one thread at a time writes one entry for everything that is pending (of one generation)
    and for the small puts that wait in the queue; the others sleep until theirs are durable, or lead next. A single
    caller hands over to nobody.
-2. The durable watermark is writer-wide and only grows.
-3. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
-4. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
+3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
+   inserted.
+4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
+5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
 
-Locks: the turn to lead is taken before `lock`, never inside it, and is given up before anybody waits for room.
+Who waits: callers, for room or for an acknowledgement; the ticker is poked. A put that nobody waits for wakes nobody.
+
+Locks: the turn to lead is taken before the writer's lock, never inside it, and is given up before anybody waits for room.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from itertools import islice
-from typing import Any
+from typing import Protocol
 
+from lance_memwal.clock import Clock
+from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
+from lance_memwal.log.tail import LogRun
+from lance_memwal.log.transactions import TransactionMap, is_repeat
+from lance_memwal.log.wal import ShardLog
+from lance_memwal.process.background import Task
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import EntryTransaction
+from lance_memwal.types import EntryTransaction, SeenMap, SeenTransaction, Transaction
+from lance_memwal.write.health import Health
 from lance_memwal.write.pending import Entry, EntryBuilder, Pending, WriteRows
 from lance_memwal.write.put_queue import PutQueue, QueuedPut
-from lance_memwal.write.state import ShardState
+from lance_memwal.write.stats import BackpressureStats, StatsHandle
 
-__all__ = ["ShardCore"]
+__all__ = ["GroupCommit", "Placement"]
+
+_LOG = logging.getLogger(__name__)
 
 
-class ShardCore(ShardState):
-    """The state of a writer, and its commits."""
+class Placement(Protocol):
+    """Where the rows of writes are placed; every call is made under the lock of the writer."""
 
-    def __init__(self, **state: Any) -> None:
-        """Takes what the state takes."""
-        super().__init__(**state)
+    def held_bytes(self, pending_bytes: int, /) -> int:
+        """The bytes that backpressure bounds; `pending_bytes` are not in the log yet."""
+        ...
+
+    def place(self, rows: WriteRows, start: int, run: LogRun, /) -> LogRun:
+        """Place one write, whose first batch is `start`; returns its run, which follows `run`."""
+        ...
+
+    def placed(self, end: int) -> None:
+        """Go on: the write exists now, and `end` is the number after it."""
+        ...
+
+    def cover(self, generation: int, position: int) -> None:
+        """Note that the log holds rows of `generation` up to `position`."""
+        ...
+
+    def make_room(self, end: int) -> None:
+        """See to it that there will be room."""
+        ...
+
+
+class GroupCommit:
+    """The way of writes into the log of one shard."""
+
+    def __init__(
+        self,
+        *,
+        config: WriterConfig,
+        schema: TableSchema,
+        log: ShardLog,
+        transactions: TransactionMap,
+        run: LogRun,
+        health: Health,
+        tables: Placement,
+        stats: StatsHandle,
+        clock: Clock,
+        ticker: Task,
+    ) -> None:
+        """`run` is the one that the next write belongs to or follows."""
+        self._limits = config
+        self._log = log
+        self._transactions = transactions
+        self._health = health
+        self._tables = tables
+        self._stats = stats
+        self._clock = clock
+        self._ticker = ticker
+        self.pending: deque[Pending] = deque()
+        self.durable = 0
+        self._durable_bytes = 0
+        self._durable_run = run
+        self._since = 0.0  # when the oldest pending write came, where nobody waits for it
+        self._drain_wanted = False
+        self._exclusive = False
+        self._waits = 0
+        self._wait_seconds = 0.0
         self._puts = PutQueue()
         self._leader = 0  # the thread that has the turn, or had it
         self._in_flight: Entry | None = None
-        self.entries = EntryBuilder(self.schema, self.log.epoch, self.config.max_entry_bytes)
+        self.use_columns(schema)
+        self.make_locks()
+        health.also_wake(self._wake_puts)
 
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
-        super().make_locks()
         self._turn = threading.Lock()
 
     def use_columns(self, schema: TableSchema) -> None:
         """Go on with other columns; nothing is pending."""
-        self.schema = schema
-        self.entries = EntryBuilder(schema, self.log.epoch, self.config.max_entry_bytes)
+        self.entries = EntryBuilder(schema, self._log.epoch, self._limits.max_entry_bytes)
 
-    def wake_all(self) -> None:
-        """Let everybody who waits for this writer look again."""
-        super().wake_all()
+    def _wake_puts(self) -> None:
         self._puts.wake_all()
         for item in self.pending:
             if item.put is not None:
                 item.put.wake()
 
+    # -------------------------------------------------------------------------------------------------------- looking
+
+    @property
+    def buffered(self) -> int:
+        """The number after the newest batch that was inserted; whoever drains, closes or moves reads it without the lock."""
+        try:
+            return self.pending[-1].end
+        except IndexError:  # all settled, and durable before it left the queue
+            return self.durable
+
+    @property
+    def visible(self) -> int:
+        """The number after the newest batch that readers may see."""
+        return self.durable if self._limits.durable_write else self.buffered
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the writes that are not yet on storage."""
+        return self.pending[-1].end_bytes - self._durable_bytes if self.pending else 0
+
+    def transactions(self) -> dict[str, SeenTransaction]:
+        """The newest version per application that is on storage."""
+        with self._health.lock:
+            return self._transactions.whole()
+
+    def backpressure(self) -> BackpressureStats:
+        """Puts that waited for room."""
+        with self._health.lock:
+            return BackpressureStats(self._waits, self._wait_seconds * 1000)
+
+    # ------------------------------------------------------------------------------------------------------ inserting
+
+    def insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool = False) -> tuple[Pending | None, int]:
+        """Insert one write; returns it, or None and the batch number to wait for if its transaction is there already.
+
+        `drain` asks the ticker to put it into the log.
+        """
+        waited = False
+        lock = self._health.lock
+        refuse_on_top(lock, "a write")
+        while True:
+            with lock:
+                self._health.refuse_writes()
+                if self._has_room:
+                    return self._insert(rows, txn, drain=drain)
+            waited = self._wait_for_room(rows.size_bytes, counted=waited)
+
+    def _insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool) -> tuple[Pending | None, int]:
+        limits = self._limits
+        if txn is not None:
+            repeat_of = self._repeat_of(txn)
+            if repeat_of is not None:
+                return None, repeat_of
+        pending = self._place(rows, txn)
+        if not limits.durable_write and not self.pending:
+            self._since = self._clock.monotonic()
+            self._ticker.poke()
+        self._append(pending)
+        if drain or (not limits.durable_write and 0 < limits.max_wal_buffer_size <= self.pending_bytes):
+            self._want_drain()
+        return pending, pending.end
+
+    def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
+        with self._health.lock:
+            self._health.refuse_writes()
+            if not self._has_room:
+                return False
+            pending = self._place(rows, None)
+            pending.put, put.pending = put, pending
+            self._append(pending)
+            return True
+
+    def _place(self, rows: WriteRows, txn: Transaction | None) -> Pending:
+        """The write of `rows`, placed and not yet pending."""
+        if self.pending:
+            last = self.pending[-1]
+            start, start_bytes, run = last.end, last.end_bytes, last.run
+        else:
+            start, start_bytes, run = self.durable, self._durable_bytes, self._durable_run
+        return Pending(rows, start, start_bytes, self._tables.place(rows, start, run), txn)
+
+    def _append(self, pending: Pending) -> None:
+        self.pending.append(pending)
+        self._tables.placed(pending.end)
+
+    def _repeat_of(self, txn: Transaction) -> int | None:
+        """The batch number to wait for if `txn` is there or pending; raises where its version went backwards."""
+        for item in reversed(self.pending):
+            if item.txn is not None and item.txn.app == txn.app:
+                if is_repeat(txn, {txn.app: SeenTransaction(item.txn.version, 0, item.txn.query)}):
+                    return item.end
+                return None
+        return None if self.admit(txn) else 0
+
+    def admit(self, txn: Transaction) -> bool:
+        """Whether `txn` is new to the log; raises where its version went backwards, or there are too many applications."""
+        if self._transactions.is_repeat(txn):
+            return False
+        self._transactions.admit(txn)
+        return True
+
+    # ----------------------------------------------------------------------------------------------------------- room
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that backpressure bounds."""
+        return self._tables.held_bytes(self.pending_bytes)
+
+    @property
+    def _has_room(self) -> bool:
+        held = self._tables.held_bytes(self.pending_bytes)
+        return held < self._limits.max_unflushed_memtable_bytes and not self._exclusive
+
+    def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
+        """Wait (backpressure, a bulk write); returns whether the put is counted as one that waited (`counted`: it is already).
+
+        Room that was there may be gone when this returns. The lock is not held.
+        """
+        health, limit = self._health, self._limits.max_unflushed_memtable_bytes
+        interval = self._limits.backpressure_log_interval_ms / 1000
+        started = now = self._clock.monotonic()
+        next_warning = started + interval
+        found_full = False
+        try:
+            while True:
+                with health.lock:
+                    health.refuse_writes()
+                    if now > started:
+                        health.refuse_failing_flush()
+                    if self._has_room:
+                        return counted
+                    held = self.held_bytes
+                    found_full = found_full or held >= limit
+                    if held >= limit and not counted:
+                        counted = True
+                        self._waits += 1
+                    if not self._exclusive:
+                        self._tables.make_room(self.buffered)
+                    self._want_drain()
+                    place = health.changed.stand()
+                health.sleep(place, max(0.001, next_warning - now))
+                now = self._clock.monotonic()
+                if now >= next_warning:
+                    self._warn_of_wait(held, size_bytes, now - started)
+                    next_warning = now + interval
+        finally:
+            if found_full:
+                self._wait_seconds += self._clock.monotonic() - started
+
+    def _warn_of_wait(self, held_bytes: int, size_bytes: int, waited_seconds: float) -> None:
+        _LOG.warning(
+            "put waits for room [shard=%s, held_bytes=%d, limit_bytes=%d, put_bytes=%d, waited_seconds=%.1f]",
+            self._log.shard_id,
+            held_bytes,
+            self._limits.max_unflushed_memtable_bytes,
+            size_bytes,
+            waited_seconds,
+        )
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether a write keeps all others out."""
+        return self._exclusive
+
+    def keep_others_out(self) -> None:
+        """Insert nothing until `let_others_in`, which one caller at a time can have."""
+
+        def taken() -> bool:
+            if self._exclusive:
+                return False
+            self._health.refuse_writes()
+            self._exclusive = True
+            return True
+
+        self._health.wait_until(taken, None)
+
+    def let_others_in(self) -> None:
+        """End what `keep_others_out` began."""
+        with self._health.lock:
+            self._exclusive = False
+            self._health.changed.wake_all()
+
+    def skip_to(self, end: int, seen: SeenMap) -> None:
+        """Go on after batches below `end` that are on storage without an entry, with the transactions `seen` (the lock is
+        held, and nothing is pending)."""
+        self._transactions.merge(seen)
+        self.durable = end
+
+    def next_time_ms(self) -> int:
+        """The time of what is written now, by the clock of the shard."""
+        return self._transactions.time.next_ms()
+
+    # ------------------------------------------------------------------------------------------------- what is drained
+
+    def _want_drain(self) -> None:
+        self._drain_wanted = True
+        self._ticker.poke()
+
+    def take_due(self, now: float, interval: float | None) -> int:
+        """The number that the ticker must make durable up to, 0 if there is none (the lock is held)."""
+        due = self._drain_wanted or (interval is not None and now >= self._since + interval)
+        self._drain_wanted = False
+        return self.buffered if self.pending and due else 0
+
+    def next_due(self, interval: float | None) -> float | None:
+        """When (`monotonic`) the ticker must drain, if nothing else happens (the lock is held)."""
+        if not self.pending:
+            return None
+        if self._drain_wanted:
+            return 0.0
+        return None if interval is None else self._since + interval
+
+    # ----------------------------------------------------------------------------------------------------- committing
+
     def write(self, put: QueuedPut) -> Pending:
         """Insert one put and return once it is on storage; the caller leads the commit where nobody else does."""
-        self.refuse_writes()
+        self._health.refuse_writes()
         self.refuse_on_top()
         try:
             self._puts.append(put)
@@ -117,15 +400,15 @@ class ShardCore(ShardState):
 
     def refuse_on_top(self) -> None:
         """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted."""
-        refuse_on_top(self.lock, "a write")
+        refuse_on_top(self._health.lock, "a write")
         if self._leader == threading.get_ident() and self._turn.locked() and is_on_top():
             raise on_top_error("a write")
 
     def _lead(self, own: QueuedPut | None) -> bool:
         """Commit everything that was written until now; False if a queued put found no room. The caller has the turn."""
         self._leader = threading.get_ident()
-        self.refuse_commits()
-        self._puts.gather(self.clock)
+        self._health.refuse_commits()
+        self._puts.gather(self._clock)
         room = self._puts.take(self.pending, self._insert_queued, own)
         end = self.buffered
         while self.durable < end:
@@ -134,55 +417,34 @@ class ShardCore(ShardState):
         self._leader = 0
         return room
 
-    def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
-        with self.lock:
-            self.refuse_writes()
-            if not self._has_room:
-                return False
-            pending = self._place(rows, None)
-            pending.put, put.pending = put, pending
-            self._append(pending)
-            return True
-
     def _commit_group(self, own: QueuedPut | None) -> None:
-        with self.lock:
+        health = self._health
+        with health.lock:
             entry = self._next_entry()
-        started = io_started = self.clock.monotonic()
+        started = io_started = self._clock.monotonic()
         try:
             if not entry.data:
                 entry.data = self.entries.encode(entry)
-                io_started = self.clock.monotonic()
+                io_started = self._clock.monotonic()
             reach("wal.before_put")
             self._in_flight = entry
-            if self.log.next_position == entry.position:  # else an interrupted leader appended it already
-                self.log.append(entry.data)
-        except FencedError as error:
-            self.fail(fenced=error)
-            raise
-        except TableReplacedError as error:
-            self.fail(replaced=error)
-            raise
-        except WriterPoisonedError as error:
-            self.fail(poison=error)
+            if self._log.next_position == entry.position:  # else an interrupted leader appended it already
+                self._log.append(entry.data)
+        except (FencedError, TableReplacedError, WriterPoisonedError) as error:
+            health.fail(error)
             raise
         except Exception as error:
-            raise self.poisoned(f"the log of shard {self.log.shard_id} failed", error) from error
-        ended = self.clock.monotonic()
+            raise health.poisoned(f"the log of shard {self._log.shard_id} failed", error) from error
+        ended = self._clock.monotonic()
         reach("wal.after_put")
-        with self.lock:
+        with health.lock:
             self._settle(entry)
-            self.changed.wake_all()
-            stats = self.stats
-            stats.wal_flush_count += 1
-            stats.wal_flush_bytes += len(entry.data)
-            stats.wal_flush_time += ended - started
-            stats.wal_io_count += 1
-            stats.wal_io_time += ended - io_started
+            health.changed.wake_all()
+            self._stats.count_entry(len(entry.data), ended - started, ended - io_started)
             for item in entry.group:
                 put = item.put
                 if put is not None:
-                    stats.put_count += 1
-                    stats.put_time += ended - put.started
+                    self._stats.count_put(ended - put.started)
                     if put is not own:
                         self._puts.serve(put)
 
@@ -196,8 +458,8 @@ class ShardCore(ShardState):
         group = self._next_group()
         first = group[0]
         txns = () if first.txn is None else (EntryTransaction(first.txn, 0, first.rows.num_rows),)
-        footer = self.transactions.footer(first.generation, txns, self.log.table)
-        return Entry(group, footer, self.log.next_position)
+        footer = self._transactions.footer(first.run.generation, txns, self._log.table)
+        return Entry(group, footer, self._log.next_position)
 
     def _next_group(self) -> list[Pending]:
         """The pending writes of the next entry: one generation, at most `max_entry_bytes`; a transaction is alone."""
@@ -205,7 +467,7 @@ class ShardCore(ShardState):
         group = [first]
         if first.txn is not None or len(self.pending) == 1:
             return group
-        limit = self._durable_bytes + self.config.max_entry_bytes
+        limit = self._durable_bytes + self._limits.max_entry_bytes
         for item in islice(self.pending, 1, None):
             if item.txn is not None or item.generation != first.generation or item.end_bytes > limit:
                 break
@@ -214,17 +476,15 @@ class ShardCore(ShardState):
 
     def _settle(self, entry: Entry) -> None:
         """Record that `entry` is on storage; doing it again changes nothing."""
-        last, position = entry.group[-1], self.log.next_position - 1
-        if self.active is not None:
-            for memtable in (*self.frozen, self.active):
-                if memtable.generation == last.generation:
-                    memtable.covered_position = position
-        self.transactions.take(entry.footer, last.generation)
-        self.durable, self._durable_bytes, self._durable_run = last.totals
+        last = entry.group[-1]
+        generation = last.run.generation
+        self._tables.cover(generation, self._log.next_position - 1)
+        self._transactions.take(entry.footer, generation)
+        self.durable, self._durable_bytes, self._durable_run = last.end, last.end_bytes, last.run
         self._drop_settled()
         self._in_flight = None
-        if not self.config.durable_write:
-            self.pending_since = self.clock.monotonic()
+        if not self._limits.durable_write:
+            self._since = self._clock.monotonic()
 
     def _drop_settled(self) -> None:
         while self.pending and self.pending[0].end <= self.durable:

@@ -1,76 +1,160 @@
 """Indexes of a writer's memtables, kept up beside the puts.
 
-Owns what happens to indexes in the background: rows whose indexing was deferred, the set of indexes that a new memtable
-gets, and graphs that searches would gain by. Invariants:
+Owns `Indexing`: rows whose indexing was deferred, the set of indexes that a new memtable gets, and graphs that searches
+would gain by. Invariants:
 
 1. Nothing here is needed for a right answer: a search takes in what is missing, or compares it row by row.
-2. Nothing here runs in the path of a put, and no lock of the writer is held while something is built.
+2. Deferred indexing is no part of a put, and no lock of the writer is held while something is built.
 3. A graph is built only after searches asked for it, by one thread at a time, and no further than the writer lives.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
-from lance_memwal.memtable.index import HnswMemIndex
+from lance_memwal.clock import Clock
+from lance_memwal.config import WriterConfig
+from lance_memwal.memtable.index import HnswMemIndex, MemIndex
+from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.process.background import Task
-from lance_memwal.write.group_commit import ShardCore
-from lance_memwal.write.state import OPEN
+from lance_memwal.sstable.mirrors import IndexSet
+from lance_memwal.write.health import Health
+from lance_memwal.write.stats import StatsHandle
 
-__all__ = ["grow_graphs", "index_deferred", "start_growing", "use_newest_indexes"]
+__all__ = ["Indexing"]
 
 _LOG = logging.getLogger(__name__)
 _SLICE_ROWS = 512
 
 
-def index_deferred(core: ShardCore) -> None:
-    """Take every row that exists into the indexes of its memtable."""
-    with core.lock:
-        core.unindexed_since = None
-        memtables = [*core.frozen, core.active] if core.active is not None else []
-        ends = [min(m.num_batches, core.buffered - m.first_batch) for m in memtables]
-    started = core.clock.monotonic()
-    for memtable, end in zip(memtables, ends, strict=True):
-        memtable.index_rows(end)
-    core.count_indexed(memtables, core.clock.monotonic() - started)
+class Indexing:
+    """Which indexes the memtables of one writer have, and what of them is still to be done."""
 
+    def __init__(
+        self, indexes: IndexSet, config: WriterConfig, health: Health, stats: StatsHandle, clock: Clock, ticker: Task
+    ) -> None:
+        self._indexes = indexes
+        self._at_once = config.sync_indexed_write
+        self._buffer_rows = config.async_index_buffer_rows
+        self._interval_seconds = config.async_index_interval_ms / 1000
+        self._health = health
+        self._stats = stats
+        self._clock = clock
+        self._ticker = ticker
+        self._grower = Task("index")
+        self._since: float | None = None  # when the oldest row came that is not indexed
+        self._wanted = False
+        self._graph_wanted = False
+        self.growing = False
 
-def use_newest_indexes(core: ShardCore) -> None:
-    """Look the maintained indexes up anew, and give the active memtable those that it lacks."""
-    if core.indexes.refresh():
-        active = core.active
-        if active is not None:  # frozen meanwhile, it does no harm; the next one has the new set anyway
-            active.adopt(core.indexes.build(active.indexes))
+    def use(self, indexes: IndexSet) -> None:
+        """Go on with another set, of other columns."""
+        self._indexes = indexes
 
+    def build(self, known: Sequence[MemIndex] = ()) -> list[MemIndex]:
+        """The indexes of a new memtable, or those of `known` and what they lack."""
+        return self._indexes.build(known)
 
-def start_growing(core: ShardCore) -> None:
-    """Grow graphs beside everything else, unless somebody is at it."""
-    with core.lock:
-        if core.growing or core.state != OPEN:
+    def refresh(self, active: MemTable) -> None:
+        """Look the maintained indexes up anew, and give `active` those that it lacks."""
+        if self._indexes.refresh():  # frozen meanwhile, it does no harm; the next one has the new set anyway
+            active.adopt(self.build(active.indexes))
+
+    def inserted(self, active: MemTable) -> None:
+        """Take the new rows into the indexes, or see to it that the ticker does."""
+        now = self._clock.monotonic()
+        if self._at_once:
+            active.index_rows()
+            self._count([active], self._clock.monotonic() - now)
             return
-        core.growing = True
-        core.grower.cancel()
-        core.grower = Task(lambda: _grow_until_done(core), "index")
-    core.grower.start(core.clock).poke()
+        if self._since is None:
+            self._since = now
+            self._ticker.poke()
+        if active.unindexed_rows >= self._buffer_rows and not self._wanted:
+            self._wanted = True
+            self._ticker.poke()
 
+    def _count(self, memtables: Sequence[MemTable], seconds: float) -> None:
+        rows = sum(memtable.take_indexed() for memtable in memtables)
+        if rows:
+            with self._health.lock:
+                self._stats.count_indexed(rows, seconds)
 
-def _grow_until_done(core: ShardCore) -> None:
-    try:
-        grow_graphs(core)
-    except Exception as error:  # searches are exact without the graph
-        _LOG.warning("building a graph failed [shard=%s]: %s", core.log.shard_id, error)
-    finally:
-        with core.lock:
-            core.growing = False
+    # ------------------------------------------------------------------------------------------- what the ticker does
 
+    @property
+    def next_due(self) -> float | None:
+        """When (`monotonic`) there is something to do, if nothing else happens."""
+        if self._wanted or self._graph_wanted:
+            return 0.0
+        return None if self._since is None else self._since + self._interval_seconds
 
-def grow_graphs(core: ShardCore) -> None:
-    """Bring the graphs of the active memtable that searches asked for up to date."""
-    memtable = core.active
-    if memtable is None:
-        return
-    for index in memtable.indexes:
-        if isinstance(index, HnswMemIndex) and index.wants_graph:
-            while index.catch_up(_SLICE_ROWS) and core.state == OPEN and core.active is memtable:
+    def take_due(self, now: float) -> bool:
+        """Whether deferred rows must be indexed now, by the caller (`lock` is held)."""
+        due = self._wanted or (self._since is not None and now >= self._since + self._interval_seconds)
+        self._wanted = False
+        if due:
+            self._since = None
+        return due
+
+    def take_graph(self) -> bool:
+        """Whether a search asked for a graph; the caller has it built (`lock` is held)."""
+        wanted, self._graph_wanted = self._graph_wanted, False
+        return wanted
+
+    def index(self, ends: Sequence[tuple[MemTable, int]]) -> None:
+        """Take the first batches of memtables, as many as given, into their indexes."""
+        started = self._clock.monotonic()
+        for memtable, end in ends:
+            memtable.index_rows(end)
+        self._count([memtable for memtable, _ in ends], self._clock.monotonic() - started)
+
+    def want_graph(self) -> None:
+        """Ask the ticker to have a graph built; a search calls this."""
+        with self._health.lock:
+            if not self.growing and not self._graph_wanted:
+                self._graph_wanted = True
+                self._ticker.poke()
+
+    def grow(self, active: Callable[[], MemTable]) -> None:
+        """Grow graphs of the active memtable beside everything else, unless somebody is at it."""
+        with self._health.lock:
+            if self.growing or not self._health.is_open:
+                return
+            self.growing = True
+            self._grower.cancel()
+            self._grower = Task("index")
+        self._grower.start(lambda: self._grow_until_done(active), self._clock).poke()
+
+    def _grow_until_done(self, active: Callable[[], MemTable]) -> None:
+        try:
+            self.grow_graphs(active)
+        except Exception as error:  # searches are exact without the graph
+            _LOG.warning("building a graph failed [shard=%s]: %s", self._health.shard_id, error)
+        finally:
+            with self._health.lock:
+                self.growing = False
+
+    def grow_graphs(self, active: Callable[[], MemTable]) -> None:
+        """Bring the graphs of the active memtable that searches asked for up to date."""
+        memtable = active()
+        for index in memtable.indexes:
+            if isinstance(index, HnswMemIndex) and index.wants_graph:
+                while index.catch_up(_SLICE_ROWS) and self._health.is_open and active() is memtable:
+                    memtable.measure()
                 memtable.measure()
-            memtable.measure()
+
+    # --------------------------------------------------------------------------------------------------------- ending
+
+    def cancel(self) -> None:
+        """Begin nothing new; waits for nothing."""
+        self._grower.cancel()
+
+    def stop(self, seconds: float) -> None:
+        """Begin nothing new, and wait for what runs."""
+        self._grower.stop(seconds)
+
+    def orphan(self) -> None:
+        """Do nothing in a forked child."""
+        self._grower.orphan()

@@ -14,14 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
-from lance_memwal.write.engine import ShardEngine
-from lance_memwal.write.parking import Parked
+from lance_memwal.write.closing import Parked
 from lance_memwal.write.stats import WriteStats
 
 __all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
@@ -29,8 +28,52 @@ __all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
 DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
 _ROOM_SECONDS = 10.0
+
+
+class ShardOwner(Protocol):
+    """What is needed of the writer of one shard."""
+
+    @property
+    def shard_id(self) -> str:
+        """The shard."""
+        ...
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it was put away."""
+        ...
+
+    def park(self) -> Parked | None:
+        """Put it away, with everything durable; None if it stays open."""
+        ...
+
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now."""
+        ...
+
+    def force_seal_active(self) -> None:
+        """Freeze what was written."""
+        ...
+
+    def wait_for_flush_drain(self, timeout: float | None = None) -> None:
+        """Return when everything that is frozen is in SSTables."""
+        ...
+
+    def stats(self) -> WriteStats:
+        """Its totals."""
+        ...
+
+    def close(self) -> None:
+        """Flush and stop."""
+        ...
+
+    def abort(self) -> None:
+        """Stop."""
+        ...
+
+
 T = TypeVar("T")
-W = TypeVar("W", bound=ShardEngine)
+W = TypeVar("W", bound=ShardOwner)
 
 
 class OpenShards(Generic[W]):
@@ -185,13 +228,13 @@ class OpenShards(Generic[W]):
     def close(self) -> list[Exception]:
         """Flush and close every shard; returns what failed. On top of another call, shards that are parked stay as they
         are: their rows are durable."""
-        return self._end(ShardEngine.close, self._close_parked)
+        return self._end(lambda writer: writer.close(), self._close_parked)
 
     def abort(self) -> list[Exception]:
         """Stop without flushing."""
-        return self._end(ShardEngine.abort, list)
+        return self._end(lambda writer: writer.abort(), list)
 
-    def _end(self, end: Callable[[ShardEngine], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
+    def _end(self, end: Callable[[W], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
         was_closed, self.closed = self.closed, True
         waits = not is_on_top()
         if waits:
@@ -220,7 +263,7 @@ class OpenShards(Generic[W]):
         self._lock, self.closed = threading.RLock(), True
 
 
-def _failure(end: Callable[[ShardEngine], None], writer: ShardEngine) -> Exception | None:
+def _failure(end: Callable[[W], None], writer: W) -> Exception | None:
     try:
         end(writer)
     except Exception as error:

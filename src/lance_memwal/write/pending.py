@@ -2,7 +2,7 @@
 
 Owns `WriteRows`, `Pending`, `Entry` and `EntryBuilder`: values and encoding, no locks and no I/O. Invariants:
 
-1. The totals behind a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
+1. The totals after a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
 2. The bytes of an entry are made once.
 3. Rows are encoded before they are pending: what cannot be encoded fails its own write, and the size of an entry is known.
 """
@@ -65,26 +65,24 @@ class WriteRows:
 
 
 class Pending:
-    """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals behind it."""
+    """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals after it."""
 
-    __slots__ = ("end", "end_bytes", "generation", "put", "rows", "run", "start", "txn")
+    __slots__ = ("end", "end_bytes", "put", "rows", "run", "start", "txn")
 
-    def __init__(
-        self, rows: WriteRows, after: tuple[int, int, LogRun], generation: int, txn: Transaction | None
-    ) -> None:
-        """`after`: the totals behind its predecessor, except that the run is the one behind this write."""
+    def __init__(self, rows: WriteRows, start: int, start_bytes: int, run: LogRun, txn: Transaction | None) -> None:
+        """`run`: the one that the write belongs to, and ends with it."""
         self.rows = rows
-        self.start, start_bytes, self.run = after
-        self.end = self.start + len(rows.batches)
+        self.start = start
+        self.end = start + len(rows.batches)
         self.end_bytes = start_bytes + rows.wire_bytes
-        self.generation = generation
+        self.run = run
         self.txn = txn
         self.put: QueuedPut | None = None
 
     @property
-    def totals(self) -> tuple[int, int, LogRun]:
-        """Batches, bytes and run behind this write."""
-        return self.end, self.end_bytes, self.run
+    def generation(self) -> int:
+        """The generation that its rows belong to."""
+        return self.run.generation
 
 
 class Entry:
@@ -131,7 +129,7 @@ class EntryBuilder:
     def encode(self, entry: Entry) -> bytes:
         """The bytes of `entry`, whose writes are of one generation and encoded."""
         group = entry.group
-        generation = group[0].generation
+        generation = group[0].run.generation
         if self._encoder is None or self._encoder.generation != generation:
             self._encoder = EntryEncoder(self._schema, self._epoch, generation)
         messages = [message for item in group for message in item.rows.messages or ()]

@@ -21,15 +21,13 @@ import pyarrow as pa
 
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError
-from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.tail import may_follow, unflushed_of
 from lance_memwal.log.wal import OpenedLog
-from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.sstable.write import not_published
 from lance_memwal.store import paths
-from lance_memwal.write.flush import SsTableWriter, count_flush, flush_once, publish
-from lance_memwal.write.group_commit import ShardCore
+from lance_memwal.write.flush import flush_once, publish
+from lance_memwal.write.shard import Shard
 
 __all__ = ["replay"]
 
@@ -37,37 +35,30 @@ _LOG = logging.getLogger(__name__)
 _Item: TypeAlias = tuple[int, int, pa.RecordBatch, pa.BooleanArray | None]
 
 
-def replay(core: ShardCore, opened: OpenedLog, manifests: ShardManifestStore, write: SsTableWriter) -> int:
-    """Load the tail of the log into the core's memtables; returns the number of rows."""
-    if core.active is None:
-        return 0
-    tail = _Tail(core, opened)
+def replay(shard: Shard, opened: OpenedLog) -> None:
+    """Load the tail of the log into the memtables."""
+    tables, commits = shard.tables.need(), shard.commits
+    tail = _Tail(shard, opened)
     rows = 0
-    memtable = core.active
     for generation, position, batch, flags in tail:
-        if generation != memtable.generation:
-            with core.lock:
-                memtable = core.freeze(memtable)
-            flush_once(core, manifests, write)
-        memtable.append(batch, flags)
+        if generation != tables.active.generation:
+            shard.seal()
+            flush_once(shard)
+        tables.replayed(batch, flags, position)
         rows += batch.num_rows
-        memtable.covered_position = position
-        core.durable = memtable.end_batch
-        if memtable.size_bytes > core.config.max_unflushed_memtable_bytes:
-            memtable, streamed = _stream(core, memtable, tail, manifests, write)
-            rows += streamed
-    memtable.index_rows()
-    memtable.covered_position = opened.log.next_position - 1
+        commits.skip_to(tables.active.end_batch, {})
+        if tables.active.size_bytes > shard.config.max_unflushed_memtable_bytes:
+            rows += _stream(shard, tail)
+    tables.active.index_rows()
+    tables.cover(tables.active.generation, opened.log.next_position - 1)
     if rows:
-        _LOG.info("replayed [shard=%s, epoch=%d, rows=%d]", core.log.shard_id, core.log.epoch, rows)
-    return rows
+        _LOG.info("replayed [shard=%s, epoch=%d, rows=%d]", shard.log.shard_id, shard.log.epoch, rows)
 
 
-def _stream(
-    core: ShardCore, memtable: MemTable, tail: _Tail, manifests: ShardManifestStore, write: SsTableWriter
-) -> tuple[MemTable, int]:
-    """Publish the generation of `memtable` and of the entries that follow; returns the next memtable, and their rows."""
-    started = core.clock.monotonic()
+def _stream(shard: Shard, tail: _Tail) -> int:
+    """Publish the generation of the active memtable and of the entries that follow; returns how many rows followed."""
+    tables, started = shard.tables.need(), shard.clock.monotonic()
+    memtable, memory = tables.active, shard.columns.target.schema.memory
     generation, held = memtable.generation, memtable.num_rows
     count, covered = memtable.end_batch, memtable.covered_position
 
@@ -77,29 +68,30 @@ def _stream(
         memtable.truncate(0)
         for _, position, batch, flags in tail.of_generation(generation):
             count, covered = count + 1, position
-            yield with_flags(batch, flags, core.schema.memory)
+            yield with_flags(batch, flags, memory)
 
-    sstable = write(generation, batches())
+    sstable = shard.write_sstable(generation, batches())
     rows = sstable.physical_rows or 0
-    with not_published(manifests.location, manifests.shard_id, sstable.path):
+    with not_published(shard.manifests.location, shard.log.shard_id, sstable.path):
         reach("flush.before_commit")
-        core.look_at_table()
-    publish(manifests, core.log.epoch, sstable, covered)
-    with core.lock:
+        shard.health.look_at_table()
+    publish(shard.manifests, shard.log.epoch, sstable, covered)
+    with shard.health.lock:
         memtable.detach()
-        core.active, core.durable = core.new_memtable(generation + 1, count, covered), count
-    count_flush(core, rows, core.clock.monotonic() - started)
-    _LOG.info("streamed a large generation [shard=%s, generation=%d]", core.log.shard_id, generation)
-    return core.active, rows - held
+        tables.begin(generation + 1, count, covered)
+        shard.commits.skip_to(count, {})
+        shard.stats.count_flush(rows, shard.clock.monotonic() - started)
+    _LOG.info("streamed a large generation [shard=%s, generation=%d]", shard.log.shard_id, generation)
+    return rows - held
 
 
 class _Tail:
     """The batches of the tail in order, each with its generation, its position and its tombstones."""
 
-    def __init__(self, core: ShardCore, opened: OpenedLog) -> None:
+    def __init__(self, shard: Shard, opened: OpenedLog) -> None:
         self._opened = opened
-        self._adapter = RowAdapter(core.schema)
-        self._items = self._read(core.log.shard_id, opened.manifest.current_generation)
+        self._adapter = RowAdapter(shard.columns.target.schema)
+        self._items = self._read(shard.log.shard_id, opened.manifest.current_generation)
         self._put_back: list[_Item] = []
 
     def __iter__(self) -> Iterator[_Item]:

@@ -138,6 +138,31 @@ class StatsHandle:
             self.put_time = self.wal_flush_time = self.wal_io_time = 0.0
             self.index_update_time = self.memtable_flush_time = 0.0
 
+    def count_put(self, seconds: float) -> None:
+        """Count one put or delete; the lock is held, as for all counts."""
+        self.put_count += 1
+        self.put_time += seconds
+
+    def count_entry(self, size_bytes: int, seconds: float, io_seconds: float) -> None:
+        """Count one entry of the log."""
+        self.wal_flush_count += 1
+        self.wal_flush_bytes += size_bytes
+        self.wal_flush_time += seconds
+        self.wal_io_count += 1
+        self.wal_io_time += io_seconds
+
+    def count_indexed(self, rows: int, seconds: float) -> None:
+        """Count one update of indexes."""
+        self.index_update_count += 1
+        self.index_update_rows += rows
+        self.index_update_time += seconds
+
+    def count_flush(self, rows: int, seconds: float) -> None:
+        """Count one published generation."""
+        self.memtable_flush_count += 1
+        self.memtable_flush_rows += rows
+        self.memtable_flush_time += seconds
+
     def snapshot(self) -> WriteStats:
         """The totals now."""
         with self._lock:

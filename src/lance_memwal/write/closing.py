@@ -1,0 +1,106 @@
+"""The end of a shard writer: closed, or put away.
+
+Owns `close`, `park` and `Parked`. Invariants:
+
+1. `close` makes everything flushed and visible to any reader, or raises the first failure; the writer is closed either
+   way. It never hangs on a fence, and every wait for other threads has a deadline.
+2. What is parked is durable: readers find it in the log, or in SSTables if the log would take long to read again.
+3. A parked shard keeps its epoch, its next position and its transactions. It is taken up without a claim and without a
+   sentinel, after a look at the manifest: a shard that somebody claimed meanwhile is lost (`FencedError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lance_memwal.errors import MemWalError
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.transactions import TransactionMap
+from lance_memwal.log.wal import OpenedLog, ShardLog
+from lance_memwal.process.background import JOIN_SECONDS
+from lance_memwal.process.deadline import Deadline
+from lance_memwal.write.shard import Shard
+from lance_memwal.write.stats import StatsHandle
+
+__all__ = ["Parked", "close", "drain", "opened_again", "park"]
+
+_PARK_SECONDS = 10.0  # others wait for the place meanwhile
+_HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
+
+
+def close(shard: Shard, stop: Callable[[float], None]) -> None:
+    """Flush the log and all memtables, and `stop` within some seconds; raises the first failure. Idempotent."""
+    deadline, hangs = Deadline(shard.clock), False
+    if not shard.health.begin_closing(deadline):
+        return
+    interrupted = True
+    try:
+        _flush(shard, deadline)
+        interrupted = False
+    except Exception:
+        interrupted, hangs = False, not deadline.left_seconds
+        raise
+    finally:
+        if not (interrupted and shard.health.leave_closing()):
+            stop(_HANGING_SECONDS if hangs else JOIN_SECONDS)
+
+
+def _flush(shard: Shard, deadline: Deadline) -> None:
+    health, commits = shard.health, shard.commits
+    _wait_for_bulk(shard, deadline)
+    with health.lock:
+        health.refuse_drain(owes=shard.is_unflushed())
+    commits.make_durable(commits.buffered)
+    shard.seal()
+    drain(shard, deadline, "the writer is closed all the same; the log has the rows, and the next open replays them")
+
+
+def _wait_for_bulk(shard: Shard, deadline: Deadline) -> None:
+    """Return when no bulk write is under way."""
+    if not shard.health.wait_until(lambda: not shard.commits.is_exclusive, deadline.left_seconds):
+        raise deadline.error(f"a bulk write of shard {shard.log.shard_id} was still under way; it was not acknowledged")
+
+
+def drain(shard: Shard, deadline: Deadline, way_out: str) -> None:
+    """Return when every frozen memtable is an SSTable; `UnavailableError` at the deadline, with the way out."""
+    tables = shard.tables
+    if not shard.health.wait_until(lambda: not tables.frozen, deadline.left_seconds):
+        raise deadline.error(
+            f"{len(tables.frozen)} memtables of shard {shard.log.shard_id} were not flushed; {way_out}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What remains of a writer that is put away; `owes_flush`: the log holds rows that are in no SSTable yet."""
+
+    log: ShardLog
+    transactions: TransactionMap
+    stats: StatsHandle
+    owes_flush: bool
+
+
+def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
+    """Close a writer, with everything durable; None if it does not write any more, or is too busy: it stays as it is."""
+    commits, deadline = shard.commits, Deadline(shard.clock, _PARK_SECONDS)
+    try:
+        with shard.gate.closed(deadline):
+            _wait_for_bulk(shard, deadline)
+            commits.make_durable(commits.buffered)
+            if shard.tables.is_long_to_replay:
+                shard.seal()
+            drain(shard, deadline, "it stays open")
+            with shard.health.lock:
+                shard.health.park()
+    except MemWalError:
+        return None
+    stop(JOIN_SECONDS)
+    return Parked(shard.log, shard.transactions, shard.stats, shard.is_unflushed())
+
+
+def opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
+    """The log of a parked shard, as an open would give it; `FencedError` if another writer claimed the shard."""
+    manifest = manifests.check_fenced(parked.log.epoch)
+    end = parked.log.next_position
+    return OpenedLog(parked.log, manifest, manifest.replay_after_wal_entry_position + 1, end, parked.transactions)

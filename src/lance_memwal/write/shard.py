@@ -1,0 +1,142 @@
+"""The parts of one shard writer, as the functions take them that do its work.
+
+Owns `Shard`, a value, and `Columns`. Invariants:
+
+1. A part writes its own fields only; what several parts do in one step is done under the lock of `health`.
+2. Nothing here refers to the public writer, so that one that is dropped can be collected while its tasks still run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lance_memwal.clock import Clock
+from lance_memwal.config import WriterConfig
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.transactions import TransactionMap
+from lance_memwal.log.wal import ShardLog
+from lance_memwal.memtable.memtable import InMemoryMemTables
+from lance_memwal.process.background import Task
+from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.sstable.mirrors import IndexSet
+from lance_memwal.sstable.target import ShardTarget
+from lance_memwal.types import SsTable
+from lance_memwal.write.fitting import Fitting
+from lance_memwal.write.gate import WriteGate
+from lance_memwal.write.group_commit import GroupCommit
+from lance_memwal.write.health import Health
+from lance_memwal.write.stats import MemTableStats, StatsHandle
+from lance_memwal.write.tables import Tables, WalOnly
+
+__all__ = ["Columns", "Shard"]
+
+
+class Columns:
+    """The columns that a shard has now: what it writes to, and how input becomes its rows."""
+
+    __slots__ = ("_config", "fitting", "target")
+
+    def __init__(self, target: ShardTarget, config: WriterConfig) -> None:
+        self._config = config
+        self.use(target)
+
+    def use(self, target: ShardTarget) -> None:
+        """Go on with the columns of `target`; nobody is between fitting and inserting."""
+        self.target = target
+        self.fitting = Fitting(target, self._config)
+
+    @property
+    def indexes(self) -> IndexSet:
+        """The indexes that memtables with these columns have."""
+        return self.target.indexes if self.target.indexes is not None else IndexSet(self.target.schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """One claimed shard: its settings, its log, and the parts of its writer."""
+
+    config: WriterConfig
+    clock: Clock
+    log: ShardLog
+    transactions: TransactionMap
+    manifests: ShardManifestStore
+    columns: Columns
+    gate: WriteGate
+    health: Health
+    tables: Tables | WalOnly
+    commits: GroupCommit
+    stats: StatsHandle
+    ticker: Task
+    flusher: Task
+
+    def write_sstable(self, generation: int, rows: pa.Table | Iterator[pa.RecordBatch]) -> SsTable:
+        """Write all rows of a generation (`_tombstone` last) as a complete, unpublished SSTable, in a new directory."""
+        return self.columns.target.write_sstable(self.log.shard_id, self.config, self.clock, generation, rows)
+
+    def seal(self) -> None:
+        """Freeze the active memtable if it holds rows."""
+        with self.health.lock:
+            self.tables.freeze(self.commits.buffered)
+
+    def capture(self) -> InMemoryMemTables:
+        """What readers may see now: active and frozen memtables together, one watermark for all."""
+        tables, health = self.tables.need(), self.health
+        refuse_on_top(health.lock, "a read")
+        with health.lock:
+            health.refuse()
+            return tables.capture(self.commits.visible)
+
+    def is_unflushed(self) -> bool:
+        """Whether something that was written is in no SSTable yet, and must be."""
+        return bool(self.commits.pending or self.tables.frozen or self.tables.active_rows)
+
+    def memtable_stats(self) -> MemTableStats:
+        """The memtables now."""
+        tables, commits = self.tables.need(), self.commits
+        with self.health.lock:
+            active, pending = tables.active, commits.pending
+            return MemTableStats(
+                row_count=active.num_rows,
+                batch_count=active.num_batches,
+                estimated_size=active.size_bytes + active.index_bytes,
+                generation=active.generation,
+                max_buffered_batch_position=commits.buffered - 1 if commits.buffered else None,
+                max_flushed_batch_position=commits.durable - 1 if commits.durable else None,
+                pending_wal_start_batch_position=pending[0].start if pending else None,
+                pending_wal_end_batch_position=pending[-1].end if pending else None,
+                pending_wal_batch_count=sum(len(item.rows.batches) for item in pending),
+                pending_wal_row_count=sum(item.rows.num_rows for item in pending),
+                pending_wal_estimated_bytes=commits.pending_bytes,
+                frozen_count=len(tables.frozen),
+                frozen_bytes=sum(m.size_bytes + m.index_bytes for m in tables.frozen),
+                index_bytes=active.index_bytes,
+            )
+
+    # --------------------------------------------------------------------------------------------------------- ending
+
+    def abandon(self) -> None:
+        """End the background work without touching storage; may be called anywhere, and waits for nothing."""
+        self.health.close()
+        self.tables.cancel()
+        self.flusher.cancel()
+        self.ticker.cancel()
+
+    def stop(self, seconds: float) -> None:
+        """End the background work, and wait for what of it runs, for some time."""
+        self.abandon()
+        self.tables.stop(seconds)
+        self.flusher.stop(seconds)
+        self.ticker.stop(seconds)
+
+    def orphan(self) -> None:
+        """Become closed in a forked child, where the threads and locks of this writer do not exist."""
+        self.health.orphan()
+        self.commits.make_locks()
+        self.stats.use_lock(self.health.lock)
+        self.tables.orphan()
+        self.flusher.orphan()
+        self.ticker.orphan()
+        self.gate.orphan()

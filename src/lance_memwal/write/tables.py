@@ -1,0 +1,262 @@
+"""The memtables of one shard writer: where rows are placed, what room there is, what readers may see.
+
+Owns `Tables`, the only writer of the active and the frozen memtables, and `WalOnly`, which keeps no rows in memory. Both
+answer what the group commit asks: which generation a write belongs to, and what is held. Invariants:
+
+1. The rows of one write go into one memtable, which has one generation.
+2. Active and frozen memtables are captured together, under one watermark.
+3. A frozen memtable stays readable until its SSTable is published.
+4. What was appended by a write that was interrupted before it was pending is forgotten by the next write, and by a
+   freeze: the numbers of the caller say what exists.
+5. A freeze is one step, as far as interrupts go.
+
+Whoever calls holds the `lock` of the writer, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pyarrow as pa
+
+from lance_memwal.config import WriterConfig
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.log.tail import LogRun
+from lance_memwal.memtable.memtable import ByteMeter, InMemoryMemTables, MemTable
+from lance_memwal.process.background import Task
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.mirrors import IndexSet
+from lance_memwal.write.health import Health
+from lance_memwal.write.indexing import Indexing
+from lance_memwal.write.pending import WriteRows
+
+__all__ = ["Tables", "WalOnly"]
+
+_LONGEST_TAIL_ENTRIES = 64
+_LONGEST_TAIL_BYTES = 1 << 20
+
+
+class Tables:
+    """The active memtable, and the frozen ones that are not SSTables yet."""
+
+    def __init__(
+        self, config: WriterConfig, schema: TableSchema, health: Health, indexing: Indexing, flusher: Task
+    ) -> None:
+        """Has no memtable before `begin`."""
+        self._limits = config
+        self._schema = schema
+        self._health = health
+        self.indexing = indexing
+        self._flusher = flusher
+        self._meter = ByteMeter()
+        self.frozen: tuple[MemTable, ...] = ()
+        self._frozen_bytes = 0
+
+    def begin(self, generation: int, first_batch: int, covered_position: int) -> None:
+        """Go on with an empty memtable; whatever the active one held is on storage."""
+        self.active = self._new(generation, first_batch, covered_position)
+
+    def _new(self, generation: int, first_batch: int, covered_position: int) -> MemTable:
+        indexes, on_search = self.indexing.build(), self.indexing.want_graph
+        return MemTable(
+            self._schema, generation, first_batch, covered_position, self._meter, indexes, on_search=on_search
+        )
+
+    def need(self) -> Tables:
+        """These memtables: this writer is not in WAL-only mode."""
+        return self
+
+    def use_columns(self, schema: TableSchema, indexes: IndexSet) -> None:
+        """Go on with other columns; everything that was written is flushed."""
+        self._schema = schema
+        self.indexing.use(indexes)
+        self.begin(self.active.generation, self.active.first_batch, self.active.covered_position)
+
+    @property
+    def active_rows(self) -> int:
+        """Rows of the active memtable."""
+        return self.active.num_rows
+
+    @property
+    def is_long_to_replay(self) -> bool:
+        """Whether the rows that are in no SSTable would take long to read again from the log."""
+        active = self.active
+        return active.num_batches > _LONGEST_TAIL_ENTRIES or active.size_bytes > _LONGEST_TAIL_BYTES
+
+    # -------------------------------------------------------------------------------------------------------- placing
+
+    def held_bytes(self, _pending_bytes: int) -> int:
+        """The bytes that backpressure bounds: memtables with their indexes."""
+        return self._frozen_bytes + self.active.size_bytes + self._meter.total
+
+    def place(self, rows: WriteRows, start: int, run: LogRun) -> LogRun:
+        """Put the rows of a write into the memtable for them; returns the run that they belong to.
+
+        `start` is the number of its first batch, `run` that of the write before.
+        """
+        limits, active = self._limits, self.active
+        batches, num_rows, _ = active.totals
+        if active.first_batch + batches != start:  # a write that was interrupted before it was pending
+            active.truncate(start - active.first_batch)
+            batches, num_rows, _ = active.totals
+        if batches and (
+            num_rows + rows.num_rows > limits.max_memtable_rows
+            or batches + len(rows.batches) > limits.max_memtable_batches
+            or not active.can_hold(rows.batches)
+        ):
+            active = self.freeze(start)
+        for batch, flags, size in zip(rows.batches, rows.flags, rows.sizes, strict=True):
+            active.append(batch, flags, size)
+        return run if run.generation == active.generation else LogRun(active.generation)
+
+    def placed(self, end: int) -> None:
+        """Index the rows of a write that exists now, and freeze the active memtable if it is full."""
+        limits, active = self._limits, self.active
+        if active.indexes:
+            self.indexing.inserted(active)
+        batches, num_rows, size_bytes = active.totals
+        if (
+            num_rows >= limits.max_memtable_rows
+            or batches >= limits.max_memtable_batches
+            or size_bytes + active.index_bytes >= limits.max_memtable_size
+        ):
+            self.freeze(end)
+
+    def cover(self, generation: int, position: int) -> None:
+        """Note that the log holds rows of `generation` up to `position`."""
+        if self.active.generation == generation:
+            self.active.covered_position = position
+        else:
+            for memtable in self.frozen:
+                if memtable.generation == generation:
+                    memtable.covered_position = position
+
+    def replayed(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None, position: int) -> None:
+        """Put rows that the log holds at `position` into the active memtable."""
+        self.active.append(batch, flags)
+        self.active.covered_position = position
+
+    # ------------------------------------------------------------------------------------------- freezing and capture
+
+    def freeze(self, end: int) -> MemTable:
+        """Swap in a new memtable if the active one has rows; `end` is the number after the newest batch that exists."""
+        active = self.active
+        active.truncate(end - active.first_batch)
+        if active.num_batches == 0:
+            return active
+        fresh = self._new(active.generation + 1, active.end_batch, active.covered_position)
+        frozen, size = (*self.frozen, active), self._frozen_bytes + active.size_bytes
+        self.frozen, self._frozen_bytes, self.active = frozen, size, fresh  # one step
+        self._flusher.poke()
+        return fresh
+
+    def make_room(self, end: int) -> None:
+        """Freeze the active memtable if nothing else will give room."""
+        if not self.frozen:
+            self.freeze(end)
+
+    def capture(self, visible: int) -> InMemoryMemTables:
+        """Active and frozen memtables together, with the batches below `visible`."""
+
+        def shown(memtable: MemTable) -> int:
+            return max(0, min(visible - memtable.first_batch, memtable.num_batches))
+
+        health = self._health
+        frozen = tuple(memtable.capture(shown(memtable)) for memtable in self.frozen)
+        active = self.active.capture(shown(self.active))
+        return InMemoryMemTables(active, frozen, health.shard_id, health.epoch, health.table_id)
+
+    def release(self, memtable: MemTable) -> None:
+        """Drop a frozen memtable whose SSTable is published. Takes the lock itself."""
+        memtable.detach()  # before, since it may wait for a reader, and a waiting put must find the room at once
+        with self._health.lock:
+            self.frozen = tuple(item for item in self.frozen if item is not memtable)
+            self._frozen_bytes -= memtable.size_bytes
+            self._health.flushed()
+
+    # --------------------------------------------------------------------------------------------------- in background
+
+    def due_work(self, now: float, end: int) -> list[Callable[[], None]]:
+        """What the ticker must do for the indexes now, without the lock."""
+        work: list[Callable[[], None]] = []
+        if self.indexing.take_graph():
+            work.append(partial(self.indexing.grow, lambda: self.active))
+        if self.indexing.take_due(now):
+            ends = [(m, min(m.num_batches, end - m.first_batch)) for m in (*self.frozen, self.active)]
+            work.append(partial(self.indexing.index, ends))
+        return work
+
+    @property
+    def next_due(self) -> float | None:
+        """When (`monotonic`) there is work for the ticker, if nothing else happens."""
+        return self.indexing.next_due
+
+    def cancel(self) -> None:
+        """Begin nothing new; takes no lock and waits for nothing."""
+        self.indexing.cancel()
+
+    def stop(self, seconds: float) -> None:
+        """Begin nothing new, and wait for what runs. Takes no lock."""
+        self.indexing.stop(seconds)
+
+    def orphan(self) -> None:
+        """Do nothing in a forked child."""
+        self.indexing.orphan()
+
+
+class WalOnly:
+    """No memtables: rows are in the log and nowhere else, in generations that a run of entries counts."""
+
+    frozen: tuple[MemTable, ...] = ()
+    active_rows = 0
+    is_long_to_replay = False
+    next_due: float | None = None
+
+    def __init__(self, config: WriterConfig, schema: TableSchema) -> None:
+        self._limits = config
+        self._schema = schema
+
+    def need(self) -> Tables:
+        """Raise: there are no memtables."""
+        raise InvalidInputError("this writer is in WAL-only mode (enable_memtable=False): it has no memtable")
+
+    def use_columns(self, schema: TableSchema, _indexes: IndexSet) -> None:
+        """Go on with other columns."""
+        self._schema = schema
+
+    def held_bytes(self, pending_bytes: int) -> int:
+        """The bytes that backpressure bounds: writes that are not in the log yet."""
+        return pending_bytes
+
+    def place(self, rows: WriteRows, _start: int, run: LogRun) -> LogRun:
+        """The run that a write belongs to, which follows one that belongs to `run`."""
+        run = run.copy()
+        small = self._schema.small_dictionaries
+        run.add(rows.num_rows, len(rows.batches), rows.wire_bytes, self._limits, held=rows.batches, small=small)
+        return run
+
+    def placed(self, end: int) -> None:
+        """Nothing follows."""
+
+    def cover(self, generation: int, position: int) -> None:
+        """Nothing follows."""
+
+    def freeze(self, end: int) -> None:
+        """There is nothing to freeze."""
+
+    def make_room(self, end: int) -> None:
+        """Room comes with what is drained into the log."""
+
+    def due_work(self, _now: float, _end: int) -> list[Callable[[], None]]:
+        """Nothing."""
+        return []
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+    def stop(self, seconds: float) -> None:
+        """Nothing runs."""
+
+    def orphan(self) -> None:
+        """Nothing runs."""

@@ -1,0 +1,174 @@
+"""What a user writes to one shard, in the order in which it takes effect.
+
+Owns `put`, `put_nowait` and `delete`, and what they return. Invariants:
+
+1. Input is fitted once, behind the gate of the writer; what is wrong with it is raised before anything is inserted.
+2. Small durable puts are fitted and inserted by whichever thread leads the commit, others by their own.
+3. Rows that do not fit one entry are published as a generation of their own, whole.
+4. A write that must be durable is on storage when its call returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_timeout
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import InvalidInputError, UnavailableError
+from lance_memwal.log.transactions import as_transaction
+from lance_memwal.process.waiting import is_on_top, on_top_error
+from lance_memwal.rows.fit import Missing
+from lance_memwal.types import Transaction
+from lance_memwal.write.bulk import publish_bulk
+from lance_memwal.write.group_commit import GroupCommit
+from lance_memwal.write.health import Health
+from lance_memwal.write.pending import WriteRows
+from lance_memwal.write.put_queue import QueuedPut
+from lance_memwal.write.shard import Shard
+
+__all__ = ["Ack", "WriteResult", "delete", "put", "put_nowait"]
+
+_QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
+_buffer_bytes = pa.RecordBatch.get_total_buffer_size
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a write did: its batch positions, and whether its transaction was there already."""
+
+    batch_positions: range
+    skipped: bool = False
+
+
+class Ack:
+    """The durability of one write that did not wait for it."""
+
+    __slots__ = ("_commits", "_end", "_health")
+
+    def __init__(self, health: Health, commits: GroupCommit, end: int) -> None:
+        self._health = health
+        self._commits = commits
+        self._end = end
+
+    @property
+    def durable(self) -> bool:
+        """Whether the write is on storage."""
+        return self._commits.durable >= self._end
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once the write is on storage; raise what prevented it, or `UnavailableError` after `timeout` seconds."""
+        if is_on_top():
+            raise on_top_error("Ack.wait")
+        timeout = check_timeout(timeout)
+        if timeout is None:
+            self._commits.make_durable(self._end)
+            return
+        if not self._health.wait_until(lambda: self.durable, timeout):
+            raise UnavailableError(f"the write was not durable within {timeout} seconds; wait again", ambiguous=True)
+
+    def __repr__(self) -> str:
+        return f"Ack(durable={self.durable})"
+
+
+class _TooLargeError(Exception):
+    """A put that was taken for a small one, and whose rows do not fit one entry."""
+
+    def __init__(self, rows: WriteRows) -> None:
+        super().__init__("too large for one entry")
+        self.rows = rows
+
+
+def put(
+    shard: Shard, data: Any, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+) -> WriteResult:
+    """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
+    batches, fill = shard.columns.fitting.take(data, missing)
+    with shard.gate:
+        if txn is not None or not shard.config.durable_write:
+            return _write(shard, shard.columns.fitting.fit(batches, fill), as_transaction(txn))
+        size = sum(map(_buffer_bytes, batches))
+        if size > _QUEUED_BYTES:
+            return _write(shard, shard.columns.fitting.fit(batches, fill), None)
+        small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), shard.clock.monotonic())
+        try:
+            done = shard.commits.write(small)
+        except _TooLargeError as found:
+            return _write(shard, found.rows, None)
+        reach("put.before_ack")
+        return WriteResult(range(done.start, done.end))
+
+
+def _fit_for_entry(shard: Shard, fill: bool, batches: list[pa.RecordBatch]) -> WriteRows:
+    rows, entries = shard.columns.fitting.fit(batches, fill), shard.commits.entries
+    if not entries.fits(rows):
+        raise _TooLargeError(rows)
+    entries.encode_rows(rows)
+    return rows
+
+
+def put_nowait(shard: Shard, data: Any, missing: Missing | None = None) -> Ack:
+    """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
+    batches, fill = shard.columns.fitting.take(data, missing)
+    with shard.gate:
+        rows = shard.columns.fitting.fit(batches, fill)
+        if _is_bulk(shard, rows):
+            end = _write(shard, rows, None).batch_positions.stop
+        else:
+            started = shard.clock.monotonic()
+            shard.commits.entries.encode_rows(rows)
+            _, end = shard.commits.insert(rows, None, drain=True)
+            _count_put(shard, started)
+        return Ack(shard.health, shard.commits, end)
+
+
+def delete(shard: Shard, keys: Any, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
+    """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
+    with shard.gate:
+        return _write(shard, shard.columns.fitting.tombstones(keys), as_transaction(txn))
+
+
+def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+    commits = shard.commits
+    if not rows.batches:
+        with shard.health.lock:
+            shard.health.refuse_writes()
+            return WriteResult(range(commits.buffered, commits.buffered))
+    commits.refuse_on_top()  # before anything is inserted: the write would have to wait
+    started = shard.clock.monotonic()
+    result = _publish(shard, rows, txn) if _is_bulk(shard, rows) else _insert(shard, rows, txn)
+    _count_put(shard, started)
+    return result
+
+
+def _insert(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+    shard.commits.entries.encode_rows(rows)
+    pending, end = shard.commits.insert(rows, txn)
+    if shard.config.durable_write or txn is not None:
+        shard.commits.make_durable(end)
+        reach("put.before_ack")
+    return WriteResult(range(end, end), skipped=True) if pending is None else WriteResult(range(pending.start, end))
+
+
+def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
+    positions = publish_bulk(shard, rows, txn)
+    return WriteResult(range(0), skipped=True) if positions is None else WriteResult(positions)
+
+
+def _is_bulk(shard: Shard, rows: WriteRows) -> bool:
+    """Whether `rows` are too large for one WAL entry and must be published as a generation."""
+    if shard.commits.entries.fits(rows):
+        return False
+    if not shard.config.enable_memtable:
+        limit = shard.config.max_entry_bytes
+        raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
+    return True
+
+
+def _count_put(shard: Shard, started: float) -> None:
+    seconds = shard.clock.monotonic() - started
+    with shard.health.lock:
+        shard.stats.count_put(seconds)
