@@ -13,7 +13,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import ClosedError
 from lance_memwal.clock import SystemClock
-from lance_memwal.write.put_queue import QueuedPut
+from lance_memwal.write.queue import QueuedPut
 from tests.kit.writers import (
     BLOOM,
     SECONDS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lance_memwal import crash_points
-from lance_memwal.write.pending import Pending
+from lance_memwal.write.queue import Pending
 from tests.kit.writers import SECONDS, WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
 
 

@@ -1,6 +1,8 @@
 """Rows in: one writer per shard, and the order in which a put takes effect.
 
-A put is fitted, joins the group commit (`group_commit`), is on storage, and then in the memtable (`state`). `flush` turns
-frozen memtables into SSTables, `replay` rebuilds memory after a crash, `bulk` publishes what is too large for an entry,
-and `once` appends from processes that own no writer.
+A writer is four parts (`shard`): `health` refuses, `tables` hold the rows of memtables, `group_commit` brings writes into
+the log, and functions do the rest. A put (`writes`) is fitted (`fitting`), queued (`queue`), in the memtable, and on storage
+when it returns. `flush` turns frozen memtables into SSTables, `replay` rebuilds memory after a crash, `bulk` publishes what
+is too large for an entry, `columns` follows the table, `opening` and `closing` begin and end it. `once` appends from processes
+that own no writer, `appender` without a buffer.
 """

@@ -23,7 +23,7 @@ from lance_memwal.sstable.write import not_published
 from lance_memwal.store import paths
 from lance_memwal.types import SeenTransaction, SsTable, Transaction
 from lance_memwal.write.flush import publish
-from lance_memwal.write.pending import WriteRows
+from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.shard import Shard
 
 __all__ = ["publish_bulk"]

@@ -16,7 +16,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.rows.fit import Fitter, at_most, tombstones
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.sstable.target import ShardTarget
-from lance_memwal.write.pending import WriteRows
+from lance_memwal.write.queue import WriteRows
 
 __all__ = ["Fitting"]
 
@@ -41,7 +41,8 @@ class Fitting:
         fitted = self._fitter.fit_all(batches, fill)
         if self._limits_rows:
             self._target.check_storable(fitted)
-        fitted = at_most(self._max_batches, fitted, self._schema.nullable)
+        if len(fitted) > self._max_batches:
+            fitted = at_most(self._max_batches, fitted, self._schema.nullable)
         if self._check_rows is not None:
             for batch in fitted:
                 self._check_rows(self._shard_id, batch)

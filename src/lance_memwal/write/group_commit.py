@@ -39,8 +39,7 @@ from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_e
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import EntryTransaction, SeenMap, SeenTransaction, Transaction
 from lance_memwal.write.health import Health
-from lance_memwal.write.pending import Entry, EntryBuilder, Pending, WriteRows
-from lance_memwal.write.put_queue import PutQueue, QueuedPut
+from lance_memwal.write.queue import Entry, EntryBuilder, Pending, PutQueue, QueuedPut, WriteRows
 from lance_memwal.write.stats import BackpressureStats, StatsHandle
 
 __all__ = ["GroupCommit", "Placement"]
@@ -148,6 +147,11 @@ class GroupCommit:
         """Bytes of the writes that are not yet on storage."""
         return self.pending[-1].end_bytes - self._durable_bytes if self.pending else 0
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that backpressure bounds."""
+        return self._tables.held_bytes(self.pending_bytes)
+
     def transactions(self) -> dict[str, SeenTransaction]:
         """The newest version per application that is on storage."""
         with self._health.lock:
@@ -185,7 +189,8 @@ class GroupCommit:
         if not limits.durable_write and not self.pending:
             self._since = self._clock.monotonic()
             self._ticker.poke()
-        self._append(pending)
+        self.pending.append(pending)
+        self._tables.placed(pending.end)
         if drain or (not limits.durable_write and 0 < limits.max_wal_buffer_size <= self.pending_bytes):
             self._want_drain()
         return pending, pending.end
@@ -193,11 +198,12 @@ class GroupCommit:
     def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
         with self._health.lock:
             self._health.refuse_writes()
-            if not self._has_room:
+            if self._exclusive or self.held_bytes >= self._limits.max_unflushed_memtable_bytes:
                 return False
             pending = self._place(rows, None)
             pending.put, put.pending = put, pending
-            self._append(pending)
+            self.pending.append(pending)
+            self._tables.placed(pending.end)
             return True
 
     def _place(self, rows: WriteRows, txn: Transaction | None) -> Pending:
@@ -208,10 +214,6 @@ class GroupCommit:
         else:
             start, start_bytes, run = self.durable, self._durable_bytes, self._durable_run
         return Pending(rows, start, start_bytes, self._tables.place(rows, start, run), txn)
-
-    def _append(self, pending: Pending) -> None:
-        self.pending.append(pending)
-        self._tables.placed(pending.end)
 
     def _repeat_of(self, txn: Transaction) -> int | None:
         """The batch number to wait for if `txn` is there or pending; raises where its version went backwards."""
@@ -232,14 +234,8 @@ class GroupCommit:
     # ----------------------------------------------------------------------------------------------------------- room
 
     @property
-    def held_bytes(self) -> int:
-        """The bytes that backpressure bounds."""
-        return self._tables.held_bytes(self.pending_bytes)
-
-    @property
     def _has_room(self) -> bool:
-        held = self._tables.held_bytes(self.pending_bytes)
-        return held < self._limits.max_unflushed_memtable_bytes and not self._exclusive
+        return not self._exclusive and self.held_bytes < self._limits.max_unflushed_memtable_bytes
 
     def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
         """Wait (backpressure, a bulk write); returns whether the put is counted as one that waited (`counted`: it is already).
@@ -440,13 +436,14 @@ class GroupCommit:
         with health.lock:
             self._settle(entry)
             health.changed.wake_all()
-            self._stats.count_entry(len(entry.data), ended - started, ended - io_started)
+            puts, put_seconds = 0, 0.0
             for item in entry.group:
                 put = item.put
                 if put is not None:
-                    self._stats.count_put(ended - put.started)
+                    puts, put_seconds = puts + 1, put_seconds + ended - put.started
                     if put is not own:
                         self._puts.serve(put)
+            self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts, put_seconds)
 
     def _next_entry(self) -> Entry:
         """The entry that must be written next: one that an interrupted leader left, or a new one."""
@@ -455,18 +452,15 @@ class GroupCommit:
             return left
         if self.pending[0].end <= self.durable:  # an interrupted leader did not come to it
             self._drop_settled()
-        group = self._next_group()
-        first = group[0]
+        first = self.pending[0]
+        group = [first] if len(self.pending) == 1 or first.txn is not None else self._next_group(first)
         txns = () if first.txn is None else (EntryTransaction(first.txn, 0, first.rows.num_rows),)
         footer = self._transactions.footer(first.run.generation, txns, self._log.table)
         return Entry(group, footer, self._log.next_position)
 
-    def _next_group(self) -> list[Pending]:
+    def _next_group(self, first: Pending) -> list[Pending]:
         """The pending writes of the next entry: one generation, at most `max_entry_bytes`; a transaction is alone."""
-        first = self.pending[0]
         group = [first]
-        if first.txn is not None or len(self.pending) == 1:
-            return group
         limit = self._durable_bytes + self._limits.max_entry_bytes
         for item in islice(self.pending, 1, None):
             if item.txn is not None or item.generation != first.generation or item.end_bytes > limit:

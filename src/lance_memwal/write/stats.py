@@ -143,8 +143,12 @@ class StatsHandle:
         self.put_count += 1
         self.put_time += seconds
 
-    def count_entry(self, size_bytes: int, seconds: float, io_seconds: float) -> None:
-        """Count one entry of the log."""
+    def count_entry(
+        self, size_bytes: int, seconds: float, io_seconds: float, puts: int = 0, put_seconds: float = 0.0
+    ) -> None:
+        """Count one entry of the log, and the puts that it ended."""
+        self.put_count += puts
+        self.put_time += put_seconds
         self.wal_flush_count += 1
         self.wal_flush_bytes += size_bytes
         self.wal_flush_time += seconds

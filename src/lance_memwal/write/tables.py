@@ -29,7 +29,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.write.health import Health
 from lance_memwal.write.indexing import Indexing
-from lance_memwal.write.pending import WriteRows
+from lance_memwal.write.queue import WriteRows
 
 __all__ = ["Tables", "WalOnly"]
 

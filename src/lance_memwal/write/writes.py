@@ -26,8 +26,7 @@ from lance_memwal.types import Transaction
 from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.group_commit import GroupCommit
 from lance_memwal.write.health import Health
-from lance_memwal.write.pending import WriteRows
-from lance_memwal.write.put_queue import QueuedPut
+from lance_memwal.write.queue import QueuedPut, WriteRows
 from lance_memwal.write.shard import Shard
 
 __all__ = ["Ack", "WriteResult", "delete", "put", "put_nowait"]
@@ -103,10 +102,9 @@ def put(
 
 
 def _fit_for_entry(shard: Shard, fill: bool, batches: list[pa.RecordBatch]) -> WriteRows:
-    rows, entries = shard.columns.fitting.fit(batches, fill), shard.commits.entries
-    if not entries.fits(rows):
+    rows = shard.columns.fitting.fit(batches, fill)
+    if not shard.commits.entries.encode_rows(rows):
         raise _TooLargeError(rows)
-    entries.encode_rows(rows)
     return rows
 
 
@@ -114,14 +112,12 @@ def put_nowait(shard: Shard, data: Any, missing: Missing | None = None) -> Ack:
     """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
     batches, fill = shard.columns.fitting.take(data, missing)
     with shard.gate:
-        rows = shard.columns.fitting.fit(batches, fill)
-        if _is_bulk(shard, rows):
-            end = _write(shard, rows, None).batch_positions.stop
-        else:
-            started = shard.clock.monotonic()
-            shard.commits.entries.encode_rows(rows)
+        rows, started = shard.columns.fitting.fit(batches, fill), shard.clock.monotonic()
+        if shard.commits.entries.encode_rows(rows):
             _, end = shard.commits.insert(rows, None, drain=True)
             _count_put(shard, started)
+        else:
+            end = _write(shard, rows, None).batch_positions.stop
         return Ack(shard.health, shard.commits, end)
 
 
@@ -139,13 +135,12 @@ def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResul
             return WriteResult(range(commits.buffered, commits.buffered))
     commits.refuse_on_top()  # before anything is inserted: the write would have to wait
     started = shard.clock.monotonic()
-    result = _publish(shard, rows, txn) if _is_bulk(shard, rows) else _insert(shard, rows, txn)
+    result = _insert(shard, rows, txn) if commits.entries.encode_rows(rows) else _publish(shard, rows, txn)
     _count_put(shard, started)
     return result
 
 
 def _insert(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
-    shard.commits.entries.encode_rows(rows)
     pending, end = shard.commits.insert(rows, txn)
     if shard.config.durable_write or txn is not None:
         shard.commits.make_durable(end)
@@ -154,18 +149,12 @@ def _insert(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResu
 
 
 def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
-    positions = publish_bulk(shard, rows, txn)
-    return WriteResult(range(0), skipped=True) if positions is None else WriteResult(positions)
-
-
-def _is_bulk(shard: Shard, rows: WriteRows) -> bool:
-    """Whether `rows` are too large for one WAL entry and must be published as a generation."""
-    if shard.commits.entries.fits(rows):
-        return False
+    """Publish rows that are too large for one entry as a generation."""
     if not shard.config.enable_memtable:
         limit = shard.config.max_entry_bytes
         raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
-    return True
+    positions = publish_bulk(shard, rows, txn)
+    return WriteResult(range(0), skipped=True) if positions is None else WriteResult(positions)
 
 
 def _count_put(shard: Shard, started: float) -> None:

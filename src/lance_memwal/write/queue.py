@@ -1,0 +1,300 @@
+"""Writes on their way into the log: rows, pending writes, the queue of small puts, and the bytes of an entry.
+
+Owns `WriteRows`, `Pending`, `Entry` and `EntryBuilder`, which are values and encoding, and `QueuedPut` and `PutQueue`.
+A thread that waits for storage anyway lets the leader fit and insert its rows too: then one thread at a time runs, instead
+of all of them wanting the interpreter between the leader's system calls. Invariants:
+
+1. The totals after a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
+2. The bytes of an entry are made once. Rows are encoded before they are pending: what cannot be encoded fails its own
+   write, and the size of an entry is known.
+3. A put is inserted once: it leaves the queue after it is in `pending`, and whoever takes from the queue next finds out
+   whether the leader before was interrupted between the two. Nothing is committed before that is known.
+4. What is wrong with one put is raised in its own caller; the others go on.
+5. Who waits sleeps until its put is done or until it should lead; those who were served together wake each other, one
+   after the other. A wake-up that an interrupt lost costs a second.
+6. The leader never waits for room: a put that finds none stays queued, and its caller waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+import pyarrow as pa
+
+from lance_memwal.clock import Clock
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.log.entry import EntryEncoder, RowEncoder
+from lance_memwal.log.tail import LogRun
+from lance_memwal.memtable.memtable import unpinned
+from lance_memwal.rows.fit import LiveFlags
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, Transaction
+
+__all__ = ["Entry", "EntryBuilder", "Pending", "PutQueue", "QueuedPut", "WriteRows"]
+
+_FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
+_size = attrgetter("size")
+
+
+@dataclass(slots=True)
+class WriteRows:
+    """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live) and bytes.
+
+    `messages` are the rows as they stand in an entry, once they are encoded, and `wire_bytes` what these add to it.
+    """
+
+    batches: list[pa.RecordBatch]
+    flags: list[pa.BooleanArray | None]
+    sizes: list[int]
+    num_rows: int
+    size_bytes: int
+    messages: list[pa.Buffer] | None = None
+    wire_bytes: int = 0
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], *, tombstones: bool = False) -> WriteRows:
+        """The rows of `batches`, copied where they would keep a much larger parent alive; all dead with `tombstones`."""
+        owned, sizes, num_rows = [], [], 0
+        for batch in batches:
+            own, size = unpinned(batch)
+            owned.append(own)
+            sizes.append(size)
+            num_rows += own.num_rows
+        flags: list[pa.BooleanArray | None] = [None] * len(owned)
+        if tombstones:
+            flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) for batch in owned]
+        return cls(owned, flags, sizes, num_rows, sum(sizes))
+
+
+class Pending:
+    """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals after it."""
+
+    __slots__ = ("end", "end_bytes", "put", "rows", "run", "start", "txn")
+
+    def __init__(self, rows: WriteRows, start: int, start_bytes: int, run: LogRun, txn: Transaction | None) -> None:
+        """`run`: the one that the write belongs to, and ends with it."""
+        self.rows = rows
+        self.start = start
+        self.end = start + len(rows.batches)
+        self.end_bytes = start_bytes + rows.wire_bytes
+        self.run = run
+        self.txn = txn
+        self.put: QueuedPut | None = None
+
+    @property
+    def generation(self) -> int:
+        """The generation that its rows belong to."""
+        return self.run.generation
+
+
+class QueuedPut:
+    """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
+
+    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "rows", "size_bytes", "started", "waited")
+
+    def __init__(
+        self,
+        batches: list[pa.RecordBatch],
+        size_bytes: int,
+        fit: Callable[[list[pa.RecordBatch]], WriteRows],
+        started: float,
+    ) -> None:
+        """`fit` makes rows of the batches; it is called by the leader, without locks."""
+        self.batches = batches
+        self.size_bytes = size_bytes
+        self.fit = fit
+        self.started = started
+        self.rows: WriteRows | None = None
+        self.pending: Pending | None = None
+        self.error: Exception | None = None
+        self.follower: QueuedPut | None = None
+        self.waited = False  # for room, and counted for it
+        self._awake = threading.Lock()
+        self._awake.acquire()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until somebody wakes this put, `seconds` at most."""
+        self._awake.acquire(timeout=seconds)
+
+    def wake(self) -> None:
+        """End the sleep of the caller, now or when it begins."""
+        try:  # noqa: SIM105 (a context manager would cost as much as the rest)
+            self._awake.release()
+        except RuntimeError:
+            pass  # awake already
+
+    def wake_follower(self) -> None:
+        """Pass the news on: those who were served together wake each other."""
+        if self.follower is not None:
+            self.follower.wake()
+
+
+class PutQueue:
+    """The puts that no leader has taken yet."""
+
+    __slots__ = ("_companions", "_served", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[QueuedPut] = deque()
+        self._companions = 0
+        self._served: QueuedPut | None = None
+
+    def append(self, put: QueuedPut) -> None:
+        """Queue a put; its caller then leads, or sleeps."""
+        self._waiting.append(put)
+
+    def withdraw(self, put: QueuedPut) -> None:
+        """Forget a put whose caller was interrupted, if nobody took it yet: it must not show up later."""
+        try:  # noqa: SIM105 (on the way of every put)
+            self._waiting.remove(put)
+        except ValueError:
+            pass
+
+    def __contains__(self, put: QueuedPut) -> bool:
+        return put in self._waiting
+
+    def is_oldest(self, put: QueuedPut) -> bool:
+        """Whether nobody has waited longer."""
+        try:
+            return self._waiting[0] is put
+        except IndexError:
+            return False
+
+    def gather(self, clock: Clock) -> None:
+        """Let threads that were just served queue their next puts, while that brings as many as there were lately.
+
+        Otherwise they would want the interpreter between the leader's system calls, and write an entry each.
+        """
+        count = len(self._waiting)
+        while count < self._companions:
+            clock.sleep(0)  # only gives up the interpreter
+            before, count = count, len(self._waiting)
+            if count == before:
+                break
+        self._companions = max(count, self._companions - 1)
+
+    def take(
+        self, pending: deque[Pending], insert: Callable[[QueuedPut, WriteRows], bool], leader: QueuedPut | None
+    ) -> bool:
+        """Insert all puts, oldest first; False if one found no room. The caller has the turn to commit."""
+        put = self._oldest()
+        if put is not None and put.pending is not None:
+            self._recall(put, pending)
+            put = self._oldest()
+        while put is not None:
+            if put.error is None:
+                try:
+                    if put.rows is None:  # else it found no room before
+                        put.rows = put.fit(put.batches)
+                    if not insert(put, put.rows):
+                        return False
+                except Exception as error:
+                    put.error = error
+            if put.error is not None and put is not leader:
+                put.wake()
+            self.withdraw(put)  # by name: its caller may have done so
+            put = self._oldest()
+        return True
+
+    def _recall(self, put: QueuedPut, pending: deque[Pending]) -> None:
+        """Make good what a leader that was interrupted left: its put is inserted, or it is not."""
+        if put.pending in pending:
+            self.withdraw(put)
+        else:
+            put.pending = None
+
+    def serve(self, put: QueuedPut) -> None:
+        """Note that a put is on storage; the caller has the turn."""
+        put.follower, self._served = self._served, put
+
+    def wake_served(self) -> None:
+        """Wake the callers of all puts that were served, one by one: all at once they would fight for the interpreter."""
+        if self._served is not None:
+            self._served.wake()
+            self._served = None
+
+    def wake_next(self) -> None:
+        """Let the oldest put that nobody took lead."""
+        if self._waiting:
+            put = self._oldest()
+            if put is not None:
+                put.wake()
+
+    def _oldest(self) -> QueuedPut | None:
+        try:
+            return self._waiting[0] if self._waiting else None
+        except IndexError:  # withdrawn meanwhile
+            return None
+
+    def wake_all(self) -> None:
+        """Wake the caller of every put in the queue."""
+        for put in tuple(self._waiting):
+            put.wake()
+
+
+class Entry:
+    """An entry of the log: its writes, its footer, its position, and its bytes once they are made."""
+
+    __slots__ = ("data", "footer", "group", "position")
+
+    def __init__(self, group: list[Pending], footer: EntryFooter, position: int) -> None:
+        self.group = group
+        self.footer = footer
+        self.position = position
+        self.data = b""
+
+
+class EntryBuilder:
+    """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
+
+    __slots__ = ("_all_live", "_arrays", "_encoder", "_epoch", "_limit_bytes", "_rows", "_schema")
+
+    def __init__(self, schema: TableSchema, epoch: int, limit_bytes: int) -> None:
+        """`limit_bytes`: of the rows of one entry."""
+        self._schema = schema.wal
+        self._epoch = epoch
+        self._limit_bytes = limit_bytes
+        self._rows = RowEncoder(schema.wal)
+        self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
+        self._encoder: EntryEncoder | None = None
+        self._all_live = LiveFlags()
+
+    def encode_rows(self, rows: WriteRows) -> bool:
+        """Encode `rows` for whichever entry takes them; False if no entry can hold them.
+
+        What cannot be encoded is an error of their write alone. Columns may share buffers, and each is written for
+        itself: where that could matter, what would be written is measured.
+        """
+        flagged = []
+        for batch, flags in zip(rows.batches, rows.flags, strict=True):
+            flags = self._all_live[batch.num_rows] if flags is None else flags
+            flagged.append(batch.append_column(TOMBSTONE_FIELD, flags))
+        bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
+        if bound > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
+            return False
+        try:
+            rows.messages = self._rows.messages(flagged)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
+        rows.wire_bytes = sum(map(_size, rows.messages))
+        return True
+
+    def encode(self, entry: Entry) -> bytes:
+        """The bytes of `entry`, whose writes are of one generation and encoded."""
+        group = entry.group
+        generation = group[0].run.generation
+        if self._encoder is None or self._encoder.generation != generation:
+            self._encoder = EntryEncoder(self._schema, self._epoch, generation)
+        messages = [message for item in group for message in item.rows.messages or ()]
+        return self._encoder.assemble(messages, entry.footer)
+
+
+def _count_arrays(data_type: pa.DataType) -> int:
+    """The arrays of a column, its children included."""
+    storage = data_type.storage_type if isinstance(data_type, pa.BaseExtensionType) else data_type
+    return 1 + sum(_count_arrays(storage.field(i).type) for i in range(storage.num_fields))
