@@ -1,4 +1,4 @@
-"""memwal: an LSM write path for Lance tables."""
+"""lance-memwal: an LSM write path for Lance tables. `import lance_memwal as mw`."""
 
 from lance_memwal.compact.policy import CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport
@@ -40,10 +40,8 @@ from lance_memwal.write.appender import WalAppender
 from lance_memwal.write.writes import Ack, WriteResult
 
 __all__ = [
-    "HnswIndex",
-    "FtsIndex",
-    "BTreeIndex",
     "Ack",
+    "BTreeIndex",
     "Bucket",
     "ClosedError",
     "CollectedError",
@@ -53,7 +51,9 @@ __all__ = [
     "CorruptDataError",
     "FencedError",
     "FlushReport",
+    "FtsIndex",
     "GcReport",
+    "HnswIndex",
     "Identity",
     "InvalidInputError",
     "Manual",

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.types import check_shard_id
 
@@ -66,16 +67,15 @@ class WriterConfig:
 
     def __post_init__(self) -> None:
         for name in _BOOLEANS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidInputError(f"{name} must be True or False, not {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
         for name in _AT_LEAST_ONE:
-            _check_int(name, getattr(self, name), 1)
+            check_number(name, getattr(self, name), least=1)
         for name in _AT_LEAST_ZERO:
-            _check_int(name, getattr(self, name), 0)
-        _check_int("max_entry_bytes", self.max_entry_bytes, 1, _LARGEST_ENTRY_BYTES)
+            check_number(name, getattr(self, name))
+        check_number("max_entry_bytes", self.max_entry_bytes, least=1, most=_LARGEST_ENTRY_BYTES)
         for name in _OPTIONAL_DURATIONS:
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 1)
+                check_number(name, getattr(self, name), least=1)
         if self.shard_id is not None:
             check_shard_id(self.shard_id)
 
@@ -101,11 +101,6 @@ class WriterConfig:
 
 _FIELDS = frozenset(field.name for field in fields(WriterConfig))
 _BOOLEANS = ("durable_write", "sync_indexed_write", "enable_memtable", "fsync")
-
-
-def _check_int(name: str, value: object, least: int, most: int = (1 << 63) - 1) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidInputError(f"{name} must be an integer from {least} to {most}, not {value!r}")
 
 
 def _to_text(value: bool | int | None) -> str:

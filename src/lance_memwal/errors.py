@@ -1,4 +1,4 @@
-"""Every error that leaves memwal, named after what the caller must do.
+"""Every error that leaves lance-memwal, named after what the caller must do.
 
 Owns the exception tree below `MemWalError`. Invariants:
 

@@ -141,3 +141,12 @@ def test_statistics_count_tiers_debt_and_garbage(tmp_path: Path) -> None:
     on_disk = [p for p in (Path(table.uri) / "_mem_wal").rglob("*") if p.is_file()]
     assert (stats.objects, stats.size_bytes) == (len(on_disk), sum(p.stat().st_size for p in on_disk))
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["max_generations", "max_bytes", "max_age_seconds", "check_interval_seconds", "memory_bytes"]
+)
+@pytest.mark.parametrize("value", ["x", None, 0, -1, float("nan"), [1]])
+def test_a_policy_of_something_else_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(mw.InvalidInputError, match=name):
+        mw.CompactionPolicy(**{name: value})  # type: ignore[arg-type]

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from lance_memwal.arguments import check_number, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
@@ -43,9 +44,11 @@ class CompactionPolicy:
     memory_bytes: int = DEFAULT_MEMORY_BYTES
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if not getattr(self, item.name) > 0:
-                raise InvalidInputError(f"{item.name} must be above 0, not {getattr(self, item.name)!r}")
+        for name in ("max_generations", "max_bytes", "memory_bytes"):
+            check_number(name, getattr(self, name), least=1)
+        for name in ("max_age_seconds", "check_interval_seconds"):
+            if check_seconds(name, getattr(self, name)) == 0:
+                raise InvalidInputError(f"{name} must be above 0")
 
 
 DEFAULT_COMPACTION = CompactionPolicy()

@@ -129,8 +129,7 @@ class Compactor:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`newest_base` gives the newest version of the base table."""
-        if memory_bytes < 1:
-            raise InvalidInputError(f"memory_bytes must be at least 1, not {memory_bytes}")
+        check_number("memory_bytes", memory_bytes, least=1)
         self._location = location
         self._newest_base = newest_base
         self._memory_bytes = memory_bytes

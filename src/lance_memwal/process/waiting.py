@@ -23,7 +23,7 @@ __all__ = ["LOOK_AGAIN_SECONDS", "Place", "Waiters", "is_on_top", "on_top_error"
 
 LOOK_AGAIN_SECONDS = 1.0
 _PACKAGE = __name__.partition(".")[0]
-_CALLERS = frozenset({"cli", "spark", "testing", "ui", "__main__"})  # parts that call the others as a user does
+_CALLERS = frozenset({"cli", "spark", "testing", "__main__"})  # parts that call the others as a user does
 
 
 class Place:

@@ -13,6 +13,10 @@ plus 2^63), booleans as one byte, strings and binaries with `00` escaped as `00 
 
 Hash layout, per key column: `01` for null, else `00` and the value: int32 and int64 little-endian in their width,
 strings as bytes plus `ff`, binaries as u64 length plus bytes. Every other type contributes nothing after the `00`.
+
+A new key type begins in the tables of this module. What follows from it: whether keys of it sort as numbers
+(`rows.keys.as_numbers`, `sstable.sidecar`), its Python class (`TableSchema.key_classes`) and its literal (`rows.sql`);
+`tests/format/test_keys.py` goes through all of them.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.arguments import check_instance, described
+from lance_memwal.arguments import check_instance, check_number, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.bucket import bucket_of, is_bucket_type
 from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
@@ -242,10 +242,7 @@ class Bucket(_ByColumn):
 
     def __post_init__(self) -> None:
         _ByColumn.__post_init__(self)
-        if not isinstance(self.num_buckets, int) or isinstance(self.num_buckets, bool):
-            raise InvalidInputError(f"num_buckets must be an integer, not {described(self.num_buckets)}")
-        if not 1 <= self.num_buckets <= MAX_BUCKETS:
-            raise InvalidInputError(f"num_buckets must be from 1 to {MAX_BUCKETS}, not {self.num_buckets}")
+        check_number("num_buckets", self.num_buckets, least=1, most=MAX_BUCKETS)
 
     def _check_type(self, kind: pa.DataType) -> None:
         if not is_bucket_type(kind):

@@ -1,4 +1,4 @@
-"""memwal for Spark: sinks, source, change feed, jobs. `import lance_memwal.spark as ms`."""
+"""lance-memwal for Spark: sinks, source, change feed, jobs. `import lance_memwal.spark as ms`."""
 
 from lance_memwal.spark.executor_mode import BatchReport, write_batch
 from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc

@@ -2,13 +2,16 @@
 
 Owns `Location`, the value that every part of the engine is handed. Invariants:
 
-1. Child URIs are built structurally (a query part of the root stays behind the path), never by joining strings
+1. Child URIs are built structurally (a query part of the root stays after the path), never by joining strings
    elsewhere, and every child open gets the same storage options.
 2. Storage options never appear in `repr` or in an error; neither does the query part of a URI.
 3. `store_once` is the same store as `store` without retries, for callers that have a retry protocol of their own
    (the WAL).
 4. The same URI and options give the same store in a process, so that nobody pays for a cold connection twice; a
    forked child starts with none.
+
+To add a store: an adapter of `store.port` and its scheme here. One that obstore knows needs no adapter, only its scheme and
+its names in `store.cloud_options`.
 """
 
 from __future__ import annotations

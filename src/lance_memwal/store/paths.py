@@ -1,6 +1,7 @@
-"""The one place where paths are spelled, and parsed back.
+"""The one place where our paths are spelled, and parsed back.
 
-Owns every name below a table's root. Invariants:
+Owns every name below `_mem_wal`, and our own names elsewhere. Names of Lance's own files are in `lance.manifest`.
+Invariants:
 
 1. `parse_x(x_path(v)) == v`, and a parser returns None for anything else (a staging file, a stray name).
 2. Shard ids are lower-case dashed UUIDs and SSTable directories match `[0-9a-f]{8}_gen_[0-9]+`, so that no value from

@@ -1,7 +1,6 @@
-"""The test kit that ships: faults for any store, a suite for new back ends, kill points and process harnesses.
+"""The test kit that ships: a suite for new back ends, a store that fails on purpose, clocks that tests move.
 
-The names below are the public ones; the harness modules beside them are imported by their own paths. `StoreSuite` needs
-pytest and is loaded when it is asked for.
+`StoreSuite` needs pytest and is loaded when it is asked for.
 """
 
 from __future__ import annotations
