@@ -124,10 +124,11 @@ class ShardMerge:
         """The newest row per key over the SSTables; None without any, or without a primary key."""
         return fresh_index(self.readers) if self._keyed and self.readers else None
 
-    def live_memory(self) -> Iterator[tuple[InMemoryMemTableRef, npt.NDArray[np.bool_]]]:
-        """Per memtable the mask of rows that nothing in memory hides and that are no tombstones."""
+    def live_memory(self) -> Iterator[tuple[InMemoryMemTableRef, pa.Table, npt.NDArray[np.bool_]]]:
+        """Per memtable its rows and the mask of those that nothing in memory hides and that are no tombstones."""
         for ref, mask in self.memory:
-            yield ref, mask & ~tombstone_flags(ref.table())
+            table = ref.table()
+            yield ref, table, mask & ~tombstone_flags(table)
 
     def sstables(self) -> Iterator[tuple[SsTableReader, npt.NDArray[np.int64]]]:
         """The SSTables, ascending, each with the offsets of the rows that a newer one or memory hides, sorted."""

@@ -141,8 +141,8 @@ class Merge:
 
     def _fresh_parts(self) -> Iterator[_Part]:
         for shard in self.shards:
-            for ref, live in shard.live_memory():
-                yield _Part(ref.table(), narrowed(ref, self.row_filter, live), ref.generation)
+            for ref, table, live in shard.live_memory():
+                yield _Part(table, narrowed(ref, self.row_filter, live), ref.generation)
         for shard in self.shards:
             for reader, hidden in shard.sstables():
                 yield from self._sstable_parts(reader, hidden)
@@ -163,10 +163,10 @@ class Merge:
         snapshot, projection = self.snapshot, self.projection
         shared = pushdown(self.row_filter)
         columns = list(dict.fromkeys([*projection.columns, *self.hiding_columns, *shared.columns]))
-        refuse_unreadable([snapshot.base.schema.field(name) for name in columns])
-        dataset = snapshot.base.dataset
+        base, dataset = snapshot.base, snapshot.base.dataset
+        refuse_unreadable([base.schema.field(name) for name in columns])
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
-        with snapshot.base.reading("scanning the base table", given=shared.told is not None):
+        with base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(
                 blob_handling=BLOB_HANDLING,
                 columns=columns,

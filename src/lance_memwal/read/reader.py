@@ -98,7 +98,7 @@ class Reader:
         row = get_from_memory(shards, base.table_id, schema, key, columns, self._newest_manifest)
         if not isinstance(row, Undecided):
             return row
-        found = self.lookup([key], columns, shards=None if writer is None else [writer.shard_id])
+        found = self._rows_of(base, [key], columns, shards=None if writer is None else [writer.shard_id])
         return found.to_pylist()[0] if found.num_rows else None
 
     def lookup(
@@ -110,14 +110,23 @@ class Reader:
         in_memory: MemTables | None = None,
     ) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""
-        base = self._newest.with_index()
+        return self._rows_of(self._newest.with_index(), keys, columns, shards, in_memory)
+
+    def _rows_of(
+        self,
+        base: BaseTable,
+        keys: Any,
+        columns: Sequence[str] | None,
+        shards: Collection[str] | None = None,
+        in_memory: MemTables | None = None,
+    ) -> pa.Table:
         named = key_batch(keys, base.columns)
 
         def of_keys(base: BaseTable) -> Collection[str] | None:
             return shards_of_keys(_sharding(base), named, base.primary_key, partial(list_shards, base.location))
 
         def capture() -> Snapshot:
-            return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=of_keys)
+            return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=of_keys, before=base)
 
         def read(snapshot: Snapshot) -> pa.Table:
             wanted = snapshot.schema.columns.names if columns is None else columns

@@ -104,8 +104,8 @@ class _TableSource:
 class MemorySource(_TableSource):
     """The captured rows of a memtable or WAL tail."""
 
-    def __init__(self, ref: InMemoryMemTableRef, live: Mask) -> None:
-        super().__init__(ref.table(), live, ref.memtable.schema)
+    def __init__(self, ref: InMemoryMemTableRef, table: pa.Table, live: Mask) -> None:
+        super().__init__(table, live, ref.memtable.schema)
         self.ref = ref
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
@@ -259,7 +259,7 @@ def fresh_sources(merge: Merge) -> list[FreshSource]:
     """The sources above the base table."""
     found: list[FreshSource] = []
     for shard in merge.shards:
-        found += (MemorySource(ref, live) for ref, live in shard.live_memory())
+        found += (MemorySource(ref, table, live) for ref, table, live in shard.live_memory())
         for reader, hidden in shard.sstables():
             kind = SsTableSource if keeps_rows(reader.sstable) else LargeSsTableSource
             found.append(kind(reader, hidden, merge.snapshot.schema))

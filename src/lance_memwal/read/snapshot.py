@@ -164,8 +164,8 @@ class SnapshotSource:
             found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
         return found
 
-    def _base(self) -> BaseTable:
-        base = self._newest()
+    def _base(self, looked_at: BaseTable | None = None) -> BaseTable:
+        base = self._newest() if looked_at is None else looked_at
         if base.origin is not self._origin:  # what was read of the shards belongs to a table that was here before
             self._origin = base.origin
             self._manifests.clear()
@@ -178,18 +178,22 @@ class SnapshotSource:
         shards: Collection[str] | None = None,
         in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
         candidates: Candidates = _all_shards,
+        before: BaseTable | None = None,
     ) -> Snapshot:
-        """One snapshot. `shards` restricts what is read; `candidates` are the shards that can hold matching rows."""
+        """One snapshot. `shards` restricts what is read; `candidates` are the shards that can hold matching rows.
+
+        `before` is the newest base version, if the caller has just looked at it.
+        """
         check_choice("consistency", consistency, ("fresh", "flushed"))
         if shards is not None:
             shards = [check_shard_id(shard_id) for shard_id in check_names("shards", shards)]
         given = _by_shard(in_memory)
 
         def read(before: BaseTable, wanted: list[str]) -> list[_Upper]:
-            captured = {s: _of_table(given.get(s) or self._live(s, consistency), before) for s in wanted}
+            captured = {s: self._memtables(s, given.get(s), consistency, before) for s in wanted}
             return self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, before))
 
-        base, uppers, pruned = self._of_one_table(candidates, shards, read)
+        base, uppers, pruned = self._of_one_table(candidates, shards, read, before)
         return _snapshot(base, uppers, pruned)
 
     def pin(self, *, consistency: Consistency = "fresh", candidates: Candidates = _all_shards) -> Pin:
@@ -199,17 +203,18 @@ class SnapshotSource:
             return self._each(wanted, lambda s: self._pin_shard(s, consistency, before.tag))
 
         base, found, _ = self._of_one_table(candidates, None, read)
-        return Pin(base.table_id, base.version, base.columns, tuple(found))
+        return Pin(base.table_id, base.version, base.columns, tuple(shard for shard, _ in found))
 
     def _of_one_table(
         self,
         candidates: Candidates,
         shards: Collection[str] | None,
         read: Callable[[BaseTable, list[str]], list[_Found]],
-    ) -> tuple[BaseTable, list[_Found], tuple[str, ...]]:
-        """What is found of each shard, the base version that was looked at after that, and the shards that were pruned."""
-        for _ in range(_MAX_TRIES):
-            before = self._base()
+        looked_at: BaseTable | None = None,
+    ) -> tuple[BaseTable, list[tuple[_Found, int]], tuple[str, ...]]:
+        """The base version, looked at last, what was found of each shard with its mark, and the shards that were pruned."""
+        for attempt in range(_MAX_TRIES):
+            before = self._base(None if attempt else looked_at)
             possible = candidates(before)
             known = [s for s in list_shards(self.location) if shards is None or s in shards]
             wanted = known if possible is None else [s for s in known if s in possible]
@@ -229,20 +234,23 @@ class SnapshotSource:
         if base.details is None:
             raise no_index(self.location)
         marks = compacted(base)
-        for shard in found:
-            check_not_restored(base, shard.manifest, marks.get(shard.manifest.shard_id, 0))
+        marked = [(shard, marks.get(shard.manifest.shard_id, 0)) for shard in found]
+        for shard, mark in marked:
+            check_not_restored(base, shard.manifest, mark)
         pruned = () if possible is None else tuple(s for s in known if s not in possible)
-        return base, found, pruned
+        return base, marked, pruned
 
     def _each(self, shards: list[str], read: Callable[[str], T | None]) -> list[T]:
         found = in_order(read, shards, self.location.at_once(_PARALLEL_READS), "memwal-snapshot")
         return [item for item in found if item is not None]
 
-    def _live(self, shard_id: str, consistency: Consistency) -> InMemoryMemTables | None:
-        if consistency == "flushed":
-            return None
-        shard = live.find(self.location.key, shard_id)
-        return None if shard is None else shard.capture()
+    def _memtables(
+        self, shard_id: str, given: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
+    ) -> InMemoryMemTables | None:
+        if given is None and consistency == "fresh":
+            shard = live.find(self.location.key, shard_id)
+            given = None if shard is None else shard.capture()
+        return given if given is not None and given.is_of(base.table_id) else None
 
     def _capture_shard(
         self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
@@ -261,10 +269,6 @@ class SnapshotSource:
         if manifest is None or consistency == "flushed":
             return None if manifest is None else PinnedShard(manifest, manifest.replay_after_wal_entry_position + 1)
         return settled(manifests, manifest, partial(_find_end, self.location, tag), self._clock)
-
-
-def _of_table(memtables: InMemoryMemTables | None, base: BaseTable) -> InMemoryMemTables | None:
-    return memtables if memtables is not None and memtables.is_of(base.table_id) else None
 
 
 def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> _Upper:
@@ -315,10 +319,9 @@ def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None)
     return {capture.shard_id: capture for capture in captures}
 
 
-def _snapshot(base: BaseTable, uppers: Iterable[_Upper], pruned: tuple[str, ...] = ()) -> Snapshot:
+def _snapshot(base: BaseTable, uppers: Iterable[tuple[_Upper, int]], pruned: tuple[str, ...] = ()) -> Snapshot:
     """The tiers of a table, each without what a lower one holds."""
-    marks = compacted(base)
-    views = tuple(_view(upper, marks.get(upper.manifest.shard_id, 0), base.columns) for upper in uppers)
+    views = tuple([_view(upper, mark, base.columns) for upper, mark in uppers])
     return Snapshot(base.location, base.columns, base, views, pruned)
 
 
@@ -363,8 +366,9 @@ class Pin:
         base = self._base(location)
         with missing_is_collected("load again"):
             uppers = [_Upper(shard.manifest, self._memory(base, shard), from_tail=True) for shard in self.shards]
+        marks = compacted(base)
         self._base(location)  # entries of a table that was made anew meanwhile do not count, which hides what is gone
-        return _snapshot(base, uppers)
+        return _snapshot(base, [(upper, marks.get(upper.manifest.shard_id, 0)) for upper in uppers])
 
     def _base(self, location: Location) -> BaseTable:
         try:

@@ -79,7 +79,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         location = self._location()
         latest = self._options.starting_position == "latest"
         tailers = {shard_id: WalTailer(location, shard_id) for shard_id in list_shards(location)}
-        return {"shards": {s: _next(t) if latest else t.first_position() for s, t in tailers.items()}}
+        return {"shards": {s: t.next_position() if latest else t.first_position() for s, t in tailers.items()}}
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """How far the logs go now; Spark shows it beside the offset of the query, so that the lag can be seen."""
@@ -110,7 +110,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tips(self) -> Positions:
         location = self._location()
-        return {shard_id: _next(WalTailer(location, shard_id)) for shard_id in list_shards(location)}
+        return {shard_id: WalTailer(location, shard_id).next_position() for shard_id in list_shards(location)}
 
     def _admit(self, begin: Positions, ends: Positions) -> Positions:
         """Entries in turn from every shard until a limit is reached; at least one, or the feed would stand still."""
@@ -189,11 +189,6 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing to free."""
-
-
-def _next(tailer: WalTailer) -> int:
-    """The position that the next entry gets: entries are made in order, so that everything below the newest is there."""
-    return max(tailer.next_position(), tailer.first_position())
 
 
 def _dressed(
