@@ -35,7 +35,7 @@ from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from lance_memwal.lance.restored import unlisted_mark
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.wal import list_positions
 from lance_memwal.memtable.memtable import aligned
@@ -279,8 +279,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
 
 def _marks_of_shards(location: Location) -> dict[str, int]:
     """What the shards that are there no longer list: it belongs to the rows of the base table, as that is now."""
-    manifests = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
-    return {m.shard_id: unlisted_mark(m) for m in manifests if m is not None and unlisted_mark(m) > 0}
+    return {m.shard_id: unlisted_mark(m) for m in newest_manifests(location) if unlisted_mark(m) > 0}
 
 
 def _entry_id(base: BaseTable) -> str | None:

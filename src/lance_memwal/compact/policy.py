@@ -20,8 +20,7 @@ from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.errors import InvalidInputError, ObjectNotFoundError, TableReplacedError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import newest_manifests
 from lance_memwal.process.background import Task, is_ending
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -30,7 +29,6 @@ from lance_memwal.types import ShardManifest, SsTable
 __all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_shards"]
 
 _LOG = logging.getLogger(__name__)
-_JOIN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +61,9 @@ def due_shards(
     shards: Collection[str] | None = None,
 ) -> list[str]:
     """The shards that the policy wants compacted now."""
-    chosen = list_shards(location) if shards is None else sorted(shards)
-    found = {shard_id: ShardManifestStore(location, shard_id).read_latest() for shard_id in chosen}
     marks = compacted(base)
-    return [
-        shard_id
-        for shard_id, manifest in found.items()
-        if manifest is not None and _is_due(location, manifest, marks, policy, clock)
-    ]
+    manifests = newest_manifests(location, None if shards is None else sorted(shards))
+    return [manifest.shard_id for manifest in manifests if _is_due(location, manifest, marks, policy, clock)]
 
 
 def _is_due(

@@ -41,7 +41,7 @@ from lance_memwal.lance.marks import compacted, has_names, recorded
 from lance_memwal.lance.prepared import Unheld
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.rows.dictionaries import small_dictionaries
@@ -184,13 +184,8 @@ class Compactor:
         return targets
 
     def _manifests(self, shards: Collection[str] | None) -> dict[str, ShardManifest]:
-        present = list_shards(self._location)
-        unknown = sorted(set(shards or ()) - set(present))
-        if unknown:
-            raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
-        chosen = present if shards is None else [shard_id for shard_id in present if shard_id in set(shards)]
-        found = {shard_id: ShardManifestStore(self._location, shard_id).read_latest() for shard_id in chosen}
-        return {shard_id: manifest for shard_id, manifest in found.items() if manifest is not None}
+        chosen = list_shards(self._location, shards)
+        return {manifest.shard_id: manifest for manifest in newest_manifests(self._location, chosen)}
 
     def _base(self) -> BaseTable:
         """The newest version of the table that this compactor began with."""

@@ -1,24 +1,39 @@
-"""Which shards a table has on storage.
+"""Which shards a table has on storage, and the newest manifest of each.
 
-Owns `list_shards`. Invariant: a name that is no shard id (staging, stray files) is no shard.
+Owns `list_shards` and `newest_manifests`. Invariants: a name that is no shard id (staging, stray files) is no shard; a
+shard without a manifest has nothing published.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import check_shard_id
+from lance_memwal.types import ShardManifest, check_shard_id
 
-__all__ = ["list_shards"]
+__all__ = ["list_shards", "newest_manifests"]
 
 
-def list_shards(location: Location) -> list[str]:
-    """Every shard directory of the table, in order of id."""
+def list_shards(location: Location, only: Collection[str] | None = None) -> list[str]:
+    """Every shard directory of the table, in order of id; `only` those named, all of which it must have."""
     found = []
     for name in location.store.list_names(paths.MEM_WAL_DIR):
         try:
             found.append(check_shard_id(name))
         except InvalidInputError:
             continue
-    return sorted(found)
+    unknown = sorted(set(only or ()) - set(found))
+    if unknown:
+        raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
+    return sorted(found if only is None else set(only))
+
+
+def newest_manifests(location: Location, shards: Collection[str] | None = None) -> Iterator[ShardManifest]:
+    """The newest manifest of every shard, or of `shards`, each read when it is asked for."""
+    for shard_id in list_shards(location) if shards is None else shards:
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        if manifest is not None:
+            yield manifest

@@ -37,8 +37,7 @@ from lance_memwal.lance.manifest import DeletionFile, deletion_path
 from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, compacted
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.superseded import is_key_indexed
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import newest_manifests
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
@@ -74,11 +73,9 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
     if base.primary_key and not is_key_indexed(base):
         size = sum(file.size_bytes for fragment in base.manifest.fragments() for file in fragment.files)
     marks = compacted(base)
-    for shard_id in list_shards(location):
-        manifest = ShardManifestStore(location, shard_id).read_latest()
-        if manifest is not None:
-            mark = marks.get(shard_id, 0)  # whether one is missing, and why, is for the compactor to say
-            size += sum(size_of(sstable) for sstable in manifest.sstables if sstable.generation > mark)
+    for manifest in newest_manifests(location):
+        mark = marks.get(manifest.shard_id, 0)  # whether one is missing, and why, is for the compactor to say
+        size += sum(size_of(sstable) for sstable in manifest.sstables if sstable.generation > mark)
     return size >= limit_bytes
 
 

@@ -13,7 +13,7 @@ Owns `settle_restored`, and `settle_lost` for a base that went back to before it
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -31,7 +31,7 @@ from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, compacted
 from lance_memwal.lance.restored import REMEDY, given_up
 from lance_memwal.log.invariants import check_relisting
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import newest_manifests
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
@@ -83,7 +83,7 @@ def settle_lost(
 
     Returns the actions, and the marks that the index has to come back with; None if it must not come back.
     """
-    gaps = _gaps_below(_manifests(location), marks)
+    gaps = _gaps_below(newest_manifests(location), marks)
     if not gaps:
         return [], marks
     if way is None:
@@ -98,19 +98,14 @@ def settle_lost(
 
 def _gaps(location: Location, newest_base: Callable[[], BaseTable]) -> tuple[list[_Gap], BaseTable]:
     """All gaps, and the base version in which they are: read after the manifests."""
-    manifests = _manifests(location)
+    manifests = list(newest_manifests(location))
     base = newest_base()
     if base.details is None:
         return [], base
     return _gaps_below(manifests, compacted(base)), base
 
 
-def _manifests(location: Location) -> list[ShardManifest]:
-    found = [ShardManifestStore(location, shard_id).read_latest() for shard_id in list_shards(location)]
-    return [manifest for manifest in found if manifest is not None]
-
-
-def _gaps_below(manifests: list[ShardManifest], marks: Mapping[str, int]) -> list[_Gap]:
+def _gaps_below(manifests: Iterable[ShardManifest], marks: Mapping[str, int]) -> list[_Gap]:
     found = [_Gap(manifest, given_up(manifest, marks.get(manifest.shard_id, 0))) for manifest in manifests]
     return [gap for gap in found if gap.missing]
 

@@ -5,14 +5,11 @@ Owns what is counted and told of shards. Invariant: it reads only, and every num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.policy import CompactionPolicy, due_shards
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import newest_manifests
 from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
@@ -35,7 +32,9 @@ def collect_stats(
         base_rows=int(base.dataset.count_rows()),
         base_fragments=len(fragments),
         base_bytes=sum(file.size_bytes for fragment in fragments for file in fragment.files),
-        shards=tuple(_shard(location, manifest, marks.get(manifest.shard_id, 0)) for manifest in _manifests(location)),
+        shards=tuple(
+            _shard(location, manifest, marks.get(manifest.shard_id, 0)) for manifest in newest_manifests(location)
+        ),
         compaction_due=tuple(due_shards(location, base, policy, clock)),
         collectable_objects=len(garbage.objects),
         collectable_bytes=garbage.size_bytes,
@@ -46,7 +45,7 @@ def collect_stats(
 def shard_infos(location: Location) -> list[ShardInfo]:
     """Every shard as storage shows it."""
     infos = []
-    for manifest in _manifests(location):
+    for manifest in newest_manifests(location):
         infos.append(
             ShardInfo(
                 manifest.shard_id,
@@ -64,19 +63,12 @@ def shard_infos(location: Location) -> list[ShardInfo]:
 def newest_transactions(location: Location, tag: str | None) -> dict[str, dict[str, int]]:
     """Per shard the newest version of every application that wrote with a transaction; `tag`: of the table."""
     found: dict[str, dict[str, int]] = {}
-    for manifest in _manifests(location):
+    for manifest in newest_manifests(location):
         positions = list_positions(location, manifest.shard_id)
         known = read_transactions(location, manifest, positions, tag=tag)
         known.merge(load_generation_maps(location, manifest))
         found[manifest.shard_id] = {app: item.version for app, item in known.whole().items()}
     return found
-
-
-def _manifests(location: Location) -> Iterator[ShardManifest]:
-    for shard_id in list_shards(location):
-        manifest = ShardManifestStore(location, shard_id).read_latest()
-        if manifest is not None:
-            yield manifest
 
 
 def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats:

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from lance_memwal.arguments import check_flag, check_names, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import FencedError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.errors import FencedError, ObjectNotFoundError
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.shards import list_shards
+from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import unflushed
 from lance_memwal.log.wal import read_tail, tail_positions
 from lance_memwal.memtable import live
@@ -32,8 +32,6 @@ __all__ = ["ShardOpener", "flush_tails"]
 
 class _OpenShard(Protocol):
     def close(self) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 ShardOpener = Callable[[str], _OpenShard]
@@ -54,21 +52,13 @@ def flush_tails(
     check_seconds("idle_seconds", idle_seconds)
     check_flag("force", force)
     shards = None if shards is None else check_names("shards", shards)
-    present = list_shards(location)
-    unknown = sorted(set(shards or ()) - set(present))
-    if unknown:
-        raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
-    chosen = present if shards is None else [shard_id for shard_id in present if shard_id in set(shards)]
     results = []
-    for shard_id in chosen:
-        manifest = ShardManifestStore(location, shard_id, clock=clock).read_latest()
-        if manifest is None:
-            continue
+    for manifest in newest_manifests(location, list_shards(location, shards)):
         reason = _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=force, tag=tag)
         if reason is None:
-            results.append(_flush(location, shard_id, open_shard))
+            results.append(_flush(location, manifest.shard_id, open_shard))
         elif reason:
-            results.append(FlushedShard(shard_id, skipped=reason))
+            results.append(FlushedShard(manifest.shard_id, skipped=reason))
     return FlushReport(tuple(results))
 
 
