@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileWriter
 
 import lance_memwal as mw
 from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.file import SsTableFile, simple_file
-from lance_memwal.sstable.generation import Generation
+from lance_memwal.sstable.fold import Generation
+from lance_memwal.sstable.read import DataFile, SsTableReader
 from lance_memwal.store import paths
 from lance_memwal.types import SsTable
 
@@ -41,11 +41,14 @@ class Made:
     def schema(self) -> TableSchema:
         return self.table.base.columns
 
-    def file(self) -> SsTableFile | None:
-        return simple_file(self.table.location, self.shard_id, self.sstable)
+    def reader(self) -> SsTableReader:
+        return SsTableReader(self.table.location, self.shard_id, self.sstable)
+
+    def file(self) -> DataFile | None:
+        return self.reader().data_file
 
     def rows(self) -> list[tuple[int, str, bool]]:
-        generation = Generation(self.table.location, self.shard_id, self.sstable, self.schema, keep=True)
+        generation = Generation(self.reader(), self.schema, keep=True)
         generation.load()
         batches = [batch for batch, _ in generation.chosen(None)]
         table = pa.Table.from_batches(batches)
@@ -64,9 +67,13 @@ def test_replaced_rows_are_left_out_in_batches_of_any_size(tmp_path: Path, batch
     file = made.file()
     assert file is not None
     assert file.physical_rows == 13
-    found = pa.Table.from_batches(list(file.batches(["id"], batch_rows)))
+    parts = list(made.reader().batches(made.schema, ["id"], None, batch_rows))
+    found = pa.Table.from_batches([batch for batch, _ in parts])
     assert sorted(found["id"].to_pylist()) == list(range(10))
-    assert found.schema.names == ["id"]
+    assert found.schema.names == ["id", "_tombstone"]
+    offsets = np.concatenate([offsets for _, offsets in parts]).tolist()
+    assert offsets == [0, 1, 2, *range(6, 13)]
+    assert max(batch.num_rows for batch, _ in parts) <= batch_rows
 
 
 def test_the_newest_version_counts_and_rows_are_the_same_by_both_ways(tmp_path: Path) -> None:
@@ -106,16 +113,19 @@ def test_a_deletion_vector_that_contradicts_the_manifest_is_corrupt(tmp_path: Pa
     (vector,) = (made.directory / "_deletions").glob("*.bin")
     vector.write_bytes(encode_deletions(np.array(offsets)))
     with pytest.raises(CorruptDataError) as caught:
-        made.file()
+        made.rows()
     assert caught.value.path is not None
     assert caught.value.path.endswith(".bin")
 
 
 def test_a_data_file_with_another_number_of_rows_is_corrupt(tmp_path: Path) -> None:
-    file = Made(tmp_path / "t").file()
-    assert file is not None
-    with pytest.raises(CorruptDataError, match="13 rows where 14 are listed"):
-        list(replace(file, physical_rows=14).batches(["id"], 100))
+    made = Made(tmp_path / "t")
+    (path,) = (made.directory / "data").iterdir()
+    rows = lance.dataset(made.directory).to_table()
+    with LanceFileWriter(str(path), rows.schema) as writer:
+        writer.write_batch(rows)
+    with pytest.raises(CorruptDataError, match="10 rows where 13 are listed"):
+        made.rows()
 
 
 @pytest.mark.parametrize("part", ["_versions", "data", "_deletions"])

@@ -9,7 +9,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.sstable.file import simple_file
+from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.store.location import resolve
 from tests.kit.interop_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
 
@@ -44,4 +44,4 @@ def test_generations_of_both_are_read_from_their_data_files(who: str, tmp_path: 
     manifest = ShardManifestStore(location, duel.shard_id).read_latest()
     assert manifest is not None
     assert manifest.sstables
-    assert all(simple_file(location, duel.shard_id, sstable) is not None for sstable in manifest.sstables)
+    assert all(SsTableReader(location, duel.shard_id, sstable).data_file is not None for sstable in manifest.sstables)

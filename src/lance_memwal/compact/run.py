@@ -23,7 +23,7 @@ after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -46,8 +46,7 @@ from lance_memwal.log.transactions import load_generation_maps
 from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.rows.dictionaries import small_dictionaries
 from lance_memwal.rows.keys import KeySet
-from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
+from lance_memwal.sstable.fold import Folded, fold, size_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import SeenMap, ShardManifest, SsTable
@@ -56,9 +55,7 @@ __all__ = [
     "DEFAULT_MEMORY_BYTES",
     "Compactor",
     "choose",
-    "open_generations",
     "pending_generations",
-    "size_of",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +63,6 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 _MAX_RESTARTS = 32
 _MAX_TRIES = 1000  # of one commit, each of which looks only at what others changed since the last
 _BACK_OFF = BackOff(0.02, 1.0)
-_UNKNOWN_SIZE_BYTES = 64 << 20
 _READ_AT_ONCE = 8
 
 Manifests = Mapping[str, ShardManifest]
@@ -254,11 +250,9 @@ class Compactor:
     # ----------------------------------------------------------------------------------------------------- one commit
 
     def _fold(self, base: BaseTable, chosen: Mapping[str, Sequence[SsTable]], tally: _Tally) -> BaseTable:
-        schema = base.columns
         marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
         members = [(shard_id, sstable) for shard_id, sstables in chosen.items() for sstable in sstables]
-        generations = open_generations(self._location, members, schema, self._memory_bytes)
-        folded = fold_newest(generations, schema) if schema.primary_key else fold_all(generations, schema)
+        folded = fold(self._location, members, base.columns, self._memory_bytes)
         newest = self._commit_folded(base, folded, marks, tally)
         tally.rows_written += folded.rows
         tally.rows_deleted += folded.deletes.num_rows
@@ -266,7 +260,7 @@ class Compactor:
             "compacted [version=%d, shards=%d, generations=%d, rows=%d, deletes=%d]",
             newest.version,
             len(chosen),
-            len(generations),
+            len(members),
             folded.rows,
             folded.deletes.num_rows,
         )
@@ -366,20 +360,6 @@ class Compactor:
         return {sstable.path: seen for sstable, seen in zip(old, found, strict=True)}
 
 
-def open_generations(
-    location: Location, members: Iterable[tuple[str, SsTable]], schema: TableSchema, memory_bytes: int
-) -> list[Generation]:
-    """The generations of `members` (with their shards); the rows of those that fit the limit together are kept."""
-    left = memory_bytes if schema.primary_key else 0
-    generations = []
-    for shard_id, sstable in members:
-        size = size_of(sstable)
-        keep = size <= left
-        left -= size if keep else 0
-        generations.append(Generation(location, shard_id, sstable, schema, keep=keep))
-    return generations
-
-
 def choose(
     pending: Mapping[str, Sequence[SsTable]], memory_bytes: int, *, at_most: int | None = None
 ) -> dict[str, list[SsTable]]:
@@ -396,8 +376,3 @@ def choose(
         if left <= 0:
             break
     return chosen
-
-
-def size_of(sstable: SsTable) -> int:
-    """The bytes of a generation in memory, or a guess where its manifest does not say."""
-    return _UNKNOWN_SIZE_BYTES if sstable.in_memory_bytes is None else sstable.in_memory_bytes

@@ -89,7 +89,7 @@ class Merge:
         cold = [r for shard in self.shards for r in shard.readers if not (r.is_open and (r.has_entries or not keyed))]
 
         def warm(reader: SsTableReader) -> None:
-            _ = reader.dataset
+            reader.open()
             if keyed:
                 reader.entries()
 
@@ -98,7 +98,7 @@ class Merge:
         for shard in self.shards:
             _ = shard.index
             for reader in shard.readers:
-                _ = reader.dataset
+                reader.open()
 
     @cached_property
     def fresh_keys(self) -> KeySet | None:

@@ -82,8 +82,7 @@ def _nearest_in_large(
     ef: int | None,
 ) -> Nearest:
     """By the SSTable's own index if it has one of this metric and finds `k` live rows, else exactly."""
-    names = dict(zip(source.schema.columns.names, source.reader.names_by_column(source.schema), strict=True))
-    stored = names[column]
+    stored = source.reader.name_of(column, source.schema)
     if stored is None:
         return _NOTHING
     shared = source.reader.pushdown(source.schema, row_filter)

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.rows.field_match import Fit, fit_of
+from lance_memwal.rows.field_match import ColumnMatch, Fit
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import normal, nulls
-from lance_memwal.rows.schema import FIELD_ID, TableSchema
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
 __all__ = ["RowAdapter", "tombstone_flags", "with_flags"]
@@ -71,25 +71,12 @@ class RowAdapter:
         return index
 
     def _make_plan(self, stored: pa.Schema, position: int | None) -> list[tuple[int, Fit]]:
-        plan = []
-        by_id = self._by_id(stored)
-        for i, column in enumerate(self._relaxed):
-            ids = None if self._schema.field_ids is None else self._schema.field_ids[i]
-            by_name: int = stored.get_field_index(column.name)
-            index = by_id.get(str(ids.id).encode(), -1) if by_id and ids is not None else by_name
-            fit = fit_of(stored.field(index) if index >= 0 else None, column, ids, position=position)
-            if fit.absent and column.name in self._schema.primary_key:
-                raise UnsupportedFormatError(f"key column {column.name!r} is missing", position=position)
-            plan.append((index, fit))
+        match = ColumnMatch(stored, self._schema, position=position)
+        plan = [match.find(name) for name in self._relaxed.names]
+        for name, (_, fit) in zip(self._relaxed.names, plan, strict=True):
+            if fit.absent and name in self._schema.primary_key:
+                raise UnsupportedFormatError(f"key column {name!r} is missing", position=position)
         return plan
-
-    @staticmethod
-    def _by_id(stored: pa.Schema) -> dict[bytes, int]:
-        return {
-            field.metadata[FIELD_ID]: i
-            for i, field in enumerate(stored)
-            if field.metadata and FIELD_ID in field.metadata
-        }
 
 
 def _normal(batch: pa.RecordBatch, index: int, fit: Fit, position: int | None) -> pa.Array:

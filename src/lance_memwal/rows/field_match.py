@@ -1,9 +1,9 @@
 """Stored values of one column made to fit the table as it is now, fields inside it included: by field id.
 
-Owns `Fit` and `fit_of`, the one rule by which stored columns become today's. Invariants:
+Owns `ColumnMatch`, `Fit` and `fit_of`, the one rule by which stored columns become today's. Invariants:
 
-1. Fields of a struct, at any depth, are matched by their Lance field id if the stored type carries ids, else by name;
-   never by position. A field that the values lack is null, one that the table lacks is left out.
+1. A column is matched by its Lance field id if the stored schema carries ids, else by name; so are the fields of a
+   struct, at any depth; never by position. A field that the values lack is null, one that the table lacks is left out.
 2. Nothing is cast: another type is not understood, unless the id says that it is another field, which was dropped.
 3. What fits already is returned as it is.
 
@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from lance_memwal.errors import UnsupportedFormatError
 from lance_memwal.rows.normal_form import nulls
-from lance_memwal.rows.schema import FIELD_ID, FieldId
+from lance_memwal.rows.schema import FIELD_ID, FieldId, TableSchema
 
-__all__ = ["Fit", "fit_of"]
+__all__ = ["ColumnMatch", "Fit", "fit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,37 @@ class Fit:
             child = self.parts[0][1].apply(values.values)
         own = values.buffers()[: 1 if pa.types.is_fixed_size_list(self.kind) else 2]
         return pa.Array.from_buffers(self.kind, len(values), own, values.null_count, values.offset, [child])
+
+
+class ColumnMatch:
+    """Which stored columns are those of a table, and how their values fit; made once per stored schema.
+
+    The ids of stored columns are in their metadata. `where` (a path or position) is what errors name.
+    """
+
+    __slots__ = ("_by_id", "_known", "_schema", "_stored", "_where")
+
+    def __init__(self, stored: pa.Schema, schema: TableSchema, **where: Any) -> None:
+        self._stored = stored
+        self._schema = schema
+        self._where = where
+        self._by_id = {number: i for i, field in enumerate(stored) if (number := _id(field)) is not None}
+        self._known: dict[str, tuple[int, Fit]] = {}
+
+    def find(self, name: str) -> tuple[int, Fit]:
+        """The place of a table's column among the stored ones, and how its values fit; -1 and absent if it is not there.
+
+        `UnsupportedFormatError` if it is stored as another type.
+        """
+        known = self._known.get(name)
+        if known is None:
+            ids = self._schema.ids_of(name)
+            by_name: int = self._stored.get_field_index(name)
+            at = self._by_id.get(ids.id, -1) if self._by_id and ids is not None else by_name
+            stored = self._stored.field(at) if at >= 0 else None
+            fit = fit_of(stored, self._schema.nullable.field(name), ids, **self._where)
+            known = self._known[name] = (-1 if fit.absent else at, fit)
+        return known
 
 
 def fit_of(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, **where: Any) -> Fit:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from lance import FragmentMetadata
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.compact.run import Compactor, size_of
+from lance_memwal.compact.run import Compactor
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
@@ -39,6 +39,7 @@ from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.superseded import is_key_indexed
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
+from lance_memwal.sstable.fold import size_of
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
 

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_memwal.compact.run import open_generations
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import write_rows
@@ -31,7 +30,7 @@ from lance_memwal.lance.hand_made import deletion_of
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.keys import KeySet, key_array
-from lance_memwal.sstable.generation import fold_all, fold_newest
+from lance_memwal.sstable.fold import fold
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SsTable
@@ -139,11 +138,9 @@ def _write_unit(
     job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]], keys_path: str
 ) -> NewRows:
     schema = base.columns
-    generations = open_generations(location, members, schema, job.memory_bytes)
+    folded = fold(location, members, schema, job.memory_bytes)
     if not schema.primary_key:
-        folded = fold_all(generations, schema)
         return NewRows(_write(job, base, folded.batches(base.schema)), folded.rows, 0, None)
-    folded = fold_newest(generations, schema)
     key_schema = pa.schema([base.schema.field(name) for name in schema.primary_key])
     keys = folded.deletes.cast(key_schema).to_batches()
 

@@ -41,7 +41,7 @@ from lance_memwal.rows.key_encoding import is_key_mark, primary_key_columns
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.normal_form import blank, no_rows, normal, nulls
 from lance_memwal.rows.schema import as_lance
-from lance_memwal.sstable.generation import Folded, Generation, fold_all, fold_newest
+from lance_memwal.sstable.fold import Folded, fold
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
@@ -55,6 +55,7 @@ _PLAIN_VERSIONS = frozenset({"2.0", "2.1", "2.2"})
 _KEPT_ANSWERS = 1024
 _FORMS = ("whole", "hollow", "empty", "null")
 _BASE_ROWS = 3
+_MEMORY_BYTES = 1 << 20
 _CONTROL = pa.field("id", pa.int64())
 
 
@@ -231,7 +232,7 @@ class _Probe:
             _SHARD, WriterConfig(fsync=False), SYSTEM_CLOCK, 2, iter(rows.table().to_batches())
         )
         self._check_sstable(streamed, live)
-        folded = self._fold(sstable)
+        folded = fold(self._location, [(_SHARD, sstable)], self._schema, _MEMORY_BYTES)
         _compare("an SSTable that is compacted", pa.Table.from_batches(folded.batches(self._base.schema)), live)
         self._check_base(folded, live)
 
@@ -272,10 +273,6 @@ class _Probe:
             _compare("a lookup in an SSTable", found.drop_columns([TOMBSTONE]), live)
         scanned, _ = reader.all_rows(self._schema)
         _compare("an SSTable", scanned.slice(0, len(live)).drop_columns([TOMBSTONE]), live)
-
-    def _fold(self, sstable: SsTable) -> Folded:
-        generation = Generation(self._location, _SHARD, sstable, self._schema, keep=bool(self._key))
-        return (fold_newest if self._key else fold_all)([generation], self._schema)
 
     def _check_base(self, folded: Folded, live: pa.Table) -> None:
         def batches() -> Iterator[pa.RecordBatch]:

@@ -1,14 +1,20 @@
-"""SSTables as readers use them: opened once, their keys and small ones' rows kept.
+"""The rows of an SSTable: newest only, with the table's present columns, part by part. The one reader of generations.
 
 Owns `SsTableReader`. Invariants:
 
 1. A generation directory never changes, so what was read of it stays right for ever.
-2. Columns, and the fields inside them, are matched by field id: one that was renamed since reads under its new name, one
-   that was added reads as null, one that was dropped is not read.
-3. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
+2. Columns, and the fields inside them, are matched by field id (`lance_memwal.rows.field_match`): one that was renamed since
+   reads under its new name, one that was added reads as null, one that was dropped is not read. `_tombstone` is none of
+   them: it has the id after the last column's, which the next column that the table gets has too.
+3. Rows are read from the data file itself, which costs a fraction of planning a scan, if that is all there is to them: one
+   fragment, one data file, no deletion vector or a bitmap, no feature or type that Lance translates while it scans. All
+   other layouts, filters that Lance is told, and indexes are left to the dataset.
+4. Memory of a stream: one part of about eight megabytes, however large the file is.
+5. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
-4. A reader counts as what it holds: a handle, keys, rows. When the cache drops it, it lets go of them, also if somebody else
+6. A reader counts as what it holds: a handle, keys, rows. When the cache drops it, it lets go of them, also if somebody else
    holds on to it.
+7. What is gone is `ObjectNotFoundError` (it was collected), what is damaged is `CorruptDataError` with its path.
 """
 
 from __future__ import annotations
@@ -33,26 +39,42 @@ from lance_memwal.errors import (
     UnsupportedFormatError,
 )
 from lance_memwal.lance.base import lance_options, lance_reading, take_rows
-from lance_memwal.lance.manifest import VERSIONS_DIR
+from lance_memwal.lance.damage import version_names
+from lance_memwal.lance.deletions import decode_deletions
+from lance_memwal.lance.hand_made import hand_commit_is_safe
+from lance_memwal.lance.manifest import (
+    BITMAP,
+    VERSIONS_DIR,
+    DeletionFile,
+    Fragment,
+    LanceField,
+    LanceManifest,
+    deletion_path,
+    parse_lance_manifest,
+    version_path,
+)
 from lance_memwal.process.cache import CACHE, Slot
-from lance_memwal.rows.field_match import Fit, fit_of
+from lance_memwal.rows.field_match import ColumnMatch
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
-from lance_memwal.rows.normal_form import nulls
 from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.sstable.sidecar import PkSidecar, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
 
-__all__ = ["SsTableReader", "keeps_rows", "open_sstable"]
+__all__ = ["DataFile", "SsTableReader", "keeps_rows", "open_sstable"]
 
+Offsets = npt.NDArray[np.int64]
 _ROW_ADDRESS = "_rowaddr"
 _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
+_PART_ROWS = 1 << 16  # where nobody knows how wide rows are
+# What Lance stores in one form and shows in another.
+_TRANSLATED = ("ARROW:extension:name", "lance-encoding:blob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +83,30 @@ class _Rows:
 
     schema: TableSchema
     table: pa.Table
-    offsets: npt.NDArray[np.int64]
+    offsets: Offsets
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """One column of a table in a generation: its name there (None: it is not there), and how its values fit."""
+class DataFile:
+    """A data file that is all there is to the rows of a generation, but for the deletion vector of its fragment."""
 
-    name: str | None
-    fit: Fit | UnsupportedFormatError
+    path: str
+    columns: dict[str, FieldId]
+    fragment: Fragment
 
     @property
-    def is_same(self) -> bool:
-        """Whether its values are the table's, as they are."""
-        return isinstance(self.fit, Fit) and self.fit.is_same
+    def physical_rows(self) -> int:
+        """The rows in the file, replaced ones too."""
+        return self.fragment.physical_rows
 
-    def values(self, table: pa.Table, column: pa.Field) -> pa.ChunkedArray:
-        """The values of the stored rows `table` for the table's `column`."""
-        if isinstance(self.fit, UnsupportedFormatError):
-            raise self.fit
-        if self.name is None:
-            return pa.chunked_array([nulls(table.num_rows, column.type)])
-        found = self.fit.chunks(table.column(self.name))
-        if found.type != column.type:
-            raise UnsupportedFormatError(f"column {column.name!r} is read as {found.type}, the table has {column.type}")
-        return found
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the rows of a generation lie: its columns, and its data file where they can be read from it alone."""
+
+    columns: pa.Schema
+    file: DataFile | None = None
 
 
 class SsTableReader:
@@ -96,47 +116,34 @@ class SsTableReader:
         self.location = location
         self.shard_id = shard_id
         self.sstable = sstable
+        self.directory = paths.sstable_dir(shard_id, sstable.path)
         self.sidecar = PkSidecar.open(location, shard_id, sstable)
+        # Two threads may fill one of these at the same time: they read the same immutable bytes.
         self._dataset: lance.LanceDataset | None = None
-        self._entries: tuple[pa.Array, npt.NDArray[np.int64]] | None = None
+        self._layout: _Layout | None = None
+        self._file: LanceFileReader | None = None  # with all columns, for `take`
+        self._mask: npt.NDArray[np.bool_] | None = None
+        self._entries: tuple[pa.Array, Offsets] | None = None
         self._rows: _Rows | None = None
-        self._known: tuple[TableSchema, dict[str, _Stored]] | None = None
-        self._reader: LanceFileReader | None = None
-        self._file_lock = threading.RLock()
-        self._is_translated = False
+        self._known: tuple[TableSchema, ColumnMatch] | None = None
+        self._file_lock = threading.RLock()  # a file reader of Lance serves one caller at a time
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
-
-    @property
-    def dataset(self) -> lance.LanceDataset:
-        """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
-        if self._dataset is None:
-            directory = paths.sstable_dir(self.shard_id, self.sstable.path)
-            with self.reading():
-                self._dataset = lance.dataset(
-                    self.location.child_uri(directory), storage_options=lance_options(self.location)
-                )
-        return self._dataset
 
     @contextmanager
     def reading(self, *, given: bool = False) -> Iterator[None]:
         """What Lance raises, as our errors; `ObjectNotFoundError` if the reason is that the SSTable was collected."""
-        directory = paths.sstable_dir(self.shard_id, self.sstable.path)
         action = f"reading generation {self.sstable.generation} of shard {self.shard_id}"
         try:
-            with lance_reading(self.location, action, directory, given=given):
+            with lance_reading(self.location, action, self.directory, given=given):
                 yield
         except (InvalidInputError, UnavailableError, CorruptDataError):
-            left = {
-                meta.path.removeprefix(f"{directory}/").split("/")[0] for meta in self.location.store.list(directory)
-            }
+            start = len(self.directory) + 1
+            left = {meta.path[start:].split("/")[0] for meta in self.location.store.list(self.directory)}
             if not left >= _PARTS:
-                raise ObjectNotFoundError(directory) from None
+                raise ObjectNotFoundError(self.directory) from None
             raise
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the dataset was opened."""
-        return self._dataset is not None
+    # ---------------------------------------------------------------------------------------------------- what it holds
 
     @property
     def has_entries(self) -> bool:
@@ -158,7 +165,9 @@ class SsTableReader:
         """Hold neither keys nor rows; what is asked for is read again."""
         self._entries = self._rows = None
 
-    def entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    # ------------------------------------------------------------------------------------------------------------- keys
+
+    def entries(self) -> tuple[pa.Array, Offsets]:
         """Every key once, ascending, and the offset of its newest row."""
         found = self._entries
         if found is None:
@@ -168,13 +177,13 @@ class SsTableReader:
             self._count()
         return found
 
-    def _entries_of_rows(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+    def _entries_of_rows(self) -> tuple[pa.Array, Offsets]:
         dataset = self.dataset
         names = primary_key_columns(dataset.schema)
         if not names:
             raise CorruptDataError(
                 "a sidecar does not list every row, and the generation does not say which columns are its key",
-                path=paths.sstable_dir(self.shard_id, self.sstable.path),
+                path=self.directory,
             )
         with self.reading():
             table = dataset.to_table(columns=names, with_row_address=True)
@@ -186,39 +195,118 @@ class SsTableReader:
         chosen = newest[keys.order]
         return keys.values.filter(pa.array(chosen)), offsets[keys.order][chosen]
 
-    def names_by_column(self, schema: TableSchema) -> list[str | None]:
-        """Per table column the name under which this generation holds it, or None."""
-        return [stored.name for stored in self._stored(schema).values()]
+    # ---------------------------------------------------------------------------------------------------------- columns
 
-    def _stored(self, schema: TableSchema) -> dict[str, _Stored]:
-        """Per table column what this generation holds of it; remembered, since a generation never changes."""
+    @property
+    def dataset(self) -> lance.LanceDataset:
+        """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
+        if self._dataset is None:
+            uri, options = self.location.child_uri(self.directory), lance_options(self.location)
+            with self.reading():
+                self._dataset = lance.dataset(uri, storage_options=options)
+        return self._dataset
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is known what the generation holds."""
+        return self._layout is not None
+
+    @property
+    def data_file(self) -> DataFile | None:
+        """The data file, if the rows can be read from it alone; None says that the dataset must be asked."""
+        return self.open().file
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the generation with the ids of all fields in their metadata, without `_tombstone`."""
+        return self.open().columns
+
+    def open(self) -> _Layout:
+        """Find out what the generation holds; `ObjectNotFoundError` if it is gone."""
+        if self._layout is None:
+            file = self._find_file()
+            if file is None:
+                ids = {field.name(): FieldId.of(field) for field in self.dataset.lance_schema.fields()}
+                self._layout = _Layout(self._with_ids(self.dataset.schema, ids))
+            else:
+                with self.reading():
+                    self._file = reader = self._open_file(file)
+                self._layout = _Layout(self._with_ids(reader.metadata().schema, file.columns), file)
+        return self._layout
+
+    def _with_ids(self, columns: pa.Schema, ids: Mapping[str, FieldId]) -> pa.Schema:
+        if TOMBSTONE not in ids:  # every writer stores the flags, and without them deletes are lost
+            raise CorruptDataError(f"a generation has no column {TOMBSTONE!r}", path=self.directory)
+        return pa.schema([tagged(field, ids[field.name]) for field in columns if field.name != TOMBSTONE])
+
+    def _find_file(self) -> DataFile | None:
+        manifest = self._newest_manifest()
+        if manifest is None or not hand_commit_is_safe(manifest) or any(map(_is_translated, manifest.fields)):
+            return None
+        fragments = manifest.fragments()
+        if len(fragments) != 1 or len(fragments[0].files) != 1 or not fragments[0].physical_rows:
+            return None
+        fragment, file, deletion = fragments[0], fragments[0].files[0], fragments[0].deletion
+        if set(file.field_ids) != {field.id for field in manifest.fields}:
+            return None
+        if deletion is not None and deletion.file_type != BITMAP:
+            return None
+        path = paths.sstable_data_path(self.shard_id, self.sstable.path, file.path)
+        return DataFile(path, _columns(manifest.fields), fragment)
+
+    def _newest_manifest(self) -> LanceManifest | None:
+        """The manifest of the newest version; None if it is of a kind that we do not know."""
+        names = version_names(self.location, self.directory)
+        if not names:
+            raise ObjectNotFoundError(self.directory)
+        newest = max(names)
+        if names[newest] != f"{self.directory}/{version_path(newest)}":
+            return None
+        try:
+            return parse_lance_manifest(self.location.store.get(names[newest]), path=names[newest])
+        except UnsupportedFormatError:
+            return None
+
+    def _match(self, schema: TableSchema) -> ColumnMatch:
+        """Which column is which; remembered, since a generation never changes."""
         known = self._known
         if known is None or known[0] != schema:
-            known = self._known = schema, self._find(schema)
+            known = self._known = schema, ColumnMatch(self.columns, schema, path=self.directory)
         return known[1]
 
-    def _find(self, schema: TableSchema) -> dict[str, _Stored]:
-        # `_tombstone` has the id behind the last column's, which the next column that the table gets has too.
-        items = [item for item in self.dataset.lance_schema.fields() if item.name() != TOMBSTONE]
-        fields = {item.name(): tagged(self.dataset.schema.field(item.name()), FieldId.of(item)) for item in items}
-        by_id = {int(item.id()): item.name() for item in items}
-        path, found = paths.sstable_dir(self.shard_id, self.sstable.path), {}
-        for column in schema.nullable:
-            ids = schema.ids_of(column.name)
-            name = by_id.get(ids.id) if ids is not None else column.name if column.name in fields else None
-            try:
-                fit = fit_of(None if name is None else fields[name], column, ids, path=path)
-                found[column.name] = _Stored(None if fit.absent else name, fit)
-            except UnsupportedFormatError as error:  # for those who ask for this column
-                found[column.name] = _Stored(name, error)
-        return found
+    def name_of(self, column: str, schema: TableSchema) -> str | None:
+        """The name under which this generation holds a column of the table, or None."""
+        at, _ = self._match(schema).find(column)
+        return str(self.columns.field(at).name) if at >= 0 else None
 
     def identity_of(self, column: str, schema: TableSchema) -> tuple[str, ...]:
         """What the values of a column in this generation are known by: where they lie, not how the table calls them."""
-        stored = self.names_by_column(schema)[schema.columns.names.index(column)]
+        stored = self.name_of(column, schema)
         return (self.location.key, self.shard_id, self.sstable.path, "absent" if stored is None else f"column {stored}")
 
-    def all_rows(self, schema: TableSchema) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+    def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
+        """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
+        if row_filter is None:
+            return pushdown(None)
+        others = {name for name in schema.columns.names if not self._has_same(name, schema)}
+        return pushdown(row_filter, pa.schema([field for field in self.columns if field.name not in others]))
+
+    def _has_same(self, column: str, schema: TableSchema) -> bool:
+        try:
+            at, fit = self._match(schema).find(column)
+        except UnsupportedFormatError:
+            return False
+        return fit.is_same and self.columns.field(at).name == column
+
+    # ------------------------------------------------------------------------------------------------------------- rows
+
+    @property
+    def part_rows(self) -> int:
+        """Rows that make about eight megabytes."""
+        size_bytes, rows = self.sstable.in_memory_bytes, self.sstable.physical_rows
+        return max(1, _PART_BYTES * rows // size_bytes) if size_bytes and rows else _PART_ROWS
+
+    def all_rows(self, schema: TableSchema) -> tuple[pa.Table, Offsets]:
         """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
         kept = self._rows
         if kept is None or kept.schema != schema:
@@ -229,99 +317,131 @@ class SsTableReader:
             self._count()
         return kept.table, kept.offsets
 
-    def pushdown(self, schema: TableSchema, row_filter: RowFilter | None) -> Pushdown:
-        """What Lance is told of a filter: nothing if a column of it has another name or type here, or is not there."""
-        others = {name for name, stored in self._stored(schema).items() if stored.name != name or not stored.is_same}
-        return pushdown(row_filter, pa.schema([field for field in self.dataset.schema if field.name not in others]))
-
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
-    ) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+    ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
         """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
-        known = self._stored(schema)
         shared = self.pushdown(schema, row_filter)
         wanted = list(dict.fromkeys([*columns, *shared.columns]))
-        stored = [name for c in wanted if (name := known[c].name) is not None]
+        stored = [name for column in wanted if (name := self.name_of(column, schema)) is not None]
         with self.reading(given=shared.told is not None):
-            for batch in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
+            for batch, offsets in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
                 if batch.num_rows == 0:
                     continue
-                table = shared.finish(_conform(pa.Table.from_batches([batch]), wanted, known, schema))
-                offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
+                table = self._conform(pa.Table.from_batches([batch]), wanted, schema)
+                if shared.late is not None:
+                    mask = shared.late.mask(table)
+                    table, offsets = table.filter(pa.array(mask)), offsets[mask]
                 rows = table.select([*columns, TOMBSTONE]).combine_chunks().to_batches()
                 if rows:
                     yield rows[0], offsets
 
     def _stored_batches(
-        self, columns: list[str], pushed: FilterLike | None, batch_rows: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Rows with their addresses, part by part: one scan of everything would hold the whole file in memory."""
-        dataset, part_rows = self.dataset, max(batch_rows, self._part_rows)
-        total = dataset.count_rows()
-        options: dict[str, Any] = {"columns": columns, "with_row_address": True, "batch_size": batch_rows}
-        if pushed is not None or total <= part_rows:  # how many rows match a filter is not known beforehand
-            yield from dataset.scanner(filter=pushed, **options).to_batches()
+        self, columns: list[str], told: FilterLike | None, batch_rows: int
+    ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
+        """Newest rows as they are stored and their offsets, part by part: one call for all would read far ahead."""
+        part_rows = max(batch_rows, self.part_rows)
+        if told is None and self.data_file is not None:
+            yield from self._file_batches(self.data_file, columns, batch_rows, part_rows)
             return
-        for start in range(0, total, part_rows):
-            yield from dataset.scanner(limit=part_rows, offset=start, **options).to_batches()
+        options: dict[str, Any] = {"columns": columns, "with_row_address": True, "batch_size": batch_rows}
+        total = self.dataset.count_rows()
+        if told is not None or total <= part_rows:  # how many rows match a filter is not known beforehand
+            limits: list[dict[str, Any]] = [{"filter": told}]
+        else:
+            limits = [{"limit": part_rows, "offset": start} for start in range(0, total, part_rows)]
+        for limit in limits:
+            for batch in self.dataset.scanner(**limit, **options).to_batches():
+                yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
 
-    @property
-    def _part_rows(self) -> int:
-        size_bytes, rows = self.sstable.in_memory_bytes, self.sstable.physical_rows
-        width = size_bytes // rows if size_bytes and rows else 1
-        return max(1, _PART_BYTES // max(1, width))
+    def _file_batches(
+        self, file: DataFile, columns: list[str], batch_rows: int, part_rows: int
+    ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
+        newest = None if file.fragment.deletion is None else self._newest_of(file.fragment, file.fragment.deletion)
+        self._file = None  # a descriptor per SSTable is too many; whoever reads rows in bulk seldom takes some
+        reader = self._open_file(file, None if len(columns) == len(self.columns) + 1 else columns)
+        at = 0
+        for start in range(0, file.physical_rows, part_rows):
+            rows = min(part_rows, file.physical_rows - start)
+            for batch in reader.read_range(start, rows, batch_size=batch_rows).to_batches():
+                offsets = np.arange(at, at + batch.num_rows)
+                at += batch.num_rows
+                stays = None if newest is None else newest[offsets]
+                if stays is None or stays.all():
+                    yield batch, offsets
+                else:
+                    yield batch.filter(pa.array(stays)), offsets[stays]
 
-    def take(self, schema: TableSchema, offsets: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+    def _newest_of(self, fragment: Fragment, deletion: DeletionFile) -> npt.NDArray[np.bool_]:
+        """Per row of the data file: whether the deletion vector leaves it."""
+        if self._mask is None:
+            path = f"{self.directory}/{deletion_path(fragment.id, deletion)}"
+            try:
+                replaced = decode_deletions(self.location.store.get(path), physical_rows=fragment.physical_rows)
+            except CorruptDataError as error:
+                raise CorruptDataError(str(error), path=path) from error
+            if len(replaced) != deletion.num_deleted_rows:
+                raise CorruptDataError(
+                    f"{len(replaced)} rows are deleted, {deletion.num_deleted_rows} are listed", path=path
+                )
+            newest = np.ones(fragment.physical_rows, dtype=np.bool_)
+            newest[replaced] = False
+            self._mask = newest
+        return self._mask
+
+    def take(self, schema: TableSchema, offsets: Offsets, columns: Sequence[str]) -> pa.Table:
         """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
         kept = self._rows
         if kept is not None and kept.schema == schema:
             at = np.searchsorted(kept.offsets, offsets)
             return kept.table.select([*columns, TOMBSTONE]).take(pa.array(at))
-        known = self._stored(schema)
         order = np.argsort(offsets)  # the file takes ascending offsets only
         with self.reading():
             table = self._taken(offsets[order].tolist())
         if table.num_rows != len(offsets):
-            raise CorruptDataError(
-                "an SSTable lacks a row that its sidecar names",
-                path=paths.sstable_dir(self.shard_id, self.sstable.path),
-            )
-        found = _conform(table, list(columns), known, schema).select([*columns, TOMBSTONE])
+            raise CorruptDataError("an SSTable lacks a row that its sidecar names", path=self.directory)
+        found = self._conform(table, columns, schema)
         return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
 
     def _taken(self, offsets: list[int]) -> pa.Table:
         """All columns of the rows at ascending offsets."""
-        shown = self.dataset.schema
-        if not self._is_translated:
-            with self._file_lock:  # Lance's file reader serves one caller at a time
-                table = self._file().take_rows(offsets).to_table()
-            if all(field.type == shown.field(field.name).type for field in table.schema):
-                return table
-            self._is_translated = True  # the file holds JSON, for one, as other values than the dataset shows
-        return take_rows(self.dataset, offsets, shown.names)  # the one fragment is 0: addresses are offsets
+        file = self.data_file
+        if file is not None:
+            reader = self._file = self._file or self._open_file(file)
+            with self._file_lock:
+                return reader.take_rows(offsets).to_table()
+        return take_rows(self.dataset, offsets, self.dataset.schema.names)  # offsets are addresses: the fragment is 0
 
-    def _file(self) -> LanceFileReader:
-        """The one data file of the generation: its rows are the offsets that the sidecar names."""
-        if self._reader is None:
-            name = self.dataset.get_fragments()[0].metadata.files[0].path
-            path = paths.sstable_data_path(self.shard_id, self.sstable.path, name)
-            self._reader = LanceFileReader(self.location.child_uri(path), storage_options=lance_options(self.location))
-        return self._reader
+    def _open_file(self, file: DataFile, columns: list[str] | None = None) -> LanceFileReader:
+        uri, options = self.location.child_uri(file.path), lance_options(self.location)
+        reader = LanceFileReader(uri, storage_options=options, columns=columns)
+        if reader.num_rows() != file.physical_rows:
+            raise CorruptDataError(f"{reader.num_rows()} rows where {file.physical_rows} are listed", path=file.path)
+        return reader
+
+    def _conform(self, table: pa.Table, columns: Sequence[str], schema: TableSchema) -> pa.Table:
+        """Stored rows as `columns` of the table and `_tombstone`."""
+        match, arrays = self._match(schema), []
+        for column in columns:
+            at, fit = match.find(column)
+            arrays.append(fit.chunks(table.column(self.columns.field(at).name if at >= 0 else TOMBSTONE)))
+            if arrays[-1].type != fit.kind:
+                raise UnsupportedFormatError(f"column {column!r} is read as {arrays[-1].type}, not {fit.kind}")
+        arrays.append(table.column(TOMBSTONE).fill_null(False))
+        return pa.Table.from_arrays(
+            arrays, schema=pa.schema([schema.memory.field(name) for name in (*columns, TOMBSTONE)])
+        )
 
 
-def _conform(table: pa.Table, columns: Sequence[str], known: Mapping[str, _Stored], schema: TableSchema) -> pa.Table:
-    """`table` with the table's column names and types, nulls for columns that it lacks; other columns are kept."""
-    arrays, fields = [], []
-    for column in columns:
-        field = schema.memory.field(column)
-        arrays.append(known[column].values(table, field))
-        fields.append(field)
-    for extra in (TOMBSTONE, _ROW_ADDRESS):
-        if extra in table.schema.names:
-            flags = table.column(extra)
-            arrays.append(flags.fill_null(False) if extra == TOMBSTONE else flags)
-            fields.append(schema.memory.field(TOMBSTONE) if extra == TOMBSTONE else table.schema.field(extra))
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+def _is_translated(field: LanceField) -> bool:
+    return field.logical_type.startswith("dict") or any(key in field.metadata for key in _TRANSLATED)
+
+
+def _columns(fields: Sequence[LanceField]) -> dict[str, FieldId]:
+    def below(field: LanceField) -> FieldId:
+        return FieldId(field.id, tuple(below(child) for child in fields if child.parent_id == field.id))
+
+    return {field.name: below(field) for field in fields if field.parent_id == -1}
 
 
 def open_sstable(location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:

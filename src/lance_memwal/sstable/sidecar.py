@@ -259,6 +259,7 @@ class PkSidecar:
         reader = self._load_reader()
         with self._reading:
             table = lance_read(self._location, self._data_path, lambda: reader.read_all().to_table())
+        self._reader = None  # whoever has all keys needs no pages; a descriptor per SSTable is too many
         values, offsets = self._checked(table, lookup, table.num_rows)
         newest = np.append(~_equals_next(values), True) if len(values) else np.empty(0, np.bool_)
         return values.filter(pa.array(newest)), offsets[newest]
