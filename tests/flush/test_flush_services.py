@@ -14,7 +14,7 @@ from lance.mem_wal import LsmScanner, ShardSnapshot
 
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.sstable.sidecar import PkSidecar
+from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
 from lance_memwal.sstable.write import SsTableSchema, write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.types import SsTable
@@ -57,8 +57,13 @@ def test_a_generation_is_written_read_and_looked_up(table: tuple[str, dict[str, 
     found: list[dict[str, Any]] = LsmScanner.from_snapshots(dataset, [snapshot]).to_table().to_pylist()
     assert sorted(found, key=lambda row: row["id"]) == [{"id": "b", "v": 5}, {"id": "c", "v": 4}]
     sidecar = PkSidecar.open(location, SHARD, sstable)
-    assert sidecar.offsets_of([pa.array(["a", "b", "c", "d"])]).tolist() == [3, 2, 1, -1]
-    assert sidecar.might_contain([pa.array(["a", "b", "c", "nothing"])]).tolist() == [True, True, True, False]
+    assert sidecar.offsets_of(WantedKeys.of([pa.array(["a", "b", "c", "d"])])).tolist() == [3, 2, 1, -1]
+    assert sidecar.might_contain(WantedKeys.of([pa.array(["a", "b", "c", "nothing"])])).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_absence_is_reported_as_absence(table: tuple[str, dict[str, str]]) -> None:
@@ -66,5 +71,5 @@ def test_absence_is_reported_as_absence(table: tuple[str, dict[str, str]]) -> No
     assert BaseTable.open(resolve(f"{uri}-nothing", options)) is None
     sidecar = PkSidecar.open(resolve(uri, options), SHARD, SsTable(1, "00000000_gen_1"))
     with pytest.raises(ObjectNotFoundError):
-        sidecar.offsets_of([pa.array(["a"])])
-    assert sidecar.might_contain([pa.array(["a"])]).tolist() == [True]
+        sidecar.offsets_of(WantedKeys.of([pa.array(["a"])]))
+    assert sidecar.might_contain(WantedKeys.of([pa.array(["a"])])).tolist() == [True]

@@ -32,6 +32,9 @@ __all__ = ["FreshIndex", "ShardMerge", "fresh_index", "live_rows", "not_in"]
 
 _SMALL_LOOKUP = 1024
 _OPEN_AT_ONCE = 4
+_FEW_KEYS = 64
+_FEW_SSTABLES = 4
+_MANY_ROWS = 1 << 20
 
 
 class FreshIndex:
@@ -84,10 +87,28 @@ class FreshIndex:
 _NONE = np.empty(0, dtype=np.int64)
 
 
-def fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> FreshIndex:
-    """The index over `readers` of one shard, ascending by generation; kept until the list changes."""
+def fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE, *, keys: int | None = None) -> FreshIndex | None:
+    """The index over `readers` of one shard, ascending by generation; kept until the list changes.
+
+    None if it is not there and a lookup of so many `keys` costs less without it.
+    """
     slot = ("fresh keys", readers[0].location.key, readers[0].shard_id)
-    return cache.fetch(slot, lambda: FreshIndex(readers), tuple(reader.sstable.path for reader in readers))
+    names = tuple(reader.sstable.path for reader in readers)
+    found: FreshIndex | None = cache.find(slot, names)
+    if found is not None or (keys is not None and _costs_less_without(readers, keys)):
+        return found
+    return cache.fetch(slot, lambda: FreshIndex(readers), names)
+
+
+def _costs_less_without(readers: Sequence[SsTableReader], keys: int) -> bool:
+    """Whether few keys are looked for, now and so far, in SSTables most of which are cold.
+
+    To have all keys of an SSTable in memory costs two files, whole. To ask its filter costs one read, and some keys pass it.
+    """
+    cold = [reader for reader in readers if not reader.has_entries]
+    if 2 * len(cold) <= len(readers) or max(reader.asked_keys for reader in cold) + keys > _FEW_KEYS:
+        return False
+    return len(cold) > _FEW_SSTABLES or sum(reader.sstable.physical_rows or 0 for reader in cold) > _MANY_ROWS
 
 
 class ShardMerge:

@@ -24,12 +24,13 @@ import pyarrow as pa
 from lance_memwal.memtable.live import LiveShard
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, key_values
 from lance_memwal.read.base_rows import BaseLookup
-from lance_memwal.read.fresh import ShardMerge
+from lance_memwal.read.fresh import ShardMerge, fresh_index
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema, checked_columns
+from lance_memwal.sstable.read import find_newest
 from lance_memwal.types import TOMBSTONE, ShardManifest
 
 __all__ = ["UNDECIDED", "Undecided", "get_from_memory", "lookup_rows"]
@@ -96,11 +97,17 @@ def _from_sstables(
     parts: list[pa.Table],
 ) -> npt.NDArray[np.int64]:
     """Answer what the shard's SSTables know; returns the keys that are still open."""
-    index = merge.index
-    if index is None:
+    if not snapshot.schema.primary_key:
         return left
-    wanted = key_array(keys.columns if len(left) == keys.num_rows else keys.take(pa.array(left)).columns)
-    entries = index.locate(wanted)
+    some = keys if len(left) == keys.num_rows else keys.take(pa.array(left))
+    index = fresh_index(merge.readers, keys=len(left))
+    if index is None:
+        still = np.ones(len(left), dtype=bool)
+        for reader, rows, offsets in find_newest(merge.readers, some.columns):
+            parts.append(_living(reader.take(snapshot.schema, offsets, columns)))
+            still[rows] = False
+        return left[still]
+    entries = index.locate(key_array(some.columns))
     known = entries[entries >= 0]
     for owner in np.unique(index.owners[known]).tolist():
         offsets = index.offsets[known[index.owners[known] == owner]]

@@ -1,6 +1,6 @@
 """The rows of an SSTable: newest only, with the table's present columns, part by part. The one reader of generations.
 
-Owns `SsTableReader`. Invariants:
+Owns `SsTableReader` and `find_newest`. Invariants:
 
 1. A generation directory never changes, so what was read of it stays right for ever.
 2. Columns, and the fields inside them, are matched by field id (`lance_memwal.rows.field_match`): one that was renamed since
@@ -10,11 +10,13 @@ Owns `SsTableReader`. Invariants:
    fragment, one data file, no deletion vector or a bitmap, no feature or type that Lance translates while it scans. All
    other layouts, filters that Lance is told, and indexes are left to the dataset.
 4. Memory of a stream: one part of about eight megabytes, however large the file is.
-5. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
+5. Few keys of an SSTable whose keys are not in memory cost one small read, of its bloom filter, and more only if that says
+   "maybe": the one page of the sidecar that can have the key. Filters and pages are kept.
+6. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
-6. A reader counts as what it holds: a handle, keys, rows. When the cache drops it, it lets go of them, also if somebody else
-   holds on to it.
-7. What is gone is `ObjectNotFoundError` (it was collected), what is damaged is `CorruptDataError` with its path.
+7. A reader counts as what it holds: a handle, filter, keys, rows. When the cache drops it, it lets go of them, also if
+   somebody else holds on to it.
+8. What is gone is `ObjectNotFoundError` (it was collected), what is damaged is `CorruptDataError` with its path.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
+from lance_memwal.clock import in_order
 from lance_memwal.errors import (
     CorruptDataError,
     InvalidInputError,
@@ -59,12 +63,12 @@ from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import FieldId, TableSchema, tagged
-from lance_memwal.sstable.sidecar import PkSidecar, sort_keys
+from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
 
-__all__ = ["DataFile", "SsTableReader", "keeps_rows", "open_sstable"]
+__all__ = ["DataFile", "SsTableReader", "find_newest", "keeps_rows", "open_sstable"]
 
 Offsets = npt.NDArray[np.int64]
 _ROW_ADDRESS = "_rowaddr"
@@ -72,6 +76,7 @@ _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
+_ASK_AT_ONCE = 16  # filters, where each waits for a network
 _PART_ROWS = 1 << 16  # where nobody knows how wide rows are
 # What Lance stores in one form and shows in another.
 _TRANSLATED = ("ARROW:extension:name", "lance-encoding:blob")
@@ -127,6 +132,7 @@ class SsTableReader:
         self._rows: _Rows | None = None
         self._known: tuple[TableSchema, ColumnMatch] | None = None
         self._file_lock = threading.RLock()  # a file reader of Lance serves one caller at a time
+        self.asked_keys = 0  # that were looked up without having all keys in memory
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
     @contextmanager
@@ -155,7 +161,7 @@ class SsTableReader:
         """Bytes that are held now."""
         entries, rows = self._entries, self._rows
         keys = 0 if entries is None else entries[0].nbytes + entries[1].nbytes
-        return int(_HANDLE_BYTES + keys + (0 if rows is None else rows.size_bytes))
+        return int(_HANDLE_BYTES + self.sidecar.size_bytes + keys + (0 if rows is None else rows.size_bytes))
 
     def _count(self) -> None:
         """Be kept with what is held now."""
@@ -163,7 +169,8 @@ class SsTableReader:
 
     def let_go(self) -> None:
         """Hold neither keys nor rows; what is asked for is read again."""
-        self._entries = self._rows = None
+        self._entries = self._rows = self._file = None
+        self.sidecar.let_go()
 
     # ------------------------------------------------------------------------------------------------------------- keys
 
@@ -171,11 +178,36 @@ class SsTableReader:
         """Every key once, ascending, and the offset of its newest row."""
         found = self._entries
         if found is None:
-            rows = self.sstable.physical_rows
-            whole = rows is None or self.sidecar.num_rows == rows
-            found = self._entries = self.sidecar.all_entries() if whole else self._entries_of_rows()
+            found = self._entries = self.sidecar.all_entries() if self._lists_every_row else self._entries_of_rows()
             self._count()
         return found
+
+    def might_contain(self, keys: WantedKeys) -> npt.NDArray[np.bool_]:
+        """False only for keys that are certainly not here; reads the filter, once."""
+        held = self.sidecar.size_bytes
+        found = self.sidecar.might_contain(keys)
+        self._count_since(held)
+        return found
+
+    def locate(self, keys: WantedKeys) -> Offsets:
+        """Per key the offset of its newest row, or -1; reads the pages of the sidecar that can have them."""
+        if not self._lists_every_row:
+            values, offsets = self.entries()
+            at = pc.index_in(keys.values, value_set=values).fill_null(-1).to_numpy()
+            return np.where(at >= 0, offsets[at], -1)
+        held = self.sidecar.size_bytes
+        found = self.sidecar.offsets_of(keys)
+        self._count_since(held)
+        return found
+
+    def _count_since(self, held: int) -> None:
+        if self.sidecar.size_bytes != held:
+            self._count()
+
+    @property
+    def _lists_every_row(self) -> bool:
+        rows = self.sstable.physical_rows
+        return rows is None or self.sidecar.num_rows == rows
 
     def _entries_of_rows(self) -> tuple[pa.Array, Offsets]:
         dataset = self.dataset
@@ -442,6 +474,28 @@ def _columns(fields: Sequence[LanceField]) -> dict[str, FieldId]:
         return FieldId(field.id, tuple(below(child) for child in fields if child.parent_id == field.id))
 
     return {field.name: below(field) for field in fields if field.parent_id == -1}
+
+
+def find_newest(
+    readers: Sequence[SsTableReader], columns: Sequence[pa.Array]
+) -> Iterator[tuple[SsTableReader, npt.NDArray[np.int64], Offsets]]:
+    """Where the newest row of each key is, over the SSTables of one shard, which ascend.
+
+    An SSTable, which of the keys it decides, and the offsets of their rows there; keys that are nowhere are in no answer.
+    """
+    keys, newest_first = WantedKeys.of(columns), list(reversed(readers))
+    left = np.arange(len(keys.values))
+    at_once = readers[0].location.at_once(_ASK_AT_ONCE)
+    answers = in_order(lambda reader: reader.might_contain(keys), newest_first, at_once, "memwal-open")
+    for reader, maybe in zip(newest_first, answers, strict=True):
+        reader.asked_keys += len(left)
+        rows = left[maybe[left]]
+        offsets = reader.locate(keys.take(rows)) if len(rows) else rows
+        if (offsets >= 0).any():
+            yield reader, rows[offsets >= 0], offsets[offsets >= 0]
+            left = np.setdiff1d(left, rows[offsets >= 0])
+            if not len(left):
+                return
 
 
 def open_sstable(location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:

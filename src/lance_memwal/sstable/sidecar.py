@@ -8,6 +8,8 @@ Invariants:
 2. A composite key is stored in its order-preserving encoding, a single key as it is.
 3. A lookup reads the one page that can hold the newest row of its key, and each page once.
 4. A sidecar that contradicts itself is `CorruptDataError`; it never turns into "no such key".
+5. A filter holds every key of the generation, also where the sidecar lacks rows: both writers fill it before a row is in
+   the memtable. So its "no" is final.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +35,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
 
-__all__ = ["PAGE_ROWS", "PkSidecar", "SortedKeys", "sort_keys", "write_sidecar"]
+__all__ = ["PAGE_ROWS", "PkSidecar", "SortedKeys", "WantedKeys", "sort_keys", "write_sidecar"]
 
 PAGE_ROWS = 8192
 _FILE_VERSION = "2.0"
@@ -40,8 +43,8 @@ _SIGN = np.uint64(1 << 63)
 _ALL_BITS = (1 << 64) - 1
 _MAX_PAGE_ROWS = 1 << 24
 
-# Keys in the form that can be searched: numbers as an array, everything else as a list of bytes.
-_Searchable = npt.NDArray[np.generic] | list[bytes]
+# Keys in the form that can be searched: numbers, or bytes.
+_Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,24 @@ class SortedKeys:
     values: pa.Array
     order: npt.NDArray[np.integer]
     replaced: npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class WantedKeys:
+    """Keys that are looked up, encoded and hashed once for all SSTables; without hashes where filters ignore their values."""
+
+    values: pa.Array
+    hashes: npt.NDArray[np.uint64] | None
+
+    @classmethod
+    def of(cls, columns: Sequence[pa.Array]) -> WantedKeys:
+        """The keys of these key columns."""
+        exact = hash_is_exact([column.type for column in columns])
+        return cls(key_array(columns), key_hashes(columns) if exact else None)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> WantedKeys:
+        """Some of them."""
+        return WantedKeys(self.values.take(pa.array(rows)), None if self.hashes is None else self.hashes[rows])
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -186,6 +207,10 @@ class _Page:
     values: _Searchable
     offsets: npt.NDArray[np.int64]
 
+    @property
+    def size_bytes(self) -> int:
+        return int(self.values.nbytes + self.offsets.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
@@ -216,29 +241,40 @@ class PkSidecar:
         """The sidecar of an SSTable that has a primary key."""
         return cls(location, shard_id, sstable)
 
-    def might_contain(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_]:
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the filter and the pages that are held now."""
+        return len(self._bloom or b"") + sum(page.size_bytes for page in list(self._pages.values()))
+
+    def let_go(self) -> None:
+        """Hold neither filter nor pages; what is asked for is read again."""
+        self._bloom, self._reader, self._pages = None, None, {}
+
+    def might_contain(self, keys: WantedKeys) -> npt.NDArray[np.bool_]:
         """False only for keys that are certainly not in the SSTable; reads nothing but the bloom filter.
 
         "Maybe" for every key where the SSTable has no filter, or where the filter ignores values of the key's type.
         """
-        filter_bytes = self._load_bloom() if hash_is_exact([column.type for column in columns]) else b""
-        if not filter_bytes:
-            return np.ones(len(columns[0]), np.bool_)
-        return might_contain(filter_bytes, key_hashes(columns))
+        filter_bytes = b"" if keys.hashes is None else self._load_bloom()
+        if keys.hashes is None or not filter_bytes:
+            return np.ones(len(keys.values), np.bool_)
+        try:
+            return might_contain(filter_bytes, keys.hashes)
+        except CorruptDataError as error:
+            raise CorruptDataError(str(error), path=self._bloom_path) from None
 
-    def offsets_of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-        """The offset of the newest row of every key, -1 where there is none; `columns` are the key columns."""
-        lookup = self._load_lookup()
-        keys = key_array(columns)
+    def offsets_of(self, wanted: WantedKeys) -> npt.NDArray[np.int64]:
+        """The offset of the newest row of every key, -1 where there is none."""
+        lookup, keys = self._load_lookup(), wanted.values
         if keys.type != lookup.key_type:
             raise InvalidInputError(f"the primary key has type {lookup.key_type}, not {keys.type}")
-        wanted = _searchable(keys)
-        pages = _last_at_most(lookup.smallest, wanted)
+        values = _searchable(keys)
+        pages = _last_at_most(lookup.smallest, values)
         found = np.full(len(keys), -1, np.int64)
         by_page = np.argsort(pages, kind="stable")
         for rows in np.split(by_page, np.flatnonzero(np.diff(pages[by_page])) + 1):
             if len(rows) and pages[rows[0]] >= 0:
-                found[rows] = _find(self._load_page(int(pages[rows[0]])), _pick(wanted, rows))
+                found[rows] = _find(self._load_page(int(pages[rows[0]])), _pick(values, rows))
         if keys.null_count:
             found[keys.is_null().to_numpy(zero_copy_only=False)] = -1
         return found
@@ -246,7 +282,8 @@ class PkSidecar:
     @property
     def num_rows(self) -> int:
         """The rows that the sidecar lists: all of the generation, if it is whole."""
-        self._load_reader()
+        if not self._num_rows:
+            self._load_reader()
         return self._num_rows
 
     def all_keys(self) -> pa.Array:
@@ -348,25 +385,23 @@ def _searchable(keys: pa.Array) -> _Searchable:
     if pa.types.is_integer(keys.type):
         numbers: npt.NDArray[np.generic] = keys.fill_null(0).to_numpy()
         return numbers
-    texts: list[bytes] = keys.cast(pa.large_binary()).fill_null(b"").to_pylist()
-    return texts
+    return keys.cast(pa.large_binary()).fill_null(b"")
 
 
 def _last_at_most(ascending: _Searchable, wanted: _Searchable) -> npt.NDArray[np.int64]:
     """For every wanted key the index of the last one that is not greater, or -1."""
     if isinstance(ascending, np.ndarray):
         return np.searchsorted(ascending, np.asarray(wanted), side="right") - 1
-    return np.fromiter((bisect_right(ascending, key) - 1 for key in wanted), np.int64, len(wanted))
+    found = (bisect_right(ascending, key.as_py(), key=lambda at: at.as_py()) - 1 for key in wanted)
+    return np.fromiter(found, np.int64, len(wanted))
 
 
 def _find(page: _Page, wanted: _Searchable) -> npt.NDArray[np.int64]:
     at = _last_at_most(page.values, wanted)
-    if isinstance(page.values, np.ndarray):
-        hit = page.values[at] == wanted
-    else:
-        hit = np.fromiter((page.values[i] == key for i, key in zip(at, wanted, strict=True)), np.bool_, len(wanted))
-    return np.where(hit, page.offsets[at], -1)
+    nearest = _pick(page.values, np.maximum(at, 0))
+    same = nearest == wanted if isinstance(nearest, np.ndarray) else pc.equal(nearest, wanted).to_numpy(False)
+    return np.where(same, page.offsets[at], -1)
 
 
 def _pick(keys: _Searchable, rows: npt.NDArray[np.int64]) -> _Searchable:
-    return keys[rows] if isinstance(keys, np.ndarray) else [keys[row] for row in rows.tolist()]
+    return keys[rows] if isinstance(keys, np.ndarray) else keys.take(pa.array(rows))

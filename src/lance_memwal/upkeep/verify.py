@@ -45,7 +45,7 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import list_positions
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import key_array, one_array
-from lance_memwal.sstable.sidecar import PkSidecar
+from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, ShardManifest, SsTable
@@ -398,7 +398,7 @@ def _key_faults(
         with lance_reading(location, "reading the keys of the generation", directory):
             table = dataset.to_table(columns=names, with_row_address=True)
         columns = [one_array(table.column(name)) for name in names]
-        denied = not sidecar.might_contain(columns).all()
+        denied = not sidecar.might_contain(WantedKeys.of(columns)).all()
     except MemWalError as error:
         yield f"the keys cannot be read: {error}"
         return
