@@ -25,6 +25,7 @@ from lance_memwal.lance.manifest import (
     join_manifest_file,
     old_version_path,
     parse_lance_manifest,
+    parse_version_name,
     version_path,
 )
 
@@ -64,6 +65,9 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_paths_of_versions_and_deletion_files() -> None:
     assert version_path(1) == "_versions/18446744073709551614.manifest"
     assert old_version_path(7) == "_versions/7.manifest"
+    for path in (version_path(7), old_version_path(7)):
+        assert parse_version_name(path.removeprefix("_versions/")) == 7
+    assert parse_version_name("latest.manifest") is parse_version_name("7.json") is None
     assert deletion_path(0, DeletionFile(BITMAP, 1, 5, 2)) == "_deletions/0-1-5.bin"
     assert deletion_path(3, DeletionFile(0, 4, 5, 2)) == "_deletions/3-4-5.arrow"
 

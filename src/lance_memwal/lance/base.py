@@ -245,6 +245,16 @@ class BaseTable:
         """This version as a dataset that nobody else holds; committing through it moves no other. Costs no request."""
         return copy.copy(self.dataset)
 
+    def commit(self, operation: Any) -> None:
+        """Commit an operation of Lance on this version, and on no other; raises what Lance raises."""
+        lance.LanceDataset.commit(
+            self.location.dataset_uri,
+            operation,
+            read_version=self.version,
+            max_retries=0,
+            storage_options=lance_options(self.location),
+        )
+
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
         use_lance()

@@ -25,11 +25,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from lance import Transaction
 from lance.dataset import LanceOperation
 from lance.fragment import write_fragments
 from lance.mem_wal import CompactedSsTable
@@ -280,12 +278,7 @@ def _without_names(base: BaseTable) -> BaseTable:
     operation = LanceOperation.UpdateConfig(schema_metadata_updates=LanceOperation.UpdateMap({METADATA_KEY: None}))
     try:
         with lance_errors("removing the names of recorded marks"):
-            lance.LanceDataset.commit(
-                base.location.dataset_uri,
-                Transaction(read_version=base.version, operation=operation),
-                max_retries=0,
-                storage_options=lance_options(base.location),
-            )
+            base.commit(operation)
     except MemWalError as error:
         _LOG.debug("names of recorded marks were left [version=%d]: %s", base.version, error)
     return base.refresh()
@@ -313,19 +306,20 @@ def _merge(base: BaseTable, build: Callable[[], Any], rows: Any, marks: Mapping[
                 builder = builder.mark_sstables_as_compacted(listed)
             builder.execute(rows)
     except MemWalError as error:
-        _judge(base, marks, error)
+        newest = base.refresh()
+        if newest.version == base.version:
+            raise
+        if not _has_landed(newest, marks, error):
+            raise ConflictError(f"the base table moved to version {newest.version} meanwhile; start over") from error
 
 
-def _judge(base: BaseTable, marks: Mapping[str, int] | None, error: MemWalError) -> None:
-    """Return if the commit landed all the same; `ConflictError` if the base moved, else `error`."""
-    newest = base.refresh()
-    if newest.version == base.version:
-        raise error
-    details = newest.details
-    if marks and details is not None and all(details.compacted.get(s, 0) == n for s, n in marks.items()):
-        _LOG.info("compaction landed although its commit failed [version=%d]: %s", newest.version, error)
-        return
-    raise ConflictError(f"the base table moved to version {newest.version} meanwhile; start over") from error
+def _has_landed(newest: BaseTable, marks: Mapping[str, int] | None, error: MemWalError) -> bool:
+    """Whether a commit that ended with `error` is in `newest` all the same: the marks that it carries are."""
+    there = compacted(newest) | {COUNTER_SHARD: commit_number(newest)}
+    if not marks or any(there.get(shard, 0) != number for shard, number in marks.items()):
+        return False
+    _LOG.info("compaction landed although its commit failed [version=%d]: %s", newest.version, error)
+    return True
 
 
 class InTwo:
@@ -353,21 +347,14 @@ class InTwo:
         """A `Merge` is the one operation of Lance that takes rows and metadata of the schema together."""
         present = [fragment.metadata for fragment in base.dataset.get_fragments()]
         schema = _schema_with(base, METADATA_KEY, encode_marks(compacted(base) | dict(self._marks)))
-        transaction = Transaction(
-            read_version=base.version, operation=LanceOperation.Merge([*present, *fragments], schema)
-        )
         try:
             with base.reading("appending to the base table"):
-                lance.LanceDataset.commit(
-                    base.location.dataset_uri, transaction, max_retries=0, storage_options=lance_options(base.location)
-                )
+                base.commit(LanceOperation.Merge([*present, *fragments], schema))
         except ConflictError:
             raise
         except MemWalError as error:
-            named = compacted(base.refresh())
-            if any(named.get(shard, 0) != number for shard, number in self._marks.items()):
+            if not _has_landed(base.refresh(), self._marks, error):
                 raise
-            _LOG.info("rows landed although their commit failed [version=%d]: %s", base.version, error)
 
     def discard(self) -> None:
         """Remove what no version holds."""

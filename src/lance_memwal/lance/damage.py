@@ -34,14 +34,9 @@ _FIRST_WITH_READER = (0, 3)  # what a manifest calls file version 2.0
 
 def version_names(location: Location, directory: str = "") -> dict[int, str]:
     """The manifests of the dataset in `directory` by version, under either way of naming them."""
-    names = location.store.list_names(_below(directory, VERSIONS_DIR))
-    found: dict[int, str] = {}
-    for name in names:
-        digits = name.removesuffix(".manifest")
-        if digits != name and digits.isascii() and digits.isdigit():
-            version = parse_version_name(name)
-            found[int(digits) if version is None else version] = _below(directory, f"{VERSIONS_DIR}/{name}")
-    return found
+    path = _below(directory, VERSIONS_DIR)
+    names = ((parse_version_name(name), f"{path}/{name}") for name in location.store.list_names(path))
+    return {version: name for version, name in names if version is not None}
 
 
 def find_damage(location: Location, directory: str = "", *, manifest_path: str | None = None) -> MemWalError | None:

@@ -44,6 +44,7 @@ __all__ = [
     "parse_fragment",
     "parse_lance_manifest",
     "parse_version_name",
+    "removal_order",
     "version_path",
     "with_deletion",
 ]
@@ -172,16 +173,21 @@ def version_path(version: int) -> str:
 
 
 def parse_version_name(name: str) -> int | None:
-    """The version whose manifest has this name, or None if it is not named as `version_path` names it."""
+    """The version whose manifest has this name, under either way of naming them; None if it is no manifest's."""
     digits = name.removesuffix(".manifest")
-    if digits == name or len(digits) != 20 or not (digits.isascii() and digits.isdigit()):
+    if digits == name or not (digits.isascii() and digits.isdigit()):
         return None
-    return _MAX_VERSION - int(digits) if int(digits) <= _MAX_VERSION else None
+    return _MAX_VERSION - int(digits) if len(digits) == 20 and int(digits) <= _MAX_VERSION else int(digits)
 
 
 def old_version_path(version: int) -> str:
     """The same in datasets that were created before names sorted newest first."""
     return f"{VERSIONS_DIR}/{version}.manifest"
+
+
+def removal_order(path: str) -> tuple[bool, str]:
+    """Sorts the files of a dataset as they are removed, manifests first: one that is only half gone is no dataset any more."""
+    return f"/{VERSIONS_DIR}/" not in path, path
 
 
 def data_path(name: str) -> str:

@@ -5,11 +5,10 @@ Owns its making. Invariant: the entry is committed on the version that it was ma
 
 from __future__ import annotations
 
-import lance
 from lance.dataset import Index, LanceOperation
 from lance.lance import Bitmap
 
-from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, encode_details
 
 __all__ = ["commit_entry"]
@@ -27,10 +26,4 @@ def commit_entry(base: BaseTable, details: MemWalDetails, entry_id: str) -> None
         index_details=(DETAILS_TYPE_URL, encode_details(details)),
     )
     with lance_errors("committing the MemWAL index"):
-        lance.LanceDataset.commit(
-            base.location.dataset_uri,
-            LanceOperation.CreateIndex([index], []),
-            read_version=base.version,
-            max_retries=0,
-            storage_options=lance_options(base.location),
-        )
+        base.commit(LanceOperation.CreateIndex([index], []))

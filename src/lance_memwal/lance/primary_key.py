@@ -18,7 +18,7 @@ from lance.dataset import LanceOperation
 
 from lance_memwal.arguments import check_names, described
 from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
-from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.rows.key_encoding import check_primary_key, is_key_mark, key_marks
 from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.schema import TableSchema, as_lance
@@ -108,13 +108,7 @@ def unmark(base: BaseTable, before: BaseTable) -> None:
             )
         try:
             with lance_errors("taking the primary key back"):
-                lance.LanceDataset.commit(
-                    base.location.dataset_uri,
-                    LanceOperation.Project(before.dataset.lance_schema),
-                    read_version=base.version,
-                    max_retries=0,
-                    storage_options=lance_options(base.location),
-                )
+                base.commit(LanceOperation.Project(before.dataset.lance_schema))
         except MemWalError:
             if base.refresh().version == base.version:
                 raise

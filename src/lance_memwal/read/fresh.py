@@ -87,7 +87,9 @@ class FreshIndex:
 _NONE = np.empty(0, dtype=np.int64)
 
 
-def fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE, *, keys: int | None = None) -> FreshIndex | None:
+def fresh_index(
+    readers: Sequence[SsTableReader], cache: Cache = CACHE, *, keys: int | None = None
+) -> FreshIndex | None:
     """The index over `readers` of one shard, ascending by generation; kept until the list changes.
 
     None if it is not there and a lookup of so many `keys` costs less without it.

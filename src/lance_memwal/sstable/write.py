@@ -50,6 +50,7 @@ from lance_memwal.lance.manifest import (
     deletion_path,
     generation_manifest,
     parse_lance_manifest,
+    removal_order,
     version_path,
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
@@ -180,7 +181,7 @@ def discard_sstable(location: Location, shard_id: str, name: str) -> None:
     """Remove an SSTable that was not and never will be published. A failure is logged: collection takes what stays."""
     directory = paths.sstable_dir(shard_id, name)
     try:
-        for item in sorted(location.store.list(directory), key=lambda item: "/_versions/" not in item.path):
+        for item in sorted(location.store.list(directory), key=lambda item: removal_order(item.path)):
             location.store.delete(item.path)
         location.store.delete(directory)  # what is left of it, where a store has directories
     except Exception as error:

@@ -34,6 +34,7 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.lance.manifest import removal_order
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
@@ -205,7 +206,8 @@ class Collector:
             kind = self._dead_directory(shard, name)
             objects = shard.below(paths.sstable_dir(shard.shard_id, name))
             if kind is not None and all(item.modified_ms <= oldest_ms for item in objects):
-                yield from (CollectedObject(item.path, item.size_bytes, kind) for item in _data_last(objects))
+                ordered = sorted(objects, key=lambda item: removal_order(item.path))
+                yield from (CollectedObject(item.path, item.size_bytes, kind) for item in ordered)
             if kind is not None and not objects:  # the witness says how long it is dead: a directory has no time
                 yield CollectedObject(paths.sstable_dir(shard.shard_id, name), 0, "orphan")
 
@@ -317,8 +319,3 @@ def _directories(shard: _Shard) -> list[str]:
         (name for name in names.union(shard.names) if paths.parse_sstable_name(name) is not None),
         key=lambda name: (paths.parse_sstable_name(name), name),
     )
-
-
-def _data_last(objects: Sequence[ObjectMeta]) -> list[ObjectMeta]:
-    """Manifests of the dataset first: a directory that is only half gone is no dataset any more."""
-    return sorted(objects, key=lambda item: ("/_versions/" not in item.path, item.path))
