@@ -209,5 +209,5 @@ def test_random_schedules_find_a_bug_that_was_put_in(bug: str, monkeypatch: pyte
     elif bug == "no second look":
         monkeypatch.setattr(ShardManifestStore, "check_fenced", lambda self, epoch: self.read_latest())
     else:
-        monkeypatch.setattr(ShardManifestStore, "_is_newest", lambda self, version: True)
+        monkeypatch.setattr(ShardManifestStore, "is_newest", lambda self, version: True)
     assert any(judge(seed) for seed in range(500))

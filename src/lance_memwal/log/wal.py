@@ -64,6 +64,7 @@ __all__ = [
     "ShardLog",
     "WalTailer",
     "list_positions",
+    "met_entry",
     "own_end",
     "open_log",
     "read_run",
@@ -168,6 +169,11 @@ class ShardLog:
         self.next_position = position + 1
         return position
 
+    def append_once(self, position: int, data: bytes) -> None:
+        """`append`, unless an attempt that was interrupted has put `data` at `position` already."""
+        if self.next_position == position:
+            self.append(data)
+
     def place_sentinel(self, transactions: TransactionMap) -> int:
         """The position of our sentinel, the first free one from `next_position` on; it carries the whole map.
 
@@ -212,7 +218,7 @@ class ShardLog:
                 continue
             if found is None:
                 return position
-            position = self._after_collision(found, position, path, placing_sentinel=placing_sentinel)
+            position = self._after_collision(found, position, placing_sentinel=placing_sentinel)
 
     def _put_or_read(self, path: str, data: bytes) -> bytes | None:
         """None once `path` holds `data`, durable; otherwise what it holds instead."""
@@ -227,18 +233,14 @@ class ShardLog:
                 self._store.sync_tree(path)
         return None
 
-    def _after_collision(self, found: bytes, position: int, path: str, *, placing_sentinel: bool) -> int:
+    def _after_collision(self, found: bytes, position: int, *, placing_sentinel: bool) -> int:
         """Where to go on after meeting somebody else's entry at our position."""
         try:
-            entry = decode_entry(found, position, path=path)
+            entry = met_entry(found, self.shard_id, position, self.epoch, self._watch)
         except (CorruptDataError, UnsupportedFormatError) as error:
             raise self._poison(position, error) from error
-        if not entry.is_of(self.table):
-            if self._watch is not None:
-                self._watch.look()  # one of the two tables is gone: is it ours?
+        if entry is None:
             return position + 1
-        if entry.writer_epoch > self.epoch:
-            raise FencedError(self.epoch, entry.writer_epoch, f"shard {self.shard_id}, WAL position {position}")
         if entry.writer_epoch < self.epoch and placing_sentinel:
             raise _OccupiedError(entry)
         if entry.writer_epoch < self.epoch and entry.is_sentinel:
@@ -260,6 +262,21 @@ class ShardLog:
             f"WAL position {position} of shard {self.shard_id} could not be written ({cause}); "
             "reopen the shard to recover what is in the log"
         )
+
+
+def met_entry(data: bytes, shard_id: str, position: int, epoch: int, watch: TableWatch | None) -> WalEntry | None:
+    """The entry that is where one of `epoch` should go; None if it is one of another table.
+
+    `FencedError` if it is of a higher epoch, `TableReplacedError` if it is our table that is gone.
+    """
+    entry = decode_entry(data, position, path=paths.wal_entry_path(shard_id, position))
+    if not entry.is_of(None if watch is None else watch.tag):
+        if watch is not None:
+            watch.look()  # one of the two tables is gone: is it ours?
+        return None
+    if entry.writer_epoch > epoch:
+        raise FencedError(epoch, entry.writer_epoch, f"shard {shard_id}, WAL position {position}")
+    return entry
 
 
 class _OccupiedError(Exception):

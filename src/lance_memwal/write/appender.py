@@ -186,8 +186,7 @@ class WalAppender:
         reach("wal.before_put")
         self._in_flight = entry
         try:
-            if self._log.next_position == entry.position:  # else an interrupted append left it on storage
-                self._log.append(entry.data)
+            self._log.append_once(entry.position, entry.data)
         except MemWalError as error:
             self._failed = error
             raise

@@ -30,17 +30,31 @@ _LOG = logging.getLogger(__name__)
 _BACK_OFF = BackOff(0.05, 5.0, jitter=0.0)
 
 
-def publish(manifests: ShardManifestStore, epoch: int, sstable: SsTable, covered_position: int) -> ShardManifest:
-    """Commit `sstable` as the manifest's next generation and move the cursor with it."""
+def publish(
+    manifests: ShardManifestStore,
+    epoch: int,
+    sstable: SsTable,
+    covered_position: int,
+    *,
+    shared: bool = False,
+    announced: bool = False,
+) -> bool:
+    """Commit `sstable` as the manifest's next generation and move the cursor with it; False if another one is that.
+
+    Whether a commit with an unknown outcome landed is answered by the newest manifest: it lists our path, or it is past
+    our generation under our epoch, which only we publish in, unless it is `shared`. `announced`: others may commit it, too.
+    """
 
     def landed(newest: ShardManifest) -> bool:
         listed = any(item.path == sstable.path for item in newest.sstables)
-        return listed or (newest.writer_epoch == epoch and newest.current_generation > sstable.generation)
+        is_past = newest.writer_epoch == epoch and newest.current_generation > sstable.generation
+        return listed or (is_past and not shared)
 
     def update(latest: ShardManifest) -> ShardManifest:
-        return latest if landed(latest) else with_generation(latest, sstable, covered_position)
+        over = latest.current_generation > sstable.generation
+        return latest if over or landed(latest) else with_generation(latest, sstable, covered_position)
 
-    return commit_sstable(manifests, epoch, sstable, update, landed)
+    return landed(commit_sstable(manifests, epoch, sstable, update, landed, announced=announced))
 
 
 def flush_once(shard: Shard) -> FlushResult | None:

@@ -424,8 +424,7 @@ class GroupCommit:
                 io_started = self._clock.monotonic()
             reach("wal.before_put")
             self._in_flight = entry
-            if self._log.next_position == entry.position:  # else an interrupted leader appended it already
-                self._log.append(entry.data)
+            self._log.append_once(entry.position, entry.data)
         except (FencedError, TableReplacedError, WriterPoisonedError) as error:
             health.fail(error)
             raise

@@ -44,19 +44,27 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.entry import EntryEncoder, RowEncoder, decode_entry, encode_mark
-from lance_memwal.log.manifest import ShardManifestStore, with_generation
+from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, load_generation_maps
 from lance_memwal.log.understood import KnownColumns
-from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run, read_tail, read_transactions
+from lance_memwal.log.wal import (
+    PersistPolicy,
+    list_positions,
+    met_entry,
+    open_log,
+    read_run,
+    read_tail,
+    read_transactions,
+)
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
-from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
+from lance_memwal.sstable.write import discard_sstable, not_published
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import (
@@ -67,6 +75,7 @@ from lance_memwal.types import (
     Transaction,
     WalEntry,
 )
+from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import target_of, writer_config
 
 __all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "ShardClaim", "ShardTail"]
@@ -277,20 +286,13 @@ class OnceAppender:
             self._watch.look()
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
         except ObjectExistsError:
-            met = decode_entry(self.location.store.get(path), position, path=path)
-            if not met.is_of(self._watch.tag):
-                self._watch.look()  # one of the two tables is gone: is it ours?
-            elif met.writer_epoch > claim.epoch:
-                raise self._fenced(claim, met.writer_epoch, position) from None
+            met_entry(self.location.store.get(path), claim.shard_id, position, claim.epoch, self._watch)
             return False
         return True
 
     def _is_above_cursor(self, claim: ShardClaim, position: int) -> bool:
         """Whether the entry that we just created is in the tail: a slot that collection emptied looks free."""
         return position > self._store(claim.shard_id).check_fenced(claim.epoch).replay_after_wal_entry_position
-
-    def _fenced(self, claim: ShardClaim, current: int, position: int) -> FencedError:
-        return FencedError(claim.epoch, current, f"shard {claim.shard_id}, WAL position {position}")
 
     # ------------------------------------------------------------------------------------------------------ the tail
 
@@ -338,7 +340,7 @@ class OnceAppender:
 
     def _take(self, claim: ShardClaim, tail: ShardTail, entry: WalEntry) -> None:
         if entry.writer_epoch > claim.epoch:
-            raise self._fenced(claim, entry.writer_epoch, entry.position)
+            raise FencedError(claim.epoch, entry.writer_epoch, f"shard {claim.shard_id}, WAL position {entry.position}")
         tail.last_position = entry.position
         if entry.footer is not None:
             self._take_footer(claim, tail, entry, entry.footer)
@@ -447,18 +449,9 @@ class OnceAppender:
 
     def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int, *, announced: bool = False) -> bool:
         """List `sstable` as the next generation; False if another attempt was faster."""
-
-        def listed(newest: ShardManifest) -> bool:
-            return any(item.path == sstable.path for item in newest.sstables)
-
-        def update(latest: ShardManifest) -> ShardManifest:
-            if listed(latest) or latest.current_generation != sstable.generation:
-                return latest
-            return with_generation(latest, sstable, covered)
-
         self._check_claim(claim)
         store = self._store(claim.shard_id)
-        won = listed(commit_sstable(store, claim.epoch, sstable, update, listed, announced=announced))
+        won = publish(store, claim.epoch, sstable, covered, shared=True, announced=announced)
         if won:
             _LOG.info(
                 "published generation [shard=%s, generation=%d, rows=%s]",
