@@ -22,7 +22,6 @@ from lance_memwal.memtable.index import (
     Phrase,
     TextQuery,
     bind_over,
-    score_texts,
     search_texts,
     terms_of,
 )
@@ -116,21 +115,22 @@ def test_view_does_not_see_what_comes_later() -> None:
     assert view.stats(["appl"]) == before == CorpusStats(2, 2, {"appl": 1})
 
 
-def test_texts_without_an_index_are_scored_as_with_one() -> None:
+def test_an_index_made_for_a_few_texts_scores_them_as_a_larger_one() -> None:
     texts = corpus(15, ROWS)
     index = ours(texts)
     for query in QUERIES:
         bound = index.bind(query, ROWS)
         stats = index.stats(terms_of(bound)["t"], ROWS)
-        alone = score_texts(pa.array(texts[:50], pa.string()), bound, index.analyzer, stats)
+        few = FtsMemIndex.of_texts("t", pa.array(texts[:50], pa.string()), index.analyzer)
+        alone = few.search(bound, 50, None, stats=stats)
         expected = {row: score for row, score in _found(index.search(query, ROWS, None)).items() if row < 50}
         assert _found(alone) == pytest.approx(expected)
 
 
-def test_texts_without_statistics_are_their_own_corpus() -> None:
+def test_an_index_made_for_a_search_without_statistics_is_its_own_corpus() -> None:
     texts = corpus(15, ROWS)
     index = ours(texts)
-    alone = score_texts(pa.array(texts, pa.string()), "apple tree", index.analyzer)
+    alone = FtsMemIndex.of_texts("t", pa.array(texts, pa.string()), index.analyzer).search("apple tree", ROWS, None)
     assert _found(alone) == pytest.approx(_found(index.search("apple tree", ROWS, None)))
 
 

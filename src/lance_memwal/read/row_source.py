@@ -1,8 +1,9 @@
 """Rows that a search can address by position: of a memtable, an SSTable or a base fragment.
 
-Owns `RowSource` and its kinds. Invariants:
+Owns `RowSource`: its rows have positions 0 .. `num_rows`, and all kinds answer alike. Invariants:
 
-1. `live` masks what the snapshot hides: replaced rows, deleted rows, tombstones. A search scores and returns live rows only.
+1. `live` masks what the snapshot hides: superseded rows, deleted rows, tombstones. A search scores and returns live rows
+   only.
 2. `matching` applies the filter to live rows, so that a prefilter never changes what is live.
 3. What is derived from immutable rows (their text index, their vectors' norms) is kept, by what it was made of: files that
    never change, deletion vectors by their file, columns by their id or place there. Names, version numbers and counts mean
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,49 +49,18 @@ _LARGE_BATCH_ROWS = 1 << 16
 _NO_OFFSETS = np.empty(0, dtype=np.int64)
 
 
-class RowSource(Protocol):
-    """Rows with positions 0 .. `num_rows`."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many there are."""
-        ...
-
-    @property
-    def live(self) -> Mask:
-        """Per row: whether the snapshot shows it."""
-        ...
-
-    def matching(self, row_filter: RowFilter | None) -> Mask:
-        """Per row: whether it is live and the filter is true."""
-        ...
-
-    def column(self, name: str) -> pa.Array:
-        """One column of all rows."""
-        ...
-
-    def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
-        """A text index over all rows."""
-        ...
-
-
 class _TableSource:
     """Rows that are in memory as a table."""
 
     def __init__(self, table: pa.Table, live: Mask, schema: TableSchema) -> None:
         self.table = table
         self.num_rows = table.num_rows
-        self._live = live
+        self.live = live
         self._schema = schema
-
-    @property
-    def live(self) -> Mask:
-        """Per row: whether the snapshot shows it."""
-        return self._live
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true."""
-        return matching_rows([(self.table, self._live)], row_filter)[0]
+        return matching_rows([(self.table, self.live)], row_filter)[0]
 
     def column(self, name: str) -> pa.Array:
         """One column of all rows."""
@@ -110,14 +80,14 @@ class MemorySource(_TableSource):
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true; a BTree index narrows the rows down first."""
-        return matching_rows([(self.table, narrowed(self.ref, row_filter, self._live))], row_filter)[0]
+        return matching_rows([(self.table, narrowed(self.ref, row_filter, self.live))], row_filter)[0]
 
     def text_index(self, column: str, analyzer: Analyzer) -> FtsMemIndex:
         """The memtable's own index if it has this analyzer, else one made for this search."""
         for index in self.ref.indexes:
             if isinstance(index, FtsMemIndex) and index.column == column and index.analyzer == analyzer:
                 return index
-        return build_text_index(column, self.column(column), analyzer)
+        return FtsMemIndex.of_texts(column, self.column(column), analyzer)
 
 
 class SsTableSource(_TableSource):
@@ -205,12 +175,7 @@ class FragmentSource:
         self.addresses = one_array(rows.column("_rowaddr")).to_numpy()
         self.row_ids = one_array(rows.column("_rowid")).to_numpy()
         self.num_rows = len(self.addresses)
-        self._live = merge.live_in_base(rows)
-
-    @property
-    def live(self) -> Mask:
-        """Per row: whether the snapshot shows it."""
-        return self._live
+        self.live = merge.live_in_base(rows)
 
     def matching(self, row_filter: RowFilter | None) -> Mask:
         """Per row: whether it is live and the filter is true."""
@@ -240,19 +205,11 @@ class FragmentSource:
 
 def _kept_texts(key: tuple[str, ...], column: str, analyzer: Analyzer, read: Callable[[str], pa.Array]) -> FtsMemIndex:
     """The text index over the values that `key` stands for, kept."""
-    return CACHE.fetch(("text", *key, repr(analyzer)), lambda: build_text_index(column, read(column), analyzer))
-
-
-def build_text_index(column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMemIndex:
-    """A text index over `texts`, positions from 0."""
-    index = FtsMemIndex("", column, analyzer)
-    if len(texts):
-        index.insert(pa.record_batch([texts], names=[column]), 0)
-    index.catch_up()
-    return index
+    return CACHE.fetch(("text", *key, repr(analyzer)), lambda: FtsMemIndex.of_texts(column, read(column), analyzer))
 
 
 FreshSource: TypeAlias = MemorySource | SsTableSource | LargeSsTableSource
+RowSource: TypeAlias = FreshSource | FragmentSource
 
 
 def fresh_sources(merge: Merge) -> list[FreshSource]:

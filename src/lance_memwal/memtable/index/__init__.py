@@ -7,7 +7,7 @@ table. `spec` says what an index should be, `port` what every index guarantees.
 from lance_memwal.memtable.index.analyzer import Analyzer, AnalyzerOptions, analyzer_for
 from lance_memwal.memtable.index.bm25 import BoundQuery, CorpusStats, terms_of
 from lance_memwal.memtable.index.btree import BTreeMemIndex
-from lance_memwal.memtable.index.fts import FtsMemIndex, Vocabulary, bind_over, score_texts, search_texts
+from lance_memwal.memtable.index.fts import FtsMemIndex, Vocabulary, bind_over, search_texts
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.lance_query import as_query, from_lance
 from lance_memwal.memtable.index.port import MemIndex
@@ -51,7 +51,6 @@ __all__ = [
     "exact_search",
     "as_query",
     "from_lance",
-    "score_texts",
     "search_texts",
     "terms_of",
 ]

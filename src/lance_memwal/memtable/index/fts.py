@@ -39,7 +39,7 @@ from lance_memwal.memtable.index.query import TextQuery, on_column, parse
 from lance_memwal.memtable.index.text_view import FtsView
 from lance_memwal.process.waiting import refuse_on_top
 
-__all__ = ["FtsMemIndex", "Vocabulary", "bind_over", "score_texts", "search_texts"]
+__all__ = ["FtsMemIndex", "Vocabulary", "bind_over", "search_texts"]
 
 _TERM_BYTES = 200  # a term: its string, its dictionary entry, its list slot
 _BUILD_ROWS = 65_536
@@ -71,6 +71,15 @@ class FtsMemIndex(PendingColumn):
         self._term_ids: dict[str, int] = {}
         self._term_chars = 0
         self._build_lock = threading.RLock()
+
+    @classmethod
+    def of_texts(cls, column: str, texts: pa.Array, analyzer: Analyzer) -> FtsMemIndex:
+        """An index over `texts`, whose positions begin at 0."""
+        index = cls("", column, analyzer)
+        if len(texts):
+            index.insert(pa.record_batch([texts], names=[column]), 0)
+        index.catch_up()
+        return index
 
     @property
     def analyzer(self) -> Analyzer:
@@ -212,13 +221,3 @@ def search_texts(
         admitted = allowed[hits.positions]
         hits = Hits(hits.positions[admitted], hits.scores[admitted])
     return top_k(hits, k)
-
-
-def score_texts(
-    texts: pa.Array, query: str | TextQuery | BoundQuery, analyzer: Analyzer, stats: CorpusStats | None = None
-) -> Found:
-    """Return the rows of `texts` that satisfy `query` and their scores, best first, without an index at hand."""
-    column = next(iter(terms_of(query))) if isinstance(query, BoundLeaf | BoundNode) else "text"
-    index = FtsMemIndex("", column, analyzer)
-    index.insert(pa.record_batch([texts], names=[column]), 0)
-    return index.search(query, len(texts), None, stats=stats)
