@@ -112,7 +112,7 @@ def enable(
     """
     given = uri_or_lance_dataset
     location = resolve(given.uri if isinstance(given, lance.LanceDataset) else given, storage_options)
-    base = _need_base(location)
+    base = BaseTable.need(location)
     choices = Choices(
         sharding=sharding,
         maintained_indexes=maintained_indexes,
@@ -131,18 +131,11 @@ def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None, fo
     newest version of the base table is damaged, they look at the newest one that can be read, and say so.
     """
     location = resolve(uri, storage_options)
-    base = _need_base(location, for_repair=for_repair)
-    table = Table(location, base)
+    readable = BaseTable.open_newest_readable(location) if for_repair else None
+    table = Table(location, readable or BaseTable.need(location))
     if not for_repair:
         table.details()
     return table
-
-
-def _need_base(location: Location, *, for_repair: bool = False) -> BaseTable:
-    base = BaseTable.open_newest_readable(location) if for_repair else BaseTable.open(location)
-    if base is None:
-        raise InvalidInputError(f"there is no table at {location.describe()}; create it with lance_memwal.create_table")
-    return base
 
 
 class Table:

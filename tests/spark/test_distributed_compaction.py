@@ -18,8 +18,9 @@ import lance_memwal as mw
 import lance_memwal.spark as ms
 from lance_memwal import crash_points
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import COUNTER_SHARD, recorded
-from lance_memwal.spark.distributed import is_big, newest_base
+from lance_memwal.spark.distributed import is_big
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
@@ -33,7 +34,7 @@ def _no_handler_is_left() -> Iterator[None]:
 
 
 def marks(uri: str) -> dict[str, int]:
-    return recorded(newest_base(resolve(uri)))
+    return recorded(BaseTable.need(resolve(uri)))
 
 
 # ---------------------------------------------------------------------------------------------------- the same result
@@ -427,13 +428,13 @@ def test_a_base_table_counts_where_its_keys_must_be_read(tmp_path: Path, kind: s
     story = Story(tmp_path / "t", kind)
     story.base()
     location = resolve(story.uri)
-    assert is_big(location, newest_base(location), 1000) is story.has_key
+    assert is_big(location, BaseTable.need(location), 1000) is story.has_key
     lance.dataset(story.uri).create_scalar_index("id", "BTREE")
-    assert not is_big(location, newest_base(location), 1)
+    assert not is_big(location, BaseTable.need(location), 1)
     story.generations(1)
-    assert is_big(location, newest_base(location), 100)
+    assert is_big(location, BaseTable.need(location), 100)
     compact_by_tasks(story.uri)
-    assert not is_big(location, newest_base(location), 1)
+    assert not is_big(location, BaseTable.need(location), 1)
 
 
 def test_a_mode_that_is_none_and_a_base_that_takes_no_such_commit_are_refused(spark: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
-from lance_memwal.spark.distributed import is_big, newest_base
+from lance_memwal.spark.distributed import is_big
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import pin_table, rebuild
 from lance_memwal.store import paths
@@ -54,8 +54,8 @@ def test_what_is_left_to_compact_is_counted_although_the_base_was_restored(table
     put(table, 2)
     lance.dataset(table.uri, version=before).restore()
     location = resolve(table.uri)
-    assert is_big(location, newest_base(location), 1)  # the compactor then says why it refuses
-    assert not is_big(location, newest_base(location), 1 << 40)
+    assert is_big(location, BaseTable.need(location), 1)  # the compactor then says why it refuses
+    assert not is_big(location, BaseTable.need(location), 1 << 40)
 
 
 def test_a_manifest_of_a_newer_version_is_read_with_a_warning(table: mw.Table) -> None:

@@ -219,6 +219,16 @@ class BaseTable:
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
+    def need(cls, location: Location, *, version: int | None = None) -> BaseTable:
+        """The newest version (or `version`); `InvalidInputError` if there is no table."""
+        base = cls.open(location, version=version)
+        if base is None:
+            raise InvalidInputError(
+                f"there is no table at {location.describe()}; create it with lance_memwal.create_table"
+            )
+        return base
+
+    @classmethod
     def _at(cls, location: Location, dataset: lance.LanceDataset, origin: object) -> BaseTable:
         """The version of `dataset`, with its manifest."""
         version = int(dataset.version)
@@ -265,7 +275,7 @@ class BaseTable:
             with lance_reading(self.location, "looking for the newest version of the base table"):
                 raise
         if not self._is_still_there():
-            return self._reopened()
+            return BaseTable.need(self.location)
         if newest == self.version:
             return self
         try:
@@ -276,7 +286,7 @@ class BaseTable:
             if self._exists(self.path_of(newest)):
                 _raise_damage(self.location, None)
                 raise
-        return self._reopened()  # it was cleaned up already
+        return BaseTable.need(self.location)  # it was cleaned up already
 
     @contextmanager
     def reading(self, action: str, *, given: bool = False) -> Iterator[None]:
@@ -328,12 +338,6 @@ class BaseTable:
             return self.location.store.head(self.stamp.path) == self.stamp
         except ObjectNotFoundError:  # cleaned up, or gone with its table: open anew, which is right for both
             return False
-
-    def _reopened(self) -> BaseTable:
-        newest = BaseTable.open(self.location)
-        if newest is None:
-            raise InvalidInputError(f"the table at {self.location.describe()} was dropped")
-        return newest
 
     @cached_property
     def schema(self) -> pa.Schema:

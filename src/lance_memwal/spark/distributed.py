@@ -30,7 +30,7 @@ from lance import FragmentMetadata
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.run import Compactor
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
+from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_by_hand, paths_of
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
@@ -43,7 +43,7 @@ from lance_memwal.sstable.fold import size_of
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
 
-__all__ = ["DistributedCompactor", "RunTasks", "is_big", "newest_base"]
+__all__ = ["DistributedCompactor", "RunTasks", "is_big"]
 
 _LOG = logging.getLogger(__name__)
 _FEW_FRAGMENTS = 8  # after a conflict, so many are looked at by the driver
@@ -54,14 +54,6 @@ RunTasks = Callable[[Sequence[str], Callable[[str], str]], list[str]]
 
 T = TypeVar("T")
 Chosen = Mapping[str, Sequence[SsTable]]
-
-
-def newest_base(location: Location) -> BaseTable:
-    """The newest version of the base table; `InvalidInputError` if it is gone."""
-    base = BaseTable.open(location)
-    if base is None:
-        raise InvalidInputError(f"there is no table at {location.describe()} any more")
-    return base
 
 
 def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:

@@ -154,10 +154,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one shard between two positions, in order."""
         span: _Span = partition.value
         location = self._location()
-        base = BaseTable.open(location)
-        if base is None:
-            raise InvalidInputError(f"there is no table at {location.describe()} any more")
-        adapter = RowAdapter(base.columns)
+        adapter = RowAdapter(BaseTable.need(location).columns)
         wanted = spark_arrow_schema(self._schema)
         tailer = WalTailer(location, span.shard_id)
         position = span.start

@@ -22,7 +22,8 @@ from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.reports import CompactionReport, ShardCompaction
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.spark.distributed import DistributedCompactor, is_big, newest_base
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.spark.distributed import DistributedCompactor, is_big
 from lance_memwal.spark.stages import Job
 from lance_memwal.table import open_table
 from lance_memwal.upkeep.reports import CollectedObject, FlushedShard, FlushReport, GcReport, Problem
@@ -96,7 +97,7 @@ def compact(
         raise InvalidInputError(f"mode must be one of {', '.join(get_args(CompactionMode))}, not {mode!r}")
     options = dict(storage_options or {})
     location = open_table(uri, storage_options=options).location
-    base = newest_base(location)
+    base = BaseTable.need(location)
     if mode == "distributed" and not base.takes_hand_commit:
         raise InvalidInputError(
             "the base table has a feature that a distributed commit does not keep (stable row ids, a branch, an old "
@@ -107,7 +108,7 @@ def compact(
     ):
         fsync = location.is_local and writer_config(base, None, {}, ()).fsync
         job = Job(uri, SYSTEM_CLOCK.uuid4(), memory_bytes, fsync, options)
-        compactor = DistributedCompactor(job, partial(run_tasks, spark), location, partial(newest_base, location))
+        compactor = DistributedCompactor(job, partial(run_tasks, spark), location, partial(BaseTable.need, location))
         return compactor.run(max_generations=max_generations)
 
     def work(_: str) -> str:

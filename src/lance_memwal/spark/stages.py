@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError
+from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import write_rows
 from lance_memwal.lance.hand_made import deletion_of
@@ -37,7 +37,6 @@ from lance_memwal.types import SsTable
 
 __all__ = ["Job", "NewRows", "Superseded", "Unit", "delete_superseded", "write_unit"]
 
-_ROWS_PER_FILE = 1 << 20
 _ROWS_AT_ONCE = 1 << 20  # per question to a set of keys, which for text keys is built anew for each
 _OFFSET = np.uint64((1 << 32) - 1)  # of a row inside its fragment; the rest of an address is the fragment's id
 
@@ -55,10 +54,7 @@ class Job:
     def open(self, version: int) -> tuple[Location, BaseTable]:
         """The table and one version of its base."""
         location = resolve(self.uri, self.storage_options)
-        base = BaseTable.open(location, version=version)
-        if base is None:
-            raise InvalidInputError(f"there is no table at {location.describe()} any more")
-        return location, base
+        return location, BaseTable.need(location, version=version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,9 +137,7 @@ class OnceAppender:
     ) -> None:
         """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry."""
         self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
-        base = BaseTable.open(self.location)
-        if base is None:
-            raise InvalidInputError(f"there is no table at {self.location.describe()}; create it first")
+        base = BaseTable.need(self.location)
         self._clock = clock
         self._lock = threading.RLock()
         self._forked = False
