@@ -33,7 +33,6 @@ from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
 from lance_memwal.lance.marks import COUNTER_SHARD, commit_number
 from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
-from lance_memwal.lance.restored import unlisted_mark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.table_ids import new_table_id
@@ -279,7 +278,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
 
 def _marks_of_shards(location: Location) -> dict[str, int]:
     """What the shards that are there no longer list: it belongs to the rows of the base table, as that is now."""
-    return {m.shard_id: unlisted_mark(m) for m in newest_manifests(location) if unlisted_mark(m) > 0}
+    return {m.shard_id: m.unlisted_mark for m in newest_manifests(location) if m.unlisted_mark > 0}
 
 
 def _entry_id(base: BaseTable) -> str | None:

@@ -95,6 +95,19 @@ class ShardManifest:
     unknown: bytes = field(default=b"", repr=False)
     shard_field_unknown: tuple[bytes, ...] = field(default=(), repr=False)
 
+    def above(self, mark: int) -> list[SsTable]:
+        """The listed generations above the mark, ascending: those that a base table with this mark has not."""
+        return sorted((s for s in self.sstables if s.generation > mark), key=lambda s: s.generation)
+
+    def up_to(self, mark: int) -> list[SsTable]:
+        """The listed generations that a base table with this mark has, ascending."""
+        return sorted((s for s in self.sstables if s.generation <= mark), key=lambda s: s.generation)
+
+    @property
+    def unlisted_mark(self) -> int:
+        """The generation up to which the shard lists nothing any more: somebody holds all of it elsewhere."""
+        return min((s.generation for s in self.sstables), default=self.current_generation) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Transaction:

@@ -69,13 +69,12 @@ def due_shards(
 def _is_due(
     location: Location, manifest: ShardManifest, marks: Mapping[str, int], policy: CompactionPolicy, clock: Clock
 ) -> bool:
-    pending = [s for s in manifest.sstables if s.generation > marks.get(manifest.shard_id, 0)]
+    pending = manifest.above(marks.get(manifest.shard_id, 0))
     if not pending:
         return False
     if len(pending) >= policy.max_generations or sum(s.in_memory_bytes or 0 for s in pending) >= policy.max_bytes:
         return True
-    oldest = min(pending, key=lambda sstable: sstable.generation)
-    return _age_seconds(location, manifest.shard_id, oldest, clock) >= policy.max_age_seconds
+    return _age_seconds(location, manifest.shard_id, pending[0], clock) >= policy.max_age_seconds
 
 
 def _age_seconds(location: Location, shard_id: str, sstable: SsTable, clock: Clock) -> float:

@@ -70,7 +70,7 @@ Manifests = Mapping[str, ShardManifest]
 
 def pending_generations(manifest: ShardManifest, mark_generation: int) -> list[SsTable]:
     """The listed generations above the mark, ascending; `CorruptDataError` if one of them is missing."""
-    listed = sorted((s for s in manifest.sstables if s.generation > mark_generation), key=lambda s: s.generation)
+    listed = manifest.above(mark_generation)
     wanted = list(range(mark_generation + 1, mark_generation + 1 + len(listed)))
     if [sstable.generation for sstable in listed] != wanted:
         raise CorruptDataError(
@@ -307,11 +307,7 @@ class Compactor:
     def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
         """Let every manifest forget what `base` holds, once that is durable."""
         marks = recorded(base)
-        due = [
-            shard_id
-            for shard_id, manifest in manifests.items()
-            if any(sstable.generation <= marks.get(shard_id, 0) for sstable in manifest.sstables)
-        ]
+        due = [shard_id for shard_id, manifest in manifests.items() if manifest.up_to(marks.get(shard_id, 0))]
         if not due:
             return
         if self._syncs(base):
@@ -351,7 +347,7 @@ class Compactor:
 
     def _generation_maps(self, manifest: ShardManifest, mark_generation: int) -> dict[str, SeenMap]:
         """The transaction maps beside compacted generations; most have none."""
-        old = [sstable for sstable in manifest.sstables if sstable.generation <= mark_generation]
+        old = manifest.up_to(mark_generation)
 
         def load(sstable: SsTable) -> SeenMap:
             return load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))

@@ -35,7 +35,7 @@ from lance_memwal.process.cache import CACHE, SMALL_BYTES
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["REMEDY", "Held", "check_not_restored", "given_up", "held_marks", "is_restored", "unlisted_mark"]
+__all__ = ["REMEDY", "Held", "check_not_restored", "given_up", "held_marks", "is_restored"]
 
 REMEDY = (
     "decide with Table.repair(dry_run=False, restored=...): 'keep_base' takes the base table as it is, and what was "
@@ -43,14 +43,9 @@ REMEDY = (
 )
 
 
-def unlisted_mark(manifest: ShardManifest) -> int:
-    """The generation up to which the shard lists nothing any more: somebody holds all of it elsewhere."""
-    return min((sstable.generation for sstable in manifest.sstables), default=manifest.current_generation) - 1
-
-
 def given_up(manifest: ShardManifest, mark: int) -> range:
     """The published generations that neither the shard nor a base version with this mark has; mostly none."""
-    return range(mark + 1, max(mark, unlisted_mark(manifest)) + 1)
+    return range(mark + 1, max(mark, manifest.unlisted_mark) + 1)
 
 
 def check_not_restored(base: BaseTable, manifest: ShardManifest, mark: int) -> None:

@@ -59,7 +59,7 @@ def check_relisting(old: ShardManifest | None, new: ShardManifest) -> None:
     _require(new.version == old.version + 1, "I-1", f"version {new.version} cannot follow {old.version}")
     added = new.sstables[: len(new.sstables) - len(old.sstables)]
     _require(new == replace(old, version=new.version, sstables=(*added, *old.sstables)), "I-13", "more is changed")
-    end = min((sstable.generation for sstable in old.sstables), default=old.current_generation)
+    end = old.unlisted_mark + 1
     wanted = list(range(end - len(added), end))
     _require(bool(added) and wanted[0] >= 1, "I-13", "there is nothing to list again")
     _require([s.generation for s in added] == wanted, "I-13", f"the generations that are due are {wanted}")

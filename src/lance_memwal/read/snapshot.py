@@ -333,7 +333,7 @@ def _view(upper: _Upper, compacted: int, schema: TableSchema) -> ShardView:
         for ref in upper.memory
         if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
     )
-    listed = tuple(sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation))
+    listed = tuple(manifest.above(compacted))
     skipped = len(manifest.sstables) - len(listed)
     return ShardView(manifest.shard_id, manifest, memory, listed, upper.from_tail, skipped)
 

@@ -68,7 +68,7 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
     marks = compacted(base)
     for manifest in newest_manifests(location):
         mark = marks.get(manifest.shard_id, 0)  # whether one is missing, and why, is for the compactor to say
-        size += sum(size_of(sstable) for sstable in manifest.sstables if sstable.generation > mark)
+        size += sum(size_of(sstable) for sstable in manifest.above(mark))
     return size >= limit_bytes
 
 

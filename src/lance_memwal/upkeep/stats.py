@@ -82,7 +82,7 @@ def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats
         and (position := paths.parse_entry_name(item.path.rpartition("/")[2])) is not None
     }
     lag = [size for position, size in log.items() if position > cursor]
-    pending = [sstable for sstable in manifest.sstables if sstable.generation > mark]
+    pending = manifest.above(mark)
     return ShardStats(
         shard_id=shard_id,
         epoch=manifest.writer_epoch,

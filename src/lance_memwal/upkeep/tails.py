@@ -95,7 +95,7 @@ def _flush(location: Location, shard_id: str, open_shard: ShardOpener) -> Flushe
     except FencedError:
         return FlushedShard(shard_id, skipped="another writer took the shard over meanwhile")
     after = manifests.read_latest()
-    added = [sstable for sstable in (after.sstables if after is not None else ()) if sstable.generation >= first]
+    added = [] if after is None else after.above(first - 1)
     return FlushedShard(
         shard_id,
         generations=tuple(sstable.generation for sstable in added),
