@@ -30,7 +30,7 @@ from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, U
 from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
 from lance_memwal.lance.commit import mark as record
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
-from lance_memwal.lance.marks import COUNTER_SHARD, commit_number
+from lance_memwal.lance.marks import counted
 from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
 from lance_memwal.log.manifest import ShardManifestStore
@@ -306,7 +306,7 @@ def _without_fragments(base: BaseTable) -> BaseTable:
         return base
     for _ in range(_MAX_TRIES):
         try:
-            return record(base, {COUNTER_SHARD: commit_number(base) + 1})
+            return record(base, counted(base, {}))
         except MemWalError as error:
             newest, reason = base.refresh(), error
             if newest.version == base.version:

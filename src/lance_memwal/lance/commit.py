@@ -45,6 +45,7 @@ from lance_memwal.lance.marks import (
     METADATA_KEY,
     commit_number,
     compacted,
+    counted,
     encode_marks,
     has_names,
     unmarked,
@@ -142,9 +143,7 @@ class HandMade:
                 self._files.add(*paths_of(self._fragments))
             finding.result()
         reach("compact.after_fragments")
-        marks = dict(self._marks)
-        if self._keys is not None:
-            marks[COUNTER_SHARD] = commit_number(base) + 1
+        marks = self._marks if self._keys is None else counted(base, self._marks)
         deletions = {} if self._keys is None else self._vectors.of(base)
         return commit_by_hand(base, self._fragments, deletions, marks, self._clock, self._files, fsync=self._fsync)
 
@@ -224,25 +223,24 @@ def _create_manifest(base: BaseTable, version: int, manifest: bytes, *, fsync: b
 def merge_rows(base: BaseTable, deletes: pa.Table, upserts: Batches | None, marks: Mapping[str, int]) -> BaseTable:
     """The version after `base` that holds the deletes, the upserts and `marks`."""
     key = list(base.primary_key)
-    number = commit_number(base) + 1
-    counted = {**marks, COUNTER_SHARD: number}
+    numbered = counted(base, marks)
     if deletes.num_rows:
         reach("compact.before_delete")
-        marked = counted if upserts is None else None
+        marked = numbered if upserts is None else None
         _merge(base, lambda: base.handle().merge_insert(key).when_matched_delete(), deletes, marked)
         reach("compact.after_delete")
         if upserts is None:
             return base.refresh()
         base = next_base(base)
     if upserts is None:
-        return mark(base, counted)
+        return mark(base, numbered)
     reach("compact.before_upsert")
     reader = pa.RecordBatchReader.from_batches(base.schema, upserts())
     _merge(
         base,
         lambda: base.handle().merge_insert(key).when_matched_update_all().when_not_matched_insert_all(),
         reader,
-        counted,
+        numbered,
     )
     return base.refresh()
 

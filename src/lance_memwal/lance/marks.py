@@ -31,6 +31,7 @@ __all__ = [
     "METADATA_KEY",
     "commit_number",
     "compacted",
+    "counted",
     "encode_marks",
     "has_names",
     "recorded",
@@ -51,6 +52,11 @@ def recorded(base: BaseTable) -> dict[str, int]:
 def commit_number(base: BaseTable) -> int:
     """How many compactions by key this version has seen."""
     return 0 if base.details is None else base.details.compacted.get(COUNTER_SHARD, 0)
+
+
+def counted(base: BaseTable, marks: Mapping[str, int]) -> dict[str, int]:
+    """`marks` with the number of the compaction that records them on `base`."""
+    return {**marks, COUNTER_SHARD: commit_number(base) + 1}
 
 
 def compacted(base: BaseTable) -> dict[str, int]:

@@ -34,7 +34,7 @@ from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_by_hand, paths_of
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
-from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, compacted
+from lance_memwal.lance.marks import compacted, counted
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.superseded import is_key_indexed
 from lance_memwal.log.shards import newest_manifests
@@ -139,7 +139,7 @@ class _Staged:
         if base.primary_key:
             self._stage_b(base)
             deletions = self._vectors.of(base)
-            marks[COUNTER_SHARD] = commit_number(base) + 1
+            marks = counted(base, marks)
         return commit_by_hand(base, fragments, deletions, marks, self._clock, self._files, fsync=self._job.fsync)
 
     def discard(self) -> None:

@@ -27,7 +27,7 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, CorruptDataError, MemWalError, UnavailableError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import MemWalDetails
-from lance_memwal.lance.marks import COUNTER_SHARD
+from lance_memwal.lance.marks import counted
 from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.restored import held_marks
 from lance_memwal.log.entry import decode_entry, encode_mark
@@ -140,7 +140,7 @@ def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, 
     misfit = _misfit(old, base)
     if misfit is not None:
         return [RepairAction(where, f"the rows of the shards do not fit the new base table: {misfit}")]
-    actions, details = _details_that_hold(base, old.version, old.details, restored, clock, dry_run=dry_run)
+    actions, details = _details_that_hold(base, old, old.details, restored, clock, dry_run=dry_run)
     if details is None:
         return actions
     what = f"bring back the MemWAL index of base version {old.version}, and with it the rows of the shards"
@@ -152,19 +152,18 @@ def _bring_index_back(base: BaseTable, restored: Restored | None, clock: Clock, 
 
 
 def _details_that_hold(
-    base: BaseTable, version: int, old: MemWalDetails, restored: Restored | None, clock: Clock, *, dry_run: bool
+    base: BaseTable, old: BaseTable, details: MemWalDetails, restored: Restored | None, clock: Clock, *, dry_run: bool
 ) -> tuple[list[RepairAction], MemWalDetails | None]:
-    """The details of `version` with marks that are true of `base`; None if a person must decide first."""
+    """The `details` of the older version with marks that are true of `base`; None if a person must decide first."""
     held = held_marks(base.location, base.version)
-    was_overwritten = held.version > version
-    if held.version == version or (was_overwritten and restored != "bring_back"):
-        return [], old
+    was_overwritten = held.version > old.version
+    if held.version == old.version or (was_overwritten and restored != "bring_back"):
+        return [], details
     actions, marks = settle_lost(base.location, base, held.marks, restored, clock, dry_run=dry_run)
     if marks is None:
         return actions, None
-    number = old.compacted.get(COUNTER_SHARD, 0)
-    counter = {COUNTER_SHARD: number + 1} if base.primary_key else {}
-    return actions, replace(old, compacted={**marks, **counter}, index_catchup={})
+    compacted = counted(old, marks) if base.primary_key else dict(marks)
+    return actions, replace(details, compacted=compacted, index_catchup={})
 
 
 def _last_with_index(base: BaseTable) -> BaseTable | None:

@@ -27,7 +27,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import mark
-from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, compacted
+from lance_memwal.lance.marks import compacted, counted
 from lance_memwal.lance.restored import REMEDY, given_up
 from lance_memwal.log.invariants import check_relisting
 from lance_memwal.log.manifest import ShardManifestStore
@@ -113,9 +113,7 @@ def _gaps_below(manifests: Iterable[ShardManifest], marks: Mapping[str, int]) ->
 def _keep_base(base: BaseTable, gaps: list[_Gap], *, dry_run: bool) -> list[RepairAction]:
     if not dry_run:
         marks = {gap.manifest.shard_id: gap.missing[-1] for gap in gaps}
-        if base.primary_key:
-            marks[COUNTER_SHARD] = commit_number(base) + 1
-        mark(base, marks)
+        mark(base, counted(base, marks) if base.primary_key else marks)
         _LOG.warning("took a restored base as it is [table=%s]", base.location.describe())
     return _kept(gaps, dry_run=dry_run)
 
