@@ -70,6 +70,7 @@ __all__ = [
     "read_run",
     "read_tail",
     "read_transactions",
+    "shard_transactions",
     "tags_of",
     "tail_positions",
 ]
@@ -359,14 +360,27 @@ def _claim_log(
     positions = own_end(location, shard_id, list_positions(location, shard_id), log.table)
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
-    transactions = read_transactions(location, manifest, positions, clock, tag=log.table)
-    transactions.merge(load_generation_maps(location, manifest))
+    transactions = shard_transactions(location, manifest, positions, clock, tag=log.table)
     sentinel = log.place_sentinel(transactions)
     manifest = manifests.check_fenced(epoch)
     return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions)
 
 
 # -------------------------------------------------------------------------------------------------- its transactions
+
+
+def shard_transactions(
+    location: Location,
+    manifest: ShardManifest,
+    positions: list[int],
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    tag: str | None = None,
+) -> TransactionMap:
+    """All transactions of a shard: those of `read_transactions`, and those beside the listed generations."""
+    known = read_transactions(location, manifest, positions, clock, tag=tag)
+    known.merge(load_generation_maps(location, manifest))
+    return known
 
 
 def read_transactions(

@@ -33,8 +33,7 @@ from lance_memwal.lance.restored import held_marks
 from lance_memwal.log.entry import decode_entry, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.transactions import load_generation_maps
-from lance_memwal.log.wal import list_positions, read_transactions
+from lance_memwal.log.wal import list_positions, shard_transactions
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
@@ -118,8 +117,7 @@ def _put_mark(location: Location, manifest: ShardManifest, position: int, torn: 
     shard_id = manifest.shard_id
     path = paths.wal_entry_path(shard_id, position)
     below = [p for p in list_positions(location, shard_id) if p < position]
-    known = read_transactions(location, manifest, below, tag=tag)
-    known.merge(load_generation_maps(location, manifest))
+    known = shard_transactions(location, manifest, below, tag=tag)
     epoch = max(1, manifest.writer_epoch)
     latest = ShardManifestStore(location, shard_id).read_latest()
     if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:

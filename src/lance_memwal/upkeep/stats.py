@@ -10,8 +10,7 @@ from lance_memwal.compact.policy import CompactionPolicy, due_shards
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.shards import newest_manifests
-from lance_memwal.log.transactions import load_generation_maps
-from lance_memwal.log.wal import list_positions, read_transactions, tail_positions
+from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -65,8 +64,7 @@ def newest_transactions(location: Location, tag: str | None) -> dict[str, dict[s
     found: dict[str, dict[str, int]] = {}
     for manifest in newest_manifests(location):
         positions = list_positions(location, manifest.shard_id)
-        known = read_transactions(location, manifest, positions, tag=tag)
-        known.merge(load_generation_maps(location, manifest))
+        known = shard_transactions(location, manifest, positions, tag=tag)
         found[manifest.shard_id] = {app: item.version for app, item in known.whole().items()}
     return found
 
