@@ -14,6 +14,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.process.cache import CACHE
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.store.location import resolve
 from tests.kit.caches import nothing_kept
@@ -129,3 +130,18 @@ def test_keys_of_a_table_made_anew_with_the_same_version_are_found_where_they_ar
         wanted = pa.record_batch([pa.array([3, 5]).cast(key)], names=["id"])
         found.append((base.version, sorted(lookup.find(base, wanted, ["n"]).column("n").to_pylist())))
     assert found == [(found[0][0], [3, 5])] * 2
+
+
+@pytest.mark.parametrize(("kind", "finds_keys"), [("BTREE", True), ("BITMAP", True), ("INVERTED", False)])
+def test_an_index_of_words_on_the_key_does_not_stand_for_one_of_keys(
+    tmp_path: Path, kind: str, finds_keys: bool
+) -> None:
+    schema = pa.schema([pa.field("id", pa.string(), nullable=False)])
+    rows = pa.table([pa.array([f"k{number}" for number in range(40)])], schema=schema)
+    mw.create_table(str(tmp_path / "t"), rows, primary_key="id", sharding=mw.Unsharded())
+    lance.dataset(str(tmp_path / "t")).create_scalar_index("id", kind)
+    base = BaseTable.need(resolve(str(tmp_path / "t")))
+    before = CACHE.size_bytes
+    found = BaseLookup().find(base, pa.record_batch([pa.array(["k3"])], names=["id"]), ["id"])
+    assert found.column("id").to_pylist() == ["k3"]
+    assert (CACHE.size_bytes == before) is finds_keys  # else our own index of keys is built at once

@@ -76,6 +76,7 @@ T = TypeVar("T")
 TAG_DIGITS = 8
 _LOG = logging.getLogger(__name__)
 RESERVED = b"memwal."  # how the keys of schema metadata begin that are ours
+_FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")  # an index of words or vectors finds no key
 _QUERY = re.compile(r"\?\S+=\S+")
 _MAX_TEXT = 400
 _MAX_TRIES = 8
@@ -409,6 +410,12 @@ class BaseTable:
     def index_entries(self) -> tuple[IndexEntry, ...]:
         """The indexes of this version."""
         return self.manifest.index_entries
+
+    @cached_property
+    def is_key_indexed(self) -> bool:
+        """Whether Lance finds keys of the base table without reading all of them."""
+        key = [self.column_ids[name] for name in self.primary_key]
+        return any(list(e.field_ids) == key and e.details_type.endswith(_FINDING) for e in self.index_entries)
 
     @cached_property
     def sharding(self) -> Sharding:

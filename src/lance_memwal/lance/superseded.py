@@ -23,7 +23,7 @@ from lance_memwal.lance.manifest import parse_fragment
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.rows.sql import in_list
 
-__all__ = ["is_key_indexed", "replaced_rows"]
+__all__ = ["replaced_rows"]
 
 _ROW_ADDRESS = "_rowaddr"
 _OFFSET_BITS = np.uint64(32)
@@ -32,7 +32,6 @@ _BATCH_ROWS = 1 << 18
 _ROWS_PER_KEY = 64  # to ask an index for one key costs about as much as to read so many
 _KEYS_AT_ONCE = 4096
 _READ_AHEAD_BYTES = 64 << 20
-_FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")
 
 _Offsets = npt.NDArray[np.uint32]
 _Part = tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.bool_]]  # a fragment, some of its live rows, which of them go
@@ -51,7 +50,7 @@ def replaced_rows(
         return found
     physical_rows = {number: parse_fragment(message).physical_rows for number, message in wanted.items()}
     chosen = None if len(wanted) == len(base.fragment_messages) else sorted(wanted)
-    if is_key_indexed(base) and keys.size * _ROWS_PER_KEY <= sum(physical_rows.values()):
+    if base.is_key_indexed and keys.size * _ROWS_PER_KEY <= sum(physical_rows.values()):
         parts = _parts_by_index(base, keys, chosen)
     else:
         parts = _parts(base, keys, chosen)
@@ -69,12 +68,6 @@ def replaced_rows(
         if loses:
             found[number] = np.flatnonzero(~stays).astype(np.uint32) if stays.any() else None
     return found
-
-
-def is_key_indexed(base: BaseTable) -> bool:
-    """Whether Lance finds keys of the base table without reading all of them."""
-    key = [base.column_ids[name] for name in base.primary_key]
-    return any(list(entry.field_ids) == key and entry.details_type.endswith(_FINDING) for entry in base.index_entries)
 
 
 def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:

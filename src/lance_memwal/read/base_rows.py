@@ -79,13 +79,7 @@ class BaseLookup:
 
     def _worth_building(self, base: BaseTable) -> bool:
         fits = base.dataset.count_rows() * _BYTES_PER_ROW <= CACHE.limit_bytes
-        indexed = any(_covers(entry.field_ids, base) for entry in base.index_entries)
-        return fits and (not indexed or self._asked > _INDEX_AFTER_LOOKUPS)
-
-
-def _covers(fields: Sequence[int], base: BaseTable) -> bool:
-    key = base.primary_key
-    return len(key) == 1 and list(fields) == [base.column_ids[key[0]]]
+        return fits and (not base.is_key_indexed or self._asked > _INDEX_AFTER_LOOKUPS)
 
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:

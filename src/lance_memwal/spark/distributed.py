@@ -36,7 +36,6 @@ from lance_memwal.lance.commit import commit_by_hand, paths_of
 from lance_memwal.lance.manifest import DeletionFile, deletion_path
 from lance_memwal.lance.marks import compacted, counted
 from lance_memwal.lance.prepared import Unheld, Vectors
-from lance_memwal.lance.superseded import is_key_indexed
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.sstable.fold import size_of
@@ -63,7 +62,7 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
     replace without reading all of it. On an append-only table nothing is replaced.
     """
     size = 0
-    if base.primary_key and not is_key_indexed(base):
+    if base.primary_key and not base.is_key_indexed:
         size = sum(file.size_bytes for fragment in base.manifest.fragments() for file in fragment.files)
     marks = compacted(base)
     for manifest in newest_manifests(location):
