@@ -39,8 +39,8 @@ from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
-from lance_memwal.write import closing, columns, opening, writes
-from lance_memwal.write.closing import Parked
+from lance_memwal.write import columns, life, writes
+from lance_memwal.write.life import Parked
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
 from lance_memwal.write.writes import Ack, WriteResult
@@ -57,10 +57,10 @@ class ShardWriter:
         self, target: ShardTarget, config: WriterConfig, clock: Clock, *, parked: Parked | None = None
     ) -> None:
         """Use `open`."""
-        self._shard = opening.open_shard(target, config, clock, parked)
+        self._shard = life.open_shard(target, config, clock, parked)
         self._key = target.location.key
         try:
-            opening.start(self._shard)
+            life.start(self._shard)
             self._finalizer = weakref.finalize(self, self._shard.abandon)
             self._finalizer.atexit = False  # a program's own hook may still close this writer
             live.register(self._key, self)
@@ -174,12 +174,12 @@ class ShardWriter:
         if is_on_top():
             self._shard.health.promise_to_close(self._close_quietly, at_once=False)
         else:
-            closing.close(self._shard, self._stop)
+            life.close(self._shard, self._stop)
 
     def _close_quietly(self) -> None:
         """Close for a caller that is gone."""
         try:
-            closing.close(self._shard, self._stop)
+            life.close(self._shard, self._stop)
         except Exception as error:
             _LOG.warning("closing a writer failed [shard=%s]: %s", self.shard_id, error)
 
@@ -195,7 +195,7 @@ class ShardWriter:
 
         None if it does not write any more, or is too busy for that: then it stays open.
         """
-        return closing.park(self._shard, self._stop)
+        return life.park(self._shard, self._stop)
 
     def _stop(self, seconds: float = JOIN_SECONDS) -> None:
         """End the background work, and wait for what of it runs, for some time."""

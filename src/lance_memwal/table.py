@@ -47,7 +47,7 @@ from lance_memwal.upkeep.restored import Restored
 from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import flush_tails
 from lance_memwal.upkeep.verify import verify_table
-from lance_memwal.write.closing import Parked
+from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.table_target import writer_config
 

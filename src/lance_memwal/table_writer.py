@@ -38,7 +38,7 @@ from lance_memwal.rows.ingest import key_batch, to_batches
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.closing import Parked
+from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack, WriteResult

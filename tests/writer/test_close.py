@@ -143,7 +143,7 @@ def test_a_put_that_finds_no_room_just_before_the_writer_is_aborted_does_not_wai
         room = lead(put)
         assert not room
         aborting.append(in_thread(writer.abort))
-        wait_for(lambda: writer._shard.health.is_closed)
+        wait_for(lambda: not writer._shard.health.is_alive)
         return room
 
     commits._lead = aborted_meanwhile  # type: ignore[method-assign]

@@ -194,7 +194,7 @@ def test_an_interrupt_at_any_line_of_an_open_leaves_no_thread_behind(tmp_path: P
     traced = (
         "lance_memwal/process/background.py",
         "lance_memwal/clock.py",
-        "lance_memwal/write/opening.py",
+        "lance_memwal/write/life.py",
         "lance_memwal/shard_writer.py",
     )
     wait_for(lambda: not memwal_threads())

@@ -16,7 +16,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.sstable.target import ShardTarget
-from lance_memwal.write.closing import drain
+from lance_memwal.write.life import drain
 from lance_memwal.write.shard import Shard
 from lance_memwal.write.table_target import target_of
 

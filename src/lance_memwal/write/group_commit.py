@@ -52,23 +52,18 @@ class Placement(Protocol):
 
     def held_bytes(self, pending_bytes: int, /) -> int:
         """The bytes that backpressure bounds; `pending_bytes` are not in the log yet."""
-        ...
 
     def place(self, rows: WriteRows, start: int, run: LogRun, /) -> LogRun:
         """Place one write, whose first batch is `start`; returns its run, which follows `run`."""
-        ...
 
     def placed(self, end: int) -> None:
         """Go on: the write exists now, and `end` is the number after it."""
-        ...
 
     def cover(self, generation: int, position: int) -> None:
         """Note that the log holds rows of `generation` up to `position`."""
-        ...
 
     def make_room(self, end: int) -> None:
         """See to it that there will be room."""
-        ...
 
 
 class GroupCommit:

@@ -184,11 +184,6 @@ class Health:
         return self._state == _OPEN
 
     @property
-    def is_closed(self) -> bool:
-        """Whether this writer was closed or aborted, whole."""
-        return self._state == _CLOSED
-
-    @property
     def is_alive(self) -> bool:
         """Whether background work makes sense."""
         return self._state != _CLOSED and not self.has_failed

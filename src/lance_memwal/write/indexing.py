@@ -5,12 +5,11 @@ would gain by. Invariants:
 
 1. Nothing here is needed for a right answer: a search takes in what is missing, or compares it row by row.
 2. Deferred indexing is no part of a put, and no lock of the writer is held while something is built.
-3. A graph is built only after searches asked for it, by one thread at a time, and no further than the writer lives.
+3. A graph is built only after searches asked for it, by one task, and no further than the writer lives.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from lance_memwal.clock import Clock
@@ -24,7 +23,6 @@ from lance_memwal.write.stats import StatsHandle
 
 __all__ = ["Indexing"]
 
-_LOG = logging.getLogger(__name__)
 _SLICE_ROWS = 512
 
 
@@ -32,7 +30,14 @@ class Indexing:
     """Which indexes the memtables of one writer have, and what of them is still to be done."""
 
     def __init__(
-        self, indexes: IndexSet, config: WriterConfig, health: Health, stats: StatsHandle, clock: Clock, ticker: Task
+        self,
+        indexes: IndexSet,
+        config: WriterConfig,
+        health: Health,
+        stats: StatsHandle,
+        clock: Clock,
+        ticker: Task,
+        grower: Task,
     ) -> None:
         self._indexes = indexes
         self._at_once = config.sync_indexed_write
@@ -42,11 +47,10 @@ class Indexing:
         self._stats = stats
         self._clock = clock
         self._ticker = ticker
-        self._grower = Task("index")
+        self._grower = grower
         self._since: float | None = None  # when the oldest row came that is not indexed
         self._wanted = False
         self._graph_wanted = False
-        self.growing = False
 
     def use(self, indexes: IndexSet) -> None:
         """Go on with another set, of other columns."""
@@ -113,48 +117,20 @@ class Indexing:
     def want_graph(self) -> None:
         """Ask the ticker to have a graph built; a search calls this."""
         with self._health.lock:
-            if not self.growing and not self._graph_wanted:
+            if not self._graph_wanted:
                 self._graph_wanted = True
                 self._ticker.poke()
 
     def grow(self, active: Callable[[], MemTable]) -> None:
-        """Grow graphs of the active memtable beside everything else, unless somebody is at it."""
-        with self._health.lock:
-            if self.growing or not self._health.is_open:
-                return
-            self.growing = True
-            self._grower.cancel()
-            self._grower = Task("index")
-        self._grower.start(lambda: self._grow_until_done(active), self._clock).poke()
+        """Grow graphs of the active memtable beside everything else."""
+        if self._health.is_open:
+            self._grower.start(lambda: self._grow_graphs(active), self._clock).poke()
 
-    def _grow_until_done(self, active: Callable[[], MemTable]) -> None:
-        try:
-            self.grow_graphs(active)
-        except Exception as error:  # searches are exact without the graph
-            _LOG.warning("building a graph failed [shard=%s]: %s", self._health.shard_id, error)
-        finally:
-            with self._health.lock:
-                self.growing = False
-
-    def grow_graphs(self, active: Callable[[], MemTable]) -> None:
-        """Bring the graphs of the active memtable that searches asked for up to date."""
+    def _grow_graphs(self, active: Callable[[], MemTable]) -> None:
+        """Bring the graphs of the active memtable that searches asked for up to date; searches are exact without them."""
         memtable = active()
         for index in memtable.indexes:
             if isinstance(index, HnswMemIndex) and index.wants_graph:
                 while index.catch_up(_SLICE_ROWS) and self._health.is_open and active() is memtable:
                     memtable.measure()
                 memtable.measure()
-
-    # --------------------------------------------------------------------------------------------------------- ending
-
-    def cancel(self) -> None:
-        """Begin nothing new; waits for nothing."""
-        self._grower.cancel()
-
-    def stop(self, seconds: float) -> None:
-        """Begin nothing new, and wait for what runs."""
-        self._grower.stop(seconds)
-
-    def orphan(self) -> None:
-        """Do nothing in a forked child."""
-        self._grower.orphan()

@@ -20,7 +20,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
-from lance_memwal.write.closing import Parked
+from lance_memwal.write.life import Parked
 from lance_memwal.write.stats import WriteStats
 
 __all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
@@ -36,40 +36,31 @@ class ShardOwner(Protocol):
     @property
     def shard_id(self) -> str:
         """The shard."""
-        ...
 
     @property
     def is_parked(self) -> bool:
         """Whether it was put away."""
-        ...
 
     def park(self) -> Parked | None:
         """Put it away, with everything durable; None if it stays open."""
-        ...
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now."""
-        ...
 
     def force_seal_active(self) -> None:
         """Freeze what was written."""
-        ...
 
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
         """Return when everything that is frozen is in SSTables."""
-        ...
 
     def stats(self) -> WriteStats:
         """Its totals."""
-        ...
 
     def close(self) -> None:
         """Flush and stop."""
-        ...
 
     def abort(self) -> None:
         """Stop."""
-        ...
 
 
 T = TypeVar("T")

@@ -71,6 +71,12 @@ class Shard:
     stats: StatsHandle
     ticker: Task
     flusher: Task
+    grower: Task
+
+    @property
+    def tasks(self) -> tuple[Task, Task, Task]:
+        """What runs beside the callers, in the order in which it ends."""
+        return self.grower, self.flusher, self.ticker
 
     def write_sstable(self, generation: int, rows: pa.Table | Iterator[pa.RecordBatch]) -> SsTable:
         """Write all rows of a generation (`_tombstone` last) as a complete, unpublished SSTable, in a new directory."""
@@ -120,23 +126,20 @@ class Shard:
     def abandon(self) -> None:
         """End the background work without touching storage; may be called anywhere, and waits for nothing."""
         self.health.close()
-        self.tables.cancel()
-        self.flusher.cancel()
-        self.ticker.cancel()
+        for task in self.tasks:
+            task.cancel()
 
     def stop(self, seconds: float) -> None:
         """End the background work, and wait for what of it runs, for some time."""
         self.abandon()
-        self.tables.stop(seconds)
-        self.flusher.stop(seconds)
-        self.ticker.stop(seconds)
+        for task in self.tasks:
+            task.stop(seconds)
 
     def orphan(self) -> None:
         """Become closed in a forked child, where the threads and locks of this writer do not exist."""
         self.health.orphan()
         self.commits.make_locks()
         self.stats.use_lock(self.health.lock)
-        self.tables.orphan()
-        self.flusher.orphan()
-        self.ticker.orphan()
         self.gate.orphan()
+        for task in self.tasks:
+            task.orphan()

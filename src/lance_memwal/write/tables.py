@@ -192,18 +192,6 @@ class Tables:
         """When (`monotonic`) there is work for the ticker, if nothing else happens."""
         return self.indexing.next_due
 
-    def cancel(self) -> None:
-        """Begin nothing new; takes no lock and waits for nothing."""
-        self.indexing.cancel()
-
-    def stop(self, seconds: float) -> None:
-        """Begin nothing new, and wait for what runs. Takes no lock."""
-        self.indexing.stop(seconds)
-
-    def orphan(self) -> None:
-        """Do nothing in a forked child."""
-        self.indexing.orphan()
-
 
 class WalOnly:
     """No memtables: rows are in the log and nowhere else, in generations that a run of entries counts."""
@@ -251,12 +239,3 @@ class WalOnly:
     def due_work(self, _now: float, _end: int) -> list[Callable[[], None]]:
         """Nothing."""
         return []
-
-    def cancel(self) -> None:
-        """Nothing runs."""
-
-    def stop(self, seconds: float) -> None:
-        """Nothing runs."""
-
-    def orphan(self) -> None:
-        """Nothing runs."""

@@ -1,0 +1,208 @@
+"""The life of a shard writer: opened, closed, or put away and taken up again.
+
+Owns `open_shard`, `close`, `park` and `Parked`. Invariants:
+
+1. Everything that can be refused was refused before the claim: a doomed open fences nobody.
+2. `open_shard` returns after replay: a writer that exists shows every acknowledged row of the shard.
+3. `close` makes everything flushed and visible to any reader, or raises the first failure; the writer is closed either
+   way. It never hangs on a fence, and every wait for other threads has a deadline.
+4. What is parked is durable: readers find it in the log, or in SSTables if the log would take long to read again.
+5. A parked shard keeps its epoch, its next position and its transactions. It is taken up without a claim and without a
+   sentinel, after a look at the manifest: a shard that somebody claimed meanwhile is lost (`FencedError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lance_memwal.clock import Clock
+from lance_memwal.config import WriterConfig
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import MemWalError
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.tail import LogRun
+from lance_memwal.log.transactions import TransactionMap
+from lance_memwal.log.understood import KnownColumns
+from lance_memwal.log.wal import OpenedLog, PersistPolicy, ShardLog, open_log
+from lance_memwal.process.background import JOIN_SECONDS, Task
+from lance_memwal.process.deadline import Deadline
+from lance_memwal.sstable.target import ShardTarget
+from lance_memwal.write.flush import Flushing, Ticking
+from lance_memwal.write.gate import WriteGate
+from lance_memwal.write.group_commit import GroupCommit
+from lance_memwal.write.health import Health
+from lance_memwal.write.indexing import Indexing
+from lance_memwal.write.replay import replay
+from lance_memwal.write.shard import Columns, Shard
+from lance_memwal.write.stats import StatsHandle
+from lance_memwal.write.tables import Tables, WalOnly
+
+__all__ = ["Parked", "close", "drain", "open_shard", "park", "start"]
+
+_PARK_SECONDS = 10.0  # others wait for the place meanwhile
+_HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What remains of a writer that is put away; `owes_flush`: the log holds rows that are in no SSTable yet."""
+
+    log: ShardLog
+    transactions: TransactionMap
+    stats: StatsHandle
+    owes_flush: bool
+
+
+def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: Parked | None = None) -> Shard:
+    """Claim and replay the shard, or take a parked one up again; the caller validated `target` and `config`."""
+    shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
+    config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
+    sync = config.fsync and target.location.is_local
+    scanned = config.manifest_scan_batch_size
+    manifests = ShardManifestStore(target.location, shard_id, scan_batch_size=scanned, fsync=sync, clock=clock)
+    if parked is not None:
+        opened = _opened_again(parked, manifests)
+    else:
+        opened = open_log(
+            manifests,
+            spec_id=config.shard_spec_id,
+            policy=PersistPolicy.of(config, fsync=sync),
+            watch=target.watch,
+            known=KnownColumns(target.location, target.schema),
+            clock=clock,
+        )
+        reach("open.after_sentinel")
+    shard = _assemble(target, config, clock, opened, manifests, None if parked is None else parked.stats)
+    if config.enable_memtable:
+        replay(shard, opened)
+    return shard
+
+
+def _assemble(
+    target: ShardTarget,
+    config: WriterConfig,
+    clock: Clock,
+    opened: OpenedLog,
+    manifests: ShardManifestStore,
+    stats: StatsHandle | None,
+) -> Shard:
+    log, schema = opened.log, target.schema
+    columns = Columns(target, config)
+    ticker, flusher, grower = Task("ticker"), Task("flush"), Task("index")
+    health = Health(log.shard_id, log.epoch, target.watch, clock, ticker, flusher)
+    stats = StatsHandle(health.lock) if stats is None else stats
+    stats.use_lock(health.lock)
+    tables: Tables | WalOnly
+    if config.enable_memtable:
+        run = LogRun(opened.manifest.current_generation)
+        indexing = Indexing(columns.indexes, config, health, stats, clock, ticker, grower)
+        tables = Tables(config, schema, health, indexing, flusher)
+        tables.begin(run.generation, 0, log.next_position - 1)
+    else:
+        run = LogRun.of_tail(opened)
+        tables = WalOnly(config, schema)
+    commits = GroupCommit(
+        config=config,
+        schema=schema,
+        log=log,
+        transactions=opened.transactions,
+        run=run,
+        health=health,
+        tables=tables,
+        stats=stats,
+        clock=clock,
+        ticker=ticker,
+    )
+    return Shard(
+        config,
+        clock,
+        log,
+        opened.transactions,
+        manifests,
+        columns,
+        WriteGate(clock),
+        health,
+        tables,
+        commits,
+        stats,
+        ticker,
+        flusher,
+        grower,
+    )
+
+
+def start(shard: Shard) -> None:
+    """Begin the background work of a shard."""
+    shard.ticker.start(Ticking(shard), shard.clock).poke()
+    shard.flusher.start(Flushing(shard), shard.clock).poke()
+
+
+def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
+    """The log of a parked shard, as an open would give it; `FencedError` if another writer claimed the shard."""
+    manifest = manifests.check_fenced(parked.log.epoch)
+    end = parked.log.next_position
+    return OpenedLog(parked.log, manifest, manifest.replay_after_wal_entry_position + 1, end, parked.transactions)
+
+
+# ------------------------------------------------------------------------------------------------------------ ending
+
+
+def close(shard: Shard, stop: Callable[[float], None]) -> None:
+    """Flush the log and all memtables, and `stop` within some seconds; raises the first failure. Idempotent."""
+    deadline, hangs = Deadline(shard.clock), False
+    if not shard.health.begin_closing(deadline):
+        return
+    interrupted = True
+    try:
+        _flush(shard, deadline)
+        interrupted = False
+    except Exception:
+        interrupted, hangs = False, not deadline.left_seconds
+        raise
+    finally:
+        if not (interrupted and shard.health.leave_closing()):
+            stop(_HANGING_SECONDS if hangs else JOIN_SECONDS)
+
+
+def _flush(shard: Shard, deadline: Deadline) -> None:
+    health, commits = shard.health, shard.commits
+    _wait_for_bulk(shard, deadline)
+    with health.lock:
+        health.refuse_drain(owes=shard.is_unflushed())
+    commits.make_durable(commits.buffered)
+    shard.seal()
+    drain(shard, deadline, "the writer is closed all the same; the log has the rows, and the next open replays them")
+
+
+def _wait_for_bulk(shard: Shard, deadline: Deadline) -> None:
+    """Return when no bulk write is under way."""
+    if not shard.health.wait_until(lambda: not shard.commits.is_exclusive, deadline.left_seconds):
+        raise deadline.error(f"a bulk write of shard {shard.log.shard_id} was still under way; it was not acknowledged")
+
+
+def drain(shard: Shard, deadline: Deadline, way_out: str) -> None:
+    """Return when every frozen memtable is an SSTable; `UnavailableError` at the deadline, with the way out."""
+    tables = shard.tables
+    if not shard.health.wait_until(lambda: not tables.frozen, deadline.left_seconds):
+        raise deadline.error(
+            f"{len(tables.frozen)} memtables of shard {shard.log.shard_id} were not flushed; {way_out}"
+        )
+
+
+def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
+    """Close a writer, with everything durable; None if it does not write any more, or is too busy: it stays as it is."""
+    commits, deadline = shard.commits, Deadline(shard.clock, _PARK_SECONDS)
+    try:
+        with shard.gate.closed(deadline):
+            _wait_for_bulk(shard, deadline)
+            commits.make_durable(commits.buffered)
+            if shard.tables.is_long_to_replay:
+                shard.seal()
+            drain(shard, deadline, "it stays open")
+            with shard.health.lock:
+                shard.health.park()
+    except MemWalError:
+        return None
+    stop(JOIN_SECONDS)
+    return Parked(shard.log, shard.transactions, shard.stats, shard.is_unflushed())
