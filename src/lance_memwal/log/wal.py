@@ -72,6 +72,7 @@ __all__ = [
     "read_transactions",
     "shard_transactions",
     "tags_of",
+    "tail_end",
     "tail_positions",
 ]
 
@@ -503,6 +504,16 @@ def read_tail(
     if end is None:
         end = max([start, *(position + 1 for position in tail_positions(location, manifest)[-1:])])
     return read_run(location, manifest.shard_id, start, end, tag=tag)
+
+
+def tail_end(location: Location, manifest: ShardManifest, *, tag: str | None) -> int:
+    """The first position after the newest entry, by a listing alone; `CorruptDataError` if one is missing below it."""
+    start, found = manifest.replay_after_wal_entry_position + 1, tail_positions(location, manifest)
+    if found != list(range(start, start + len(found))):  # what another table left above a hole does not count
+        found = own_end(location, manifest.shard_id, found, tag)
+    if found != list(range(start, start + len(found))):
+        raise CorruptDataError("WAL entry is missing inside the log", path=paths.wal_dir(manifest.shard_id))
+    return start + len(found)
 
 
 def _goes_on(location: Location, shard_id: str, position: int, end: int, tag: str | None) -> bool:

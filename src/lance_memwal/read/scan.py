@@ -1,12 +1,13 @@
 """A scan of a table: all live rows of all tiers, projected, filtered, limited.
 
-Owns the public `Scan`. Invariants:
+Owns the public `Scan`, and what its `explain` says. Invariants:
 
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
 2. Limit and offset count live, matching rows.
 3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
    read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
    (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
+4. `explain` says what the snapshot says, and reads nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_flag, check_number
-from lance_memwal.read.explain import explain
+from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
-from lance_memwal.read.snapshot import Snapshot, missing_is_collected, with_restarts
+from lance_memwal.read.snapshot import ShardView, Snapshot, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
 
@@ -138,7 +139,7 @@ class Scan:
 
     def explain(self) -> str:
         """What this scan reads and what it leaves out, for people."""
-        return explain(self._snapshot, self._projection, self._filter, self._limit, self._offset)
+        return _explained(self._snapshot, self._projection, self._filter, self._limit, self._offset)
 
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
@@ -151,3 +152,45 @@ def _total(batches: Iterator[pa.RecordBatch]) -> int:
 
 def _count(name: str, value: int | None) -> int | None:
     return None if value is None else check_number(name, value)
+
+
+# --------------------------------------------------------------------------------------------------- told to a person
+
+
+def _explained(
+    snapshot: Snapshot, projection: Projection, row_filter: RowFilter | None, limit: int | None, offset: int
+) -> str:
+    """Sources, newest tier first, with what was pruned."""
+    key = ", ".join(snapshot.schema.primary_key)
+    lines = [f"scan of {snapshot.location.describe()}"]
+    lines.append(f"  columns: {', '.join(projection.columns) or '(none)'}")
+    if row_filter is not None:
+        lines.append(f"  filter:  {row_filter} (after recency)")
+    if limit is not None or offset:
+        lines.append(f"  limit:   {limit if limit is not None else 'none'}, offset {offset}")
+    lines.append(f"  merge:   {f'newest row per ({key}), deletes hidden' if key else 'append-only, every row counts'}")
+    for view in snapshot.shards:
+        lines += _shard(view, row_filter)
+    for shard_id in snapshot.pruned_shards:
+        lines.append(f"  shard {shard_id}: pruned, the filter cannot match there")
+    if snapshot.base_table is not None:
+        rows = snapshot.base_table.dataset.count_rows()
+        lines.append(f"  base table version {snapshot.base_table.version}: {rows} rows")
+    return "\n".join(lines)
+
+
+def _shard(view: ShardView, row_filter: RowFilter | None) -> list[str]:
+    lines = [f"  shard {view.shard_id} (epoch {view.manifest.writer_epoch}, manifest {view.manifest.version})"]
+    tier = "WAL tail" if view.from_tail else "memtable"
+    for ref in reversed(view.memory):
+        used = indexes_used(ref, row_filter)
+        how = f", BTree index {', '.join(used)}" if used else ""
+        lines.append(f"    {tier} generation {ref.generation}: {ref.num_rows} rows{how}")
+    for sstable in reversed(view.sstables):
+        rows = "?" if sstable.physical_rows is None else sstable.physical_rows
+        lines.append(f"    SSTable generation {sstable.generation}: {rows} rows ({sstable.path})")
+    if view.skipped_generations:
+        lines.append(f"    {view.skipped_generations} compacted generations skipped")
+    if len(lines) == 1:
+        lines.append("    nothing above the base table")
+    return lines

@@ -51,12 +51,11 @@ from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import settled, unflushed
 from lance_memwal.log.understood import KnownColumns, warn_unknown
-from lance_memwal.log.wal import own_end, read_tail, tail_positions
+from lance_memwal.log.wal import read_tail, tail_end
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
 
@@ -268,21 +267,11 @@ class SnapshotSource:
         manifest = manifests.read_latest()
         if manifest is None or consistency == "flushed":
             return None if manifest is None else PinnedShard(manifest, manifest.replay_after_wal_entry_position + 1)
-        return settled(manifests, manifest, partial(_find_end, self.location, tag), self._clock)
+        return settled(manifests, manifest, lambda m: PinnedShard(m, tail_end(self.location, m, tag=tag)), self._clock)
 
 
 def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> _Upper:
     return _Upper(manifest, _tail_memtables(location, manifest, None, schema, tag), from_tail=True)
-
-
-def _find_end(location: Location, tag: str | None, manifest: ShardManifest) -> PinnedShard:
-    """The shard up to the tip of its log, by a listing alone; `CorruptDataError` if it has a hole."""
-    start, found = manifest.replay_after_wal_entry_position + 1, tail_positions(location, manifest)
-    if found != list(range(start, start + len(found))):  # what another table left above a hole does not count
-        found = own_end(location, manifest.shard_id, found, tag)
-    if found != list(range(start, start + len(found))):
-        raise CorruptDataError("WAL entry is missing inside the log", path=paths.wal_dir(manifest.shard_id))
-    return PinnedShard(manifest, start + len(found))
 
 
 def _tail_memtables(
@@ -373,7 +362,7 @@ class Pin:
     def _base(self, location: Location) -> BaseTable:
         try:
             base = BaseTable.open(location, version=self.base_version)
-        except (InvalidInputError, UnavailableError) as error:
+        except (InvalidInputError, UnavailableError, ObjectNotFoundError) as error:
             base = BaseTable.open(location)
             if base is not None and base.table_id == self.table_id:
                 if base.version > self.base_version:
