@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.process.cache import CACHE
+from lance_memwal.rows.key_encoding import hash_is_exact
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.store.location import resolve
 from tests.kit.interop_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
+from tests.kit.tables import watched_table
 
 SMALL = {"max_memtable_rows": 12}
 PLAIN = next(shape for shape in SHAPES if shape.name == "string key")
@@ -45,3 +49,25 @@ def test_generations_of_both_are_read_from_their_data_files(who: str, tmp_path: 
     assert manifest is not None
     assert manifest.sstables
     assert all(SsTableReader(location, duel.shard_id, sstable).data_file is not None for sstable in manifest.sstables)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+def test_a_key_is_found_in_cold_generations_of_both(shape: Shape, tmp_path: Path) -> None:
+    duel = Duel(tmp_path, shape, shape.storage[-1], base_rows=0)
+    for number in range(8):
+        with duel.ours() if number % 4 == 3 else duel.peer() as writer:
+            duel.put(writer, [0, 10 * number + 1, 10 * number + 2], number)
+            if number == 6:
+                duel.delete(writer, [21])
+    read: list[str] = []
+    CACHE.clear()
+    table = watched_table(duel.uri, lambda kind, path: read.append(path.rpartition("/")[2]))
+    key = [tuple(shape.row(i, 0)[name] for name in shape.keys) for i in (0, 1, 22, 41, 72, 21, 99)]
+    found = [table.get(one if len(one) > 1 else one[0]) for one in key]
+    assert found[-2:] == [None, None]
+    expected = [duel.model[one] for one in key[:-2]]
+    assert in_order(pa.Table.from_pylist(found[:-2], schema=duel.schema)) == in_order(
+        pa.Table.from_pylist(expected, schema=duel.schema)
+    )
+    types = [duel.schema.field(name).type for name in shape.keys]
+    assert read.count("bloom_filter.bin") == (8 if hash_is_exact(types) else 0), "one each, and kept"
