@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import lance
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from lance_memwal.clock import SystemClock
-from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.log.manifest_codec import decode_manifest
 from lance_memwal.sstable.write import SsTableSchema, write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
-from tests.kit.flush_peer import Tables, key_field, newest_of
+from tests.kit.flush_peer import Tables, key_field
 
 SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
 
@@ -186,15 +185,6 @@ def test_a_failing_lance_write_fails_the_flush_with_our_error(tmp_path: Path, ta
     blocked.write_text("a file where a directory should be")
     with pytest.raises(MemWalError):
         tables.write(tables.rows([{"id": 1, "v": "a"}]), clock=FixedClock())
-
-
-def test_the_callers_view_of_the_newest_rows_is_checked(tables: Tables) -> None:
-    rows = tables.rows([{"id": key, "v": "x"} for key in (4, 2, 4, 1)])
-    newest = newest_of([4, 2, 4, 1])
-    assert tables.write(rows, newest=newest[::-1]).physical_rows == 4
-    for wrong in (np.array([0, 1, 3]), np.array([1, 3]), np.arange(4)):
-        with pytest.raises(CorruptDataError, match="disagrees"):
-            tables.write(rows, newest=wrong)
 
 
 def test_an_index_after_the_data_sees_base_ids_and_no_replaced_row(tmp_path: Path) -> None:

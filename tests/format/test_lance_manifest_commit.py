@@ -17,8 +17,16 @@ from lance.mem_wal import CompactedSsTable
 from lance_memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
 from lance_memwal.lance import wire
 from lance_memwal.lance.details import decode_details
-from lance_memwal.lance.hand_made import AppendCommit, append_commit, deletion_of, fragment_of, hand_commit_is_safe
-from lance_memwal.lance.manifest import LanceManifest, join_manifest_file, parse_lance_manifest, version_path
+from lance_memwal.lance.hand_made import AppendCommit, append_commit, fragment_of, hand_commit_is_safe
+from lance_memwal.lance.manifest import (
+    ARRAY,
+    BITMAP,
+    DeletionFile,
+    LanceManifest,
+    join_manifest_file,
+    parse_lance_manifest,
+    version_path,
+)
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("s", pa.struct([pa.field("x", pa.int32())]))])
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
@@ -62,8 +70,13 @@ def build(
 
 
 def deletions(uri: str, number: int, places: list[int]) -> Any:
+    """The vector that Lance writes; None if no row is left."""
     made = lance.dataset(uri).get_fragment(number).delete_rows(places)
-    return None if made is None else deletion_of(made)
+    if made is None:
+        return None
+    file = made.deletion_file
+    kind = BITMAP if file.file_type == "bitmap" else ARRAY
+    return DeletionFile(kind, file.read_version, file.id, file.num_deleted_rows)
 
 
 def publish(uri: str, commit: AppendCommit) -> None:

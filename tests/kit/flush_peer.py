@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import lance
-import numpy as np
 import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
@@ -95,8 +94,3 @@ class Tables:
         planner = LsmPointLookupPlanner(lance.dataset(self.uri), [self.snapshot(*sstables)])
         found: list[dict[str, Any]] = planner.plan_lookup(wanted).to_table().to_pylist()
         return found
-
-
-def newest_of(keys: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """The offset of the last row of every key."""
-    return np.array(sorted({key: offset for offset, key in enumerate(keys)}.values()))

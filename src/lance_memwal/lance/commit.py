@@ -68,6 +68,7 @@ __all__ = [
     "paths_of",
     "sync_version",
     "write_rows",
+    "write_vector",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -143,9 +144,9 @@ class HandMade:
                 self._files.add(*paths_of(self._fragments))
             finding.result()
         reach("compact.after_fragments")
-        marks = self._marks if self._keys is None else counted(base, self._marks)
-        deletions = {} if self._keys is None else self._vectors.of(base)
-        return commit_by_hand(base, self._fragments, deletions, marks, self._clock, self._files, fsync=self._fsync)
+        return commit_by_hand(
+            base, self._fragments, self._vectors, self._marks, self._clock, self._files, fsync=self._fsync
+        )
 
     def _look(self, base: BaseTable) -> None:
         """Find the rows that go in fragments that nobody has looked at."""
@@ -153,43 +154,49 @@ class HandMade:
             return
         unseen = self._vectors.unseen(base)
         found = {
-            number: None if offsets is None else self._write_vector(base, number, offsets)
+            number: None
+            if offsets is None
+            else write_vector(base, number, offsets, self._clock, self._files, fsync=self._fsync)
             for number, offsets in replaced_rows(base, self._keys, unseen).items()
         }
         self._vectors.learn(base, unseen, found)
-
-    def _write_vector(self, base: BaseTable, fragment_id: int, offsets: npt.NDArray[np.uint32]) -> DeletionFile:
-        deletion = DeletionFile(BITMAP, base.version, self._clock.randbits(64), len(offsets))
-        path = deletion_path(fragment_id, deletion)
-        self._files.add(path)
-        base.location.store.put_new(path, encode_deletions(offsets), sync=self._fsync)
-        return deletion
 
     def discard(self) -> None:
         """Remove what no version holds."""
         self._files.remove()
 
 
+def write_vector(
+    base: BaseTable, fragment_id: int, offsets: npt.NDArray[np.uint32], clock: Clock, files: Unheld, *, fsync: bool
+) -> DeletionFile:
+    """A deletion vector for a fragment of `base`, that no version names yet; its file is one of `files`."""
+    deletion = DeletionFile(BITMAP, base.version, clock.randbits(64), len(offsets))
+    path = deletion_path(fragment_id, deletion)
+    files.add(path)
+    base.location.store.put_new(path, encode_deletions(offsets), sync=fsync)
+    return deletion
+
+
 def commit_by_hand(
     base: BaseTable,
     fragments: Sequence[Any],
-    deletions: Mapping[int, DeletionFile | None],
+    vectors: Vectors,
     marks: Mapping[str, int],
     clock: Clock,
     files: Unheld,
     *,
     fsync: bool,
 ) -> BaseTable:
-    """The version right after `base`, with `fragments` (already durable), other deletion vectors, and `marks`.
+    """The version right after `base`, with `fragments` (already durable), the deletion vectors of a keyed table, and `marks`.
 
-    None for a deletion vector leaves the fragment out. `ConflictError` if somebody else committed that version. `files`
-    are those that the version would hold.
+    `ConflictError` if somebody else committed that version. `files` are those that the version would hold.
     """
+    keyed = bool(base.primary_key)
     commit = append_commit(
         base.manifest_bytes,
         [fragment_of(fragment) for fragment in fragments],
-        marks,
-        deletions=deletions,
+        counted(base, marks) if keyed else marks,
+        deletions=vectors.of(base) if keyed else {},
         transaction_uuid=clock.uuid4(),
         index_uuid=clock.uuid4(),
         now_ms=clock.now_ms(),

@@ -27,7 +27,7 @@ from lance_memwal.lance import wire
 from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, decode_details, encode_details
 from lance_memwal.lance.transaction import UPDATE, transaction_path
 
-__all__ = ["AppendCommit", "append_commit", "deletion_of", "fragment_of", "hand_commit_is_safe"]
+__all__ = ["AppendCommit", "append_commit", "fragment_of", "hand_commit_is_safe"]
 
 _DELETION_FILES = 1
 # Deletion files, the flag of old files of format 2, and table configuration: none of them concerns an append.
@@ -83,15 +83,6 @@ def fragment_of(metadata: Any) -> lm.Fragment:
         for file in metadata.files
     )
     return lm.Fragment(id=0, files=files, deletion=None, physical_rows=int(metadata.physical_rows))
-
-
-def deletion_of(metadata: Any) -> lm.DeletionFile | None:
-    """The deletion vector that Lance has written for a fragment; None if the fragment has none."""
-    file = metadata.deletion_file
-    if file is None:
-        return None
-    kind = lm.BITMAP if file.file_type == "bitmap" else lm.ARRAY
-    return lm.DeletionFile(kind, int(file.read_version), int(file.id), int(file.num_deleted_rows))
 
 
 def append_commit(

@@ -33,8 +33,8 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_by_hand, paths_of
-from lance_memwal.lance.manifest import DeletionFile, deletion_path
-from lance_memwal.lance.marks import compacted, counted
+from lance_memwal.lance.manifest import deletion_path
+from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
@@ -134,12 +134,9 @@ class _Staged:
         fragments = self._stage_a(base)
         reach("compact.after_fragments")
         marks = {shard_id: sstables[-1].generation for shard_id, sstables in self._chosen.items()}
-        deletions: dict[int, DeletionFile | None] = {}
         if base.primary_key:
             self._stage_b(base)
-            deletions = self._vectors.of(base)
-            marks = counted(base, marks)
-        return commit_by_hand(base, fragments, deletions, marks, self._clock, self._files, fsync=self._job.fsync)
+        return commit_by_hand(base, fragments, self._vectors, marks, self._clock, self._files, fsync=self._job.fsync)
 
     def discard(self) -> None:
         """Delete staged keys, and what no version holds."""
@@ -180,7 +177,7 @@ class _Staged:
         found, missing = _decoded(answers, Superseded.decode)
         if missing is not None:  # the keys are gone, for all fragments
             raise missing
-        loses = {number: item.deletion for number, item in zip(unseen, found, strict=True) if item.rows}
+        loses = {number: item.deletion for number, item in zip(unseen, found, strict=True) if item.is_any}
         self._files.add(*(deletion_path(number, vector) for number, vector in loses.items() if vector is not None))
         self._vectors.learn(base, unseen, loses)
 

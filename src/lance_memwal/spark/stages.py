@@ -20,14 +20,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
-from lance_memwal.lance.base import BaseTable, lance_errors
-from lance_memwal.lance.commit import write_rows
-from lance_memwal.lance.hand_made import deletion_of
-from lance_memwal.lance.manifest import DeletionFile, deletion_path
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import write_rows, write_vector
+from lance_memwal.lance.manifest import DeletionFile
+from lance_memwal.lance.prepared import Unheld
+from lance_memwal.lance.superseded import replaced_rows
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.keys import KeySet, key_array
 from lance_memwal.sstable.fold import fold
@@ -36,9 +37,6 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SsTable
 
 __all__ = ["Job", "NewRows", "Superseded", "Unit", "delete_superseded", "write_unit"]
-
-_ROWS_AT_ONCE = 1 << 20  # per question to a set of keys, which for text keys is built anew for each
-_OFFSET = np.uint64((1 << 32) - 1)  # of a row inside its fragment; the rest of an address is the fragment's id
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +89,9 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The answer of stage B about one fragment: rows that go, and the new deletion vector (None: no row is left)."""
+    """The answer of stage B about one fragment: whether rows go, and the new deletion vector (None: no row is left)."""
 
-    rows: int
+    is_any: bool
     deletion: DeletionFile | None
 
     @classmethod
@@ -101,7 +99,7 @@ class Superseded:
         """The answer of a task; `ObjectNotFoundError` if somebody collected the staged keys meanwhile."""
         found = _found(answer)
         deletion = found["deletion"]
-        return cls(found["rows"], None if deletion is None else DeletionFile(**deletion))
+        return cls(found["is_any"], None if deletion is None else DeletionFile(**deletion))
 
 
 def _found(answer: str) -> dict[str, Any]:
@@ -172,26 +170,15 @@ def delete_superseded(job: Job, argument: str) -> str:
     """A deletion vector for the rows of one fragment whose key is staged; the answer is a `Superseded`."""
     given = json.loads(argument)
     location, base = job.open(given["version"])
-    names = list(base.primary_key)
     try:
         keys = _key_set(location, tuple(given["keys"]))
     except ObjectNotFoundError as error:  # staged rows and keys are kept for an hour: the driver starts over
         return json.dumps({"collected": str(error)})
-    with lance_errors("finding replaced rows in the base table"):
-        fragment: Any = base.dataset.get_fragment(given["fragment"])
-        scanner = fragment.scanner(columns=names, with_row_address=True, batch_size=_ROWS_AT_ONCE)
-        found = [_hits(batch, names, keys) for batch in scanner.to_batches() if batch.num_rows]
-        offsets = np.concatenate(found) if found else np.empty(0, dtype=np.uint64)
-        made = fragment.delete_rows(offsets.tolist()) if len(offsets) else fragment.metadata
-    deletion = None if made is None else deletion_of(made)
-    if job.fsync and deletion is not None and len(offsets):
-        location.store.sync_tree(deletion_path(given["fragment"], deletion))
-    return json.dumps({"rows": len(offsets), "deletion": None if deletion is None else asdict(deletion)})
-
-
-def _hits(batch: pa.RecordBatch, names: Sequence[str], keys: KeySet) -> Any:
-    hit = keys.of_rows(batch, names)
-    return batch.column("_rowaddr").to_numpy()[hit] & _OFFSET
+    number, files = given["fragment"], Unheld(location.store)
+    found = replaced_rows(base, keys, [number])
+    offsets = found.get(number)
+    deletion = None if offsets is None else write_vector(base, number, offsets, SYSTEM_CLOCK, files, fsync=job.fsync)
+    return json.dumps(asdict(Superseded(number in found, deletion)))
 
 
 def _key_set(location: Location, staged: tuple[str, ...]) -> KeySet:

@@ -32,8 +32,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import lance
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from lance.fragment import write_fragments
 
@@ -58,7 +56,7 @@ from lance_memwal.memtable.memtable import aligned_array
 from lance_memwal.rows.key_encoding import check_primary_key, key_hashes
 from lance_memwal.rows.keys import concat_keys, one_array
 from lance_memwal.sstable.bloom import build_bloom
-from lance_memwal.sstable.sidecar import SortedKeys, sort_keys, write_sidecar
+from lance_memwal.sstable.sidecar import sort_keys, write_sidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, ShardManifest, SsTable
@@ -118,18 +116,16 @@ def write_sstable(
     storage_version: str,
     fsync: bool,
     clock: Clock = SYSTEM_CLOCK,
-    newest: npt.NDArray[np.integer] | None = None,
     after_data: Callable[[lance.LanceDataset], None] | None = None,
 ) -> SsTable:
     """Write all rows as a complete SSTable and return what the shard manifest should list; nothing is published.
 
     `table` holds the base columns in base order and `_tombstone`, in insert order; an iterator is never in memory as a
-    whole. `newest`, the offsets of the newest
-    row of every key where the caller knows them, is a cross-check: a contradiction with the data is `CorruptDataError`.
+    whole.
     """
     attempt = _Attempt(location, shard_id, paths.sstable_name(clock.token_hex(4), generation), base, clock)
     with not_published(location, shard_id, attempt.name):
-        return _write(attempt, generation, table, storage_version, newest, after_data, fsync=fsync)
+        return _write(attempt, generation, table, storage_version, after_data, fsync=fsync)
 
 
 @contextmanager
@@ -193,7 +189,6 @@ def _write(
     generation: int,
     table: pa.Table | Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch],
     storage_version: str,
-    newest: npt.NDArray[np.integer] | None,
     after_data: Callable[[lance.LanceDataset], None] | None,
     *,
     fsync: bool,
@@ -205,16 +200,14 @@ def _write(
         rows: pa.Table | _Stream = _Stream(table, base)
         data = attempt.write_data(rows.reader, "2.1" if storage_version == "2.0" else storage_version)
         keys = rows.keys()
-        deletion, _ = _share(
-            [lambda: attempt.write_keys(keys, newest), lambda: attempt.write_filter(keys)], clock, threads
-        )
+        deletion, _ = _share([lambda: attempt.write_keys(keys), lambda: attempt.write_filter(keys)], clock, threads)
     else:
         rows = whole = _conform(table, base)
         version = _file_version(whole, storage_version)
         keys = [one_array(whole.column(column)) for column in base.primary_key]
         work = [
             lambda: attempt.write_data(whole, version),
-            lambda: attempt.write_keys(keys, newest),
+            lambda: attempt.write_keys(keys),
             lambda: attempt.write_filter(keys),
         ]
         data, deletion, _ = _share(work, clock, threads)
@@ -391,14 +384,12 @@ class _Attempt:
             filter_bytes = build_bloom(key_hashes(keys))
         self.location.store.put(paths.bloom_path(self.shard_id, self.name), filter_bytes)
 
-    def write_keys(self, columns: list[pa.Array], newest: npt.NDArray[np.integer] | None) -> DeletionFile | None:
+    def write_keys(self, columns: list[pa.Array]) -> DeletionFile | None:
         """Write the sidecar, and the deletion vector if a later row of the same key replaces any."""
         if not self.base.primary_key:
             return None
         with lance_errors("sorting the keys of a generation"):
             keys = sort_keys(columns)
-        if newest is not None:
-            _check_newest(keys, newest)
         reach("flush.before_sidecar")
         write_sidecar(self.location, self.shard_id, self.name, keys)
         if not len(keys.replaced):
@@ -446,10 +437,3 @@ def _field_messages(schema: Any) -> tuple[bytes, ...]:
     if not all(isinstance(message, bytes) for message in messages):
         raise UnsupportedFormatError("this version of Lance does not tell the fields of a schema")
     return messages
-
-
-def _check_newest(keys: SortedKeys, newest: npt.NDArray[np.integer]) -> None:
-    stays = np.ones(len(keys.order), np.bool_)
-    stays[keys.replaced] = False
-    if not np.array_equal(np.flatnonzero(stays), np.sort(newest)):
-        raise CorruptDataError("the memtable's key index disagrees with its rows about the newest row of a key")
