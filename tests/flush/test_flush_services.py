@@ -56,7 +56,7 @@ def test_a_generation_is_written_read_and_looked_up(table: tuple[str, dict[str, 
     dataset = lance.dataset(uri, storage_options=options)
     found: list[dict[str, Any]] = LsmScanner.from_snapshots(dataset, [snapshot]).to_table().to_pylist()
     assert sorted(found, key=lambda row: row["id"]) == [{"id": "b", "v": 5}, {"id": "c", "v": 4}]
-    sidecar = PkSidecar.open(location, SHARD, sstable)
+    sidecar = PkSidecar(location, SHARD, sstable)
     assert sidecar.offsets_of(WantedKeys.of([pa.array(["a", "b", "c", "d"])])).tolist() == [3, 2, 1, -1]
     assert sidecar.might_contain(WantedKeys.of([pa.array(["a", "b", "c", "nothing"])])).tolist() == [
         True,
@@ -69,7 +69,7 @@ def test_a_generation_is_written_read_and_looked_up(table: tuple[str, dict[str, 
 def test_absence_is_reported_as_absence(table: tuple[str, dict[str, str]]) -> None:
     uri, options = table
     assert BaseTable.open(resolve(f"{uri}-nothing", options)) is None
-    sidecar = PkSidecar.open(resolve(uri, options), SHARD, SsTable(1, "00000000_gen_1"))
+    sidecar = PkSidecar(resolve(uri, options), SHARD, SsTable(1, "00000000_gen_1"))
     with pytest.raises(ObjectNotFoundError):
         sidecar.offsets_of(WantedKeys.of([pa.array(["a"])]))
     assert sidecar.might_contain(WantedKeys.of([pa.array(["a"])])).tolist() == [True]

@@ -122,8 +122,8 @@ class SsTableReader:
         self.shard_id = shard_id
         self.sstable = sstable
         self.directory = paths.sstable_dir(shard_id, sstable.path)
-        self.sidecar = PkSidecar.open(location, shard_id, sstable)
-        # Two threads may fill one of these at the same time: they read the same immutable bytes.
+        self.sidecar = PkSidecar(location, shard_id, sstable)
+        # Threads may fill or empty these at the same time: they read the same immutable bytes, and hold what they use.
         self._dataset: lance.LanceDataset | None = None
         self._layout: _Layout | None = None
         self._file: LanceFileReader | None = None  # with all columns, for `take`
@@ -262,8 +262,10 @@ class SsTableReader:
                 self._layout = _Layout(self._with_ids(self.dataset.schema, ids))
             else:
                 with self.reading():
-                    self._file = reader = self._open_file(file)
-                self._layout = _Layout(self._with_ids(reader.metadata().schema, file.columns), file)
+                    reader = self._open_file(file)
+                    columns = reader.metadata().schema
+                self._layout = _Layout(self._with_ids(columns, file.columns), file)
+                self._file = reader
         return self._layout
 
     def _with_ids(self, columns: pa.Schema, ids: Mapping[str, FieldId]) -> pa.Schema:
@@ -390,8 +392,11 @@ class SsTableReader:
         self, file: DataFile, columns: list[str], batch_rows: int, part_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
         newest = None if file.fragment.deletion is None else self._newest_of(file.fragment, file.fragment.deletion)
-        self._file = None  # a descriptor per SSTable is too many; whoever reads rows in bulk seldom takes some
-        reader = self._open_file(file, None if len(columns) == len(self.columns) + 1 else columns)
+        with self._file_lock:  # a stream takes the open file: a descriptor per SSTable is too many
+            reader, self._file = self._file, None
+        some = columns if len(columns) <= len(self.columns) else None
+        if reader is None or some is not None:
+            reader = self._open_file(file, some)
         at = 0
         for start in range(0, file.physical_rows, part_rows):
             rows = min(part_rows, file.physical_rows - start)
@@ -439,8 +444,8 @@ class SsTableReader:
         """All columns of the rows at ascending offsets."""
         file = self.data_file
         if file is not None:
-            reader = self._file = self._file or self._open_file(file)
-            with self._file_lock:
+            with self._file_lock:  # until the rows are there: a stream may take the open file
+                reader = self._file = self._file or self._open_file(file)
                 return reader.take_rows(offsets).to_table()
         return take_rows(self.dataset, offsets, self.dataset.schema.names)  # offsets are addresses: the fragment is 0
 

@@ -228,18 +228,13 @@ class PkSidecar:
         self._data_path = _data_path(shard_id, sstable.path)
         self._lookup_path = _lookup_path(shard_id, sstable.path)
         self._bloom_path = paths.bloom_path(shard_id, sstable.path)
-        # Two threads may fill one of these at the same time: they read the same immutable bytes.
+        # Threads may fill or empty these at the same time: they read the same immutable bytes, and hold what they use.
         self._bloom: bytes | None = None
         self._lookup: _Lookup | None = None
         self._reader: LanceFileReader | None = None
         self._reading = threading.RLock()  # a reader of Lance serves one thread at a time
         self._num_rows = 0
         self._pages: dict[int, _Page] = {}
-
-    @classmethod
-    def open(cls, location: Location, shard_id: str, sstable: SsTable) -> PkSidecar:
-        """The sidecar of an SSTable that has a primary key."""
-        return cls(location, shard_id, sstable)
 
     @property
     def size_bytes(self) -> int:
@@ -286,10 +281,6 @@ class PkSidecar:
             self._load_reader()
         return self._num_rows
 
-    def all_keys(self) -> pa.Array:
-        """Every key once, ascending; composite keys in their encoding."""
-        return self.all_entries()[0]
-
     def all_entries(self) -> tuple[pa.Array, npt.NDArray[np.int64]]:
         """Every key once, ascending, and the offset of its newest row. One pass over the whole sidecar, not kept."""
         lookup = self._load_lookup()
@@ -303,16 +294,16 @@ class PkSidecar:
 
     def _load_bloom(self) -> bytes:
         """The filter, or no bytes if there is none."""
-        if self._bloom is None:
+        found = self._bloom
+        if found is None:
             try:
-                stored = self._location.store.get(self._bloom_path)
+                found = self._location.store.get(self._bloom_path)
             except ObjectNotFoundError:
-                self._bloom = b""
-                return b""
-            if not any(stored):
+                found = b""
+            if found and not any(found):
                 raise CorruptDataError("bloom filter has no bit set, but no generation is empty", path=self._bloom_path)
-            self._bloom = stored
-        return self._bloom
+            self._bloom = found
+        return found
 
     def _load_lookup(self) -> _Lookup:
         if self._lookup is None:
@@ -334,17 +325,16 @@ class PkSidecar:
         return _Lookup(smallest.type, int(stored), _searchable(smallest), _searchable(largest))
 
     def _load_reader(self) -> LanceFileReader:
-        if self._reader is None:
+        reader = self._reader
+        if reader is None:
             uri, options = self._location.child_uri(self._data_path), lance_options(self._location)
-            reader: LanceFileReader = lance_read(
-                self._location, self._data_path, lambda: LanceFileReader(uri, storage_options=options)
-            )
+            reader = lance_read(self._location, self._data_path, lambda: LanceFileReader(uri, storage_options=options))
             lookup = self._load_lookup()
             rows = int(reader.num_rows())
             if -(-rows // lookup.page_rows) != len(lookup.smallest):
                 raise CorruptDataError("page lookup and page data of a sidecar disagree", path=self._data_path)
             self._num_rows, self._reader = rows, reader
-        return self._reader
+        return reader
 
     def _load_page(self, number: int) -> _Page:
         page = self._pages.get(number)
@@ -359,9 +349,10 @@ class PkSidecar:
                     lambda: reader.read_range(start, count, batch_size=lookup.page_rows).to_table(),
                 )
             values, offsets = self._checked(table, lookup, self._num_rows)
-            page = self._pages[number] = _Page(_searchable(values), offsets)
+            page = _Page(_searchable(values), offsets)
             if page.values[0] != lookup.smallest[number] or page.values[-1] != lookup.largest[number]:
                 raise CorruptDataError("a page of a sidecar contradicts its bounds", path=self._data_path)
+            self._pages[number] = page
         return page
 
     def _checked(self, table: pa.Table, lookup: _Lookup, rows: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:

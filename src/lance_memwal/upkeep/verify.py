@@ -380,7 +380,7 @@ def sstable_faults(
     if missing:
         yield f"the generation was published without {', '.join(missing)}"
     elif primary_key:
-        yield from _key_faults(location, directory, PkSidecar.open(location, shard_id, sstable), dataset, deep=deep)
+        yield from _key_faults(location, directory, PkSidecar(location, shard_id, sstable), dataset, deep=deep)
 
 
 def _key_faults(
