@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_number
@@ -42,7 +41,7 @@ from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.ranked import Ranked, fuse, to_table
 from lance_memwal.read.row_source import FragmentSource, LargeSsTableSource, MemorySource, RowSource, fresh_sources
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.read.vector_search import nearest_in_base, nearest_in_source
+from lance_memwal.read.vector_search import VectorQuery, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
 from lance_memwal.sstable.mirrors import index_facts
@@ -133,25 +132,15 @@ def _vector(
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
     indexed = _indexed_metric(snapshot, column)
     metric: Metric = request.metric or indexed or "l2"
+    asked = VectorQuery(
+        column, kind, query, k, metric, merge.row_filter, request.ef, request.nprobes, request.refine_factor
+    )
     sources: list[Any] = list(fresh_sources(merge))
-    parts: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[Any]]] = []
-    for number, source in enumerate(sources):
-        positions, distances = nearest_in_source(source, column, query, k, metric, merge.row_filter, request.ef)
-        parts.append((number, positions, distances))
+    parts = [(number, *nearest_in_source(source, asked)) for number, source in enumerate(sources)]
     if snapshot.base_table is None:
         return Ranked.merge(parts, k, ascending=True), sources
     base = BaseRows(snapshot.base)
-    rows, positions, distances = nearest_in_base(
-        merge,
-        column,
-        query,
-        k,
-        metric,
-        columns,
-        nprobes=request.nprobes,
-        refine_factor=request.refine_factor,
-        use_index=indexed == metric,
-    )
+    rows, positions, distances = nearest_in_base(merge, asked, columns, use_index=indexed == metric)
     base.remember(rows)
     parts.append((len(sources), positions, distances))
     return Ranked.merge(parts, k, ascending=True), [*sources, base]

@@ -4,7 +4,7 @@ Owns the search of one tier. Memtables use their graph where it has the metric; 
 kept in memory are searched exactly; large SSTables are searched by Lance through their mirror of the index, or exactly as a
 stream; the base table is searched by Lance, over indexed and unindexed fragments. Invariants:
 
-1. A replaced or deleted row neither appears nor takes a place: a tier is asked for more until k live rows are found or it
+1. A superseded or deleted row neither appears nor takes a place: a tier is asked for more until k live rows are found or it
    has no more.
 2. Where an index is missing or has another metric the search is exact: slower, never empty.
 3. Distances are computed from the vectors themselves, alike in every tier.
@@ -13,6 +13,7 @@ stream; the base table is searched by Lance, over indexed and unindexed fragment
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,9 @@ from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTabl
 from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
 
-__all__ = ["nearest_in_base", "nearest_in_source"]
+__all__ = ["VectorQuery", "nearest_in_base", "nearest_in_source"]
 
 _EXTRA = 16
 _DOT_REFINE = 5  # quantised inner products rank worse than distances: of 50,000 rows 0.88 were found without, 0.99 with
@@ -44,61 +44,90 @@ _ROW_ADDRESS = "_rowaddr"
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-def nearest_in_source(
-    source: FreshSource,
-    column: str,
-    query: npt.NDArray[np.float64],
-    k: int,
-    metric: Metric,
-    row_filter: RowFilter | None,
-    ef: int | None,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Positions and distances of the `k` nearest matching rows of one source above the base table."""
+@dataclass(frozen=True, slots=True)
+class VectorQuery:
+    """The `k` rows nearest to `query` are wanted, of those for which the filter is true; `kind` is the column's type."""
+
+    column: str
+    kind: pa.FixedSizeListType
+    query: npt.NDArray[np.float64]
+    k: int
+    metric: Metric
+    row_filter: RowFilter | None
+    ef: int | None
+    nprobes: int
+    refine_factor: int | None
+
+    def exact(self, vectors: pa.Array | pa.ChunkedArray, allowed: npt.NDArray[np.bool_]) -> Nearest:
+        """Row numbers and distances of the nearest of `vectors`."""
+        return exact_search(vectors, self.query, self.k, self.metric, allowed)
+
+    def to_lance(self, column: str, k: int, **options: Any) -> dict[str, Any]:
+        """The query for the `k` nearest rows as Lance takes it; the column may have another name there."""
+        query = pa.array(self.query, type=self.kind.value_type)
+        return {"column": column, "q": query, "k": k, "metric": self.metric, **options}
+
+    @property
+    def stream_rows(self) -> int:
+        """The rows of one batch of an exact search."""
+        return int(max(256, _STREAM_BYTES // max(1, self.kind.list_size * self.kind.value_type.bit_width // 8)))
+
+    def better(
+        self,
+        best: Nearest,
+        vectors: pa.Array | pa.ChunkedArray,
+        rows: npt.NDArray[np.int64],
+        alive: npt.NDArray[np.bool_],
+    ) -> Nearest:
+        """The nearest of what is known and of `rows`, which have `vectors`, as far as they are `alive`."""
+        if not alive.any():
+            return best
+        positions, distances = self.exact(vectors, alive)
+        merged = np.concatenate((best[1], distances))
+        order = np.argsort(merged, kind="stable")[: self.k]
+        return np.concatenate((best[0], rows[positions]))[order], merged[order]
+
+
+def nearest_in_source(source: FreshSource, asked: VectorQuery) -> Nearest:
+    """Positions and distances of the nearest matching rows of one source above the base table."""
     if isinstance(source, LargeSsTableSource):
-        return _nearest_in_large(source, column, query, k, metric, row_filter, ef)
-    allowed = source.matching(row_filter)
+        return _nearest_in_large(source, asked)
+    allowed = source.matching(asked.row_filter)
     if not allowed.any():
         return _NOTHING
     if isinstance(source, SsTableSource):
-        return nearest_in_block(source.vectors(column), query, k, metric, allowed)
+        return nearest_in_block(source.vectors(asked.column), asked.query, asked.k, asked.metric, allowed)
     for index in source.ref.indexes:
-        if isinstance(index, HnswMemIndex) and index.column == column:
-            found = index.search(query, k, source.num_rows, ef=ef, allowed=allowed, metric=metric)
+        if isinstance(index, HnswMemIndex) and index.column == asked.column:
+            rows = source.num_rows
+            found = index.search(asked.query, asked.k, rows, ef=asked.ef, allowed=allowed, metric=asked.metric)
             source.ref.memtable.searched()
             return found
-    return exact_search(source.column(column), query, k, metric, allowed)
+    return asked.exact(source.column(asked.column), allowed)
 
 
 # ---------------------------------------------------------------------------------------------------- large SSTables
 
 
-def _nearest_in_large(
-    source: LargeSsTableSource,
-    column: str,
-    query: npt.NDArray[np.float64],
-    k: int,
-    metric: Metric,
-    row_filter: RowFilter | None,
-    ef: int | None,
-) -> Nearest:
+def _nearest_in_large(source: LargeSsTableSource, asked: VectorQuery) -> Nearest:
     """By the SSTable's own index if it has one of this metric and finds `k` live rows, else exactly."""
-    stored = source.reader.name_of(column, source.schema)
+    stored = source.reader.name_of(asked.column, source.schema)
     if stored is None:
         return _NOTHING
-    shared = source.reader.pushdown(source.schema, row_filter)
-    if shared.late is None and _mirror_metric(source.reader, stored) == metric:
-        fetch, rows_left = k + _EXTRA, source.reader.sstable.physical_rows or 0
-        while fetch <= max(k + _EXTRA, rows_left // 4):
-            found = _ask_mirror(source, stored, query, fetch, metric, shared.told, ef)
+    shared = source.reader.pushdown(source.schema, asked.row_filter)
+    if shared.late is None and _mirror_metric(source.reader, stored) == asked.metric:
+        fetch, rows_left = asked.k + _EXTRA, source.reader.sstable.physical_rows or 0
+        while fetch <= max(asked.k + _EXTRA, rows_left // 4):
+            found = _ask_mirror(source, stored, asked, fetch, shared.told)
             if found is None:
                 break
             offsets, vectors = found
             alive = not_in(offsets, source.hidden)
-            if alive.sum() >= k:
-                positions, distances = exact_search(vectors, query, k, metric, alive)
+            if alive.sum() >= asked.k:
+                positions, distances = asked.exact(vectors, alive)
                 return offsets[positions], distances
             fetch *= 4
-    return _stream_nearest(source, column, query, k, metric, row_filter)
+    return _stream_nearest(source, asked)
 
 
 def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
@@ -115,100 +144,45 @@ def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
 
 
 def _ask_mirror(
-    source: LargeSsTableSource,
-    stored: str,
-    query: npt.NDArray[np.float64],
-    fetch: int,
-    metric: Metric,
-    told: FilterLike | None,
-    ef: int | None,
+    source: LargeSsTableSource, stored: str, asked: VectorQuery, fetch: int, told: FilterLike | None
 ) -> tuple[npt.NDArray[np.int64], pa.Array] | None:
     """Offsets and vectors that the index proposes; None if it has fewer than were asked for."""
-    dataset = source.reader.dataset
-    kind = dataset.schema.field(stored).type.value_type
-    nearest: dict[str, Any] = {
-        "column": stored,
-        "q": pa.array(query, type=kind),
-        "k": fetch,
-        "metric": metric,
-        "ef": max(ef or _LARGE_EF, 2 * fetch),
-        "use_index": True,
-    }
+    nearest = asked.to_lance(stored, fetch, ef=max(asked.ef or _LARGE_EF, 2 * fetch), use_index=True)
     with source.reader.reading(given=True):
-        rows = dataset.scanner(
+        scanner = source.reader.dataset.scanner(
             columns=[stored], nearest=nearest, filter=told, prefilter=True, with_row_address=True
-        ).to_table()
+        )
+        rows = scanner.to_table()
     if rows.num_rows < fetch:
         return None
     return one_array(rows.column(_ROW_ADDRESS)).to_numpy().astype(np.int64), one_array(rows.column(stored))
 
 
-def _stream_nearest(
-    source: LargeSsTableSource,
-    column: str,
-    query: npt.NDArray[np.float64],
-    k: int,
-    metric: Metric,
-    row_filter: RowFilter | None,
-) -> Nearest:
+def _stream_nearest(source: LargeSsTableSource, asked: VectorQuery) -> Nearest:
     """Exactly, batch by batch: memory holds one batch of one column."""
     best = _NOTHING
-    for batch, offsets in source.reader.batches(
-        source.schema, [column], row_filter, _stream_rows(source.schema, column)
-    ):
-        alive = live_rows(batch, offsets, source.hidden)
-        best = _better(best, batch.column(column), offsets, alive, query, k, metric)
+    parts = source.reader.batches(source.schema, [asked.column], asked.row_filter, asked.stream_rows)
+    for batch, offsets in parts:
+        best = asked.better(best, batch.column(asked.column), offsets, live_rows(batch, offsets, source.hidden))
     return best
-
-
-def _stream_rows(schema: TableSchema, column: str) -> int:
-    kind = schema.columns.field(column).type
-    return int(max(256, _STREAM_BYTES // max(1, kind.list_size * kind.value_type.bit_width // 8)))
-
-
-def _better(
-    best: Nearest,
-    vectors: pa.Array | pa.ChunkedArray,
-    rows: npt.NDArray[np.int64],
-    alive: npt.NDArray[np.bool_],
-    query: npt.NDArray[np.float64],
-    k: int,
-    metric: Metric,
-) -> Nearest:
-    """The `k` nearest of what is known and of `rows`, which have `vectors`, as far as they are `alive`."""
-    if not alive.any():
-        return best
-    positions, distances = exact_search(one_array(vectors), query, k, metric, alive)
-    merged = np.concatenate((best[1], distances))
-    order = np.argsort(merged, kind="stable")[:k]
-    return np.concatenate((best[0], rows[positions]))[order], merged[order]
 
 
 # --------------------------------------------------------------------------------------------------------- the base
 
 
 def nearest_in_base(
-    merge: Merge,
-    column: str,
-    query: npt.NDArray[np.float64],
-    k: int,
-    metric: Metric,
-    columns: Sequence[str],
-    *,
-    nprobes: int,
-    refine_factor: int | None,
-    use_index: bool,
+    merge: Merge, asked: VectorQuery, columns: Sequence[str], *, use_index: bool
 ) -> tuple[pa.Table, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The `k` nearest live, matching rows of the base table: the rows that were read, and ids and distances in order."""
-    shared = pushdown(merge.row_filter)
+    shared, k = pushdown(asked.row_filter), asked.k
     if shared.late is not None:  # Lance cannot be told what the search is restricted to
-        return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, column, query, k, metric)
-    wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, column]))
+        return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, asked)
+    wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, asked.column]))
     refuse_unreadable([merge.snapshot.base.schema.field(name) for name in wanted])
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
     while True:
-        rows = _ask_lance(merge, shared.told, column, query, fetch, metric, wanted, nprobes, refine_factor, use_index)
+        rows = _ask_lance(merge, shared.told, asked, fetch, wanted, use_index=use_index)
         live = merge.live_in_base(rows)
         if live.sum() >= min(k, total):
             break
@@ -220,61 +194,45 @@ def nearest_in_base(
             fetch = min(total, fetch * 4)
     if not live.any():
         return rows, *_NOTHING
-    positions, distances = exact_search(one_array(rows.column(column)), query, k, metric, live)
-    row_ids = one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64)
-    return rows, row_ids[positions], distances
+    positions, distances = asked.exact(rows.column(asked.column), live)
+    return rows, _row_ids(rows)[positions], distances
 
 
-def _stream_base(merge: Merge, column: str, query: npt.NDArray[np.float64], k: int, metric: Metric) -> Nearest:
+def _row_ids(rows: pa.Table) -> npt.NDArray[np.int64]:
+    return np.asarray(one_array(rows.column(_ROW_ID)).to_numpy()).astype(np.int64)
+
+
+def _stream_base(merge: Merge, asked: VectorQuery) -> Nearest:
     """Exactly, batch by batch."""
-    schema, shared = merge.snapshot.schema, pushdown(merge.row_filter)
-    best = _NOTHING
+    shared, best = pushdown(asked.row_filter), _NOTHING
     with merge.snapshot.base.reading("searching the base table", given=shared.told is not None):
         scanner = merge.snapshot.base.dataset.scanner(
-            columns=list(dict.fromkeys([column, *merge.hiding_columns, *shared.columns])),
+            columns=list(dict.fromkeys([asked.column, *merge.hiding_columns, *shared.columns])),
             filter=shared.told,
             with_row_id=True,
-            batch_size=_stream_rows(schema, column),
+            batch_size=asked.stream_rows,
         )
         for batch in scanner.to_batches():
             rows = shared.finish(pa.Table.from_batches([batch]))
-            alive = merge.live_in_base(rows)
-            row_ids = one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64)
-            best = _better(best, rows.column(column), row_ids, alive, query, k, metric)
+            best = asked.better(best, rows.column(asked.column), _row_ids(rows), merge.live_in_base(rows))
     return best
 
 
 def _ask_lance(
-    merge: Merge,
-    told: FilterLike | None,
-    column: str,
-    query: npt.NDArray[np.float64],
-    fetch: int,
-    metric: Metric,
-    wanted: list[str],
-    nprobes: int,
-    refine_factor: int | None,
-    use_index: bool,
+    merge: Merge, told: FilterLike | None, asked: VectorQuery, fetch: int, wanted: list[str], *, use_index: bool
 ) -> pa.Table:
-    dataset = merge.snapshot.base.dataset
     if fetch == 0:
         fields = [merge.snapshot.schema.columns.field(name) for name in wanted]
         return no_rows(pa.schema([*fields, pa.field(_ROW_ID, pa.uint64())]))
-    kind = merge.snapshot.schema.columns.field(column).type.value_type
-    nearest: dict[str, Any] = {
-        "column": column,
-        "q": pa.array(query, type=kind),
-        "k": fetch,
-        "metric": metric,
-        "minimum_nprobes": nprobes,  # more are probed only where these do not hold enough matching rows
-        "use_index": use_index,
-    }
-    if refine_factor is None and metric == "dot" and use_index:
+    # more than these are probed only where they do not hold enough matching rows
+    nearest = asked.to_lance(asked.column, fetch, minimum_nprobes=asked.nprobes, use_index=use_index)
+    refine_factor = asked.refine_factor
+    if refine_factor is None and asked.metric == "dot" and use_index:
         refine_factor = _DOT_REFINE
     if refine_factor is not None:
         nearest["refine_factor"] = refine_factor
     with merge.snapshot.base.reading("searching the base table", given=True):
-        scanner = dataset.scanner(
+        scanner = merge.snapshot.base.dataset.scanner(
             columns=wanted,
             nearest=nearest,
             filter=told,
