@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.lazy import lazy
 from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.read.memory_scan import MemTableScanner
 from lance_memwal.read.reader import Reader
@@ -258,7 +258,7 @@ class ShardWriter:
         """The live rows of many keys in this shard or the base table, in no order."""
         return self._reader.lookup(keys, columns, shards=[self.shard_id], in_memory=self.in_memory_memtable_refs())
 
-    @cached_property
+    @lazy
     def _reader(self) -> Reader:
         base = BaseTable.open(self._shard.columns.target.location)
         if base is None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE, Cache
 from lance_memwal.read.fresh import fresh_index
 from lance_memwal.sstable.read import SsTableReader, open_sstable
+from lance_memwal.sstable.sidecar import PkSidecar
 from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([pa.field("tenant", pa.int32(), False), pa.field("v", pa.int64())])
@@ -76,3 +79,30 @@ def test_indexes_that_are_replaced_or_dropped_do_not_count(tmp_path: Path) -> No
     fresh_index([first], cache)
     fresh_index([third], cache)
     assert fresh_index([second], cache) is not kept
+
+
+def test_a_read_does_not_wait_for_the_keys_of_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, other = make(tmp_path / "slow", 1), make(tmp_path / "other", 1)
+    CACHE.clear()
+    reached, released, all_entries = threading.Event(), threading.Event(), PkSidecar.all_entries
+
+    def held(sidecar: PkSidecar) -> Any:
+        if threading.current_thread().name == "slow":
+            reached.set()
+            assert released.wait(60)
+        return all_entries(sidecar)
+
+    monkeypatch.setattr(PkSidecar, "all_entries", held)
+    found: list[int] = []
+    first = threading.Thread(target=lambda: found.append(slow.count_rows()), name="slow")
+    first.start()
+    assert reached.wait(60)
+    second = threading.Thread(target=lambda: found.append(other.count_rows()))
+    second.start()
+    second.join(20)
+    is_held_up = second.is_alive()
+    released.set()
+    first.join()
+    second.join()
+    assert not is_held_up
+    assert found == [1, 1]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
 
 from lance_memwal.errors import MemWalError, UnsupportedFormatError
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
 from lance_memwal.log.entry import unknown_metadata
+from lance_memwal.process.lazy import lazy
 from lance_memwal.rows.schema import FIELD_ID, TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -59,7 +59,7 @@ class KnownColumns:
             unknown = [n for n, i in ids.items() if i is None or (i not in present and i not in self._history.ids)]
         return (*found, *(f"column {name!r}" for name in unknown))
 
-    @cached_property
+    @lazy
     def _history(self) -> _History:
         return _read_history(self._location)
 

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE, Cache
+from lance_memwal.process.lazy import lazy
 from lance_memwal.read.memory import winners
 from lance_memwal.read.snapshot import ShardView, Snapshot
 from lance_memwal.rows.adapt import tombstone_flags
@@ -142,7 +143,7 @@ class ShardMerge:
             parts.append(key_array((keys if mask.all() else keys.filter(pa.array(mask))).columns))
         return concat_keys(parts)
 
-    @cached_property
+    @lazy
     def index(self) -> FreshIndex | None:
         """The newest row per key over the SSTables; None without any, or without a primary key."""
         return fresh_index(self.readers) if self._keyed and self.readers else None

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.clock import in_order
+from lance_memwal.process.lazy import lazy
 from lance_memwal.read.base_rows import BLOB_HANDLING, refuse_unreadable
 from lance_memwal.read.fresh import ShardMerge, live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
@@ -100,7 +100,7 @@ class Merge:
             for reader in shard.readers:
                 reader.open()
 
-    @cached_property
+    @lazy
     def fresh_keys(self) -> KeySet | None:
         """The keys that hide base rows; None if nothing can."""
         if not self.snapshot.schema.primary_key:

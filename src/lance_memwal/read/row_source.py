@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +25,7 @@ from lance_memwal.memtable.index import Analyzer, FtsMemIndex
 from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE
+from lance_memwal.process.lazy import lazy
 from lance_memwal.read.fresh import live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.merge import Merge
@@ -117,7 +117,7 @@ class LargeSsTableSource:
         self.hidden = hidden
         self.schema = schema
 
-    @cached_property
+    @lazy
     def _frame(self) -> tuple[npt.NDArray[np.int64], Mask]:
         parts = list(self.reader.batches(self.schema, [], None, _LARGE_BATCH_ROWS))
         offsets = np.concatenate([offsets for _, offsets in parts] or [_NO_OFFSETS])
