@@ -298,10 +298,11 @@ class PkSidecar:
         if found is None:
             try:
                 found = self._location.store.get(self._bloom_path)
+                if not any(found):
+                    what = "bloom filter has no bit set, but no generation is empty"
+                    raise CorruptDataError(what, path=self._bloom_path)
             except ObjectNotFoundError:
                 found = b""
-            if found and not any(found):
-                raise CorruptDataError("bloom filter has no bit set, but no generation is empty", path=self._bloom_path)
             self._bloom = found
         return found
 
