@@ -105,10 +105,11 @@ class RowEncoder:
         self._prefix = _prefix(self._schema)
 
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
-        """The messages of `batches`, with their dictionaries in front."""
-        if self._is_read_back:
-            return self._read_back(batches)
-        return list(map(pa.RecordBatch.serialize, batches))
+        """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""
+        try:
+            return self._read_back(batches) if self._is_read_back else list(map(pa.RecordBatch.serialize, batches))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
 
     def _read_back(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         stream = _encode_stream(self._schema, batches)

@@ -136,9 +136,14 @@ class LogRun:
             run.follow(generation, entry)
         return run
 
-    def copy(self) -> LogRun:
-        """The same run, to be counted on without changing this one."""
-        return replace(self)
+    def after(
+        self, batches: Sequence[pa.RecordBatch], size_bytes: int, limits: WriterConfig, small: Mapping[Place, int]
+    ) -> LogRun:
+        """The run with one more entry of `batches`, whose generation it has; this one is not changed."""
+        run = replace(self)
+        rows = sum(batch.num_rows for batch in batches)
+        run.add(rows, len(batches), size_bytes, limits, held=batches, small=small)
+        return run
 
     def follow(self, generation: int, entry: WalEntry) -> None:
         """Count an entry with rows that is in the log."""

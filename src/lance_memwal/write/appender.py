@@ -168,18 +168,14 @@ class WalAppender:
                 f"{size} bytes are too many for one WAL entry, at most {limit}; use ShardWriter.put or several appends"
             )
         count = sum(batch.num_rows for batch in fitted)
-        run = self._run.copy()
-        generation = run.add(count, len(fitted), size, self._config, held=fitted, small=rows.schema.small_dictionaries)
+        run = self._run.after(fitted, size, self._config, rows.schema.small_dictionaries)
+        generation = run.generation
         encoder = self._encoder
         if encoder is None or encoder.generation != generation:
             encoder = EntryEncoder(rows.schema.wal, self.epoch, generation)
         txns = () if txn is None else (EntryTransaction(txn, 0, count),)
         footer = self._transactions.footer(generation, txns, self._log.table)
-        try:
-            data = encoder.encode(fitted, footer)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
-        return _Entry(self._log.next_position, data, fitted, footer, run, encoder, rows)
+        return _Entry(self._log.next_position, encoder.encode(fitted, footer), fitted, footer, run, encoder, rows)
 
     def _send(self, entry: _Entry) -> int:
         """Make `entry` durable and remember what it changed; sending it again changes nothing."""

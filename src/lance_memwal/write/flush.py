@@ -59,10 +59,11 @@ def publish(
 
 def flush_once(shard: Shard) -> FlushResult | None:
     """Publish the oldest frozen memtable; None if there is none."""
-    if not shard.tables.frozen:
+    frozen = shard.tables.frozen
+    if not frozen:
         return None
-    health, tables = shard.health, shard.tables.need()
-    memtable, started = tables.frozen[0], shard.clock.monotonic()
+    health, tables, memtable = shard.health, shard.tables.need(), frozen[0]
+    started = shard.clock.monotonic()
     shard.commits.make_durable(memtable.end_batch)
     health.look_at_table()  # before anything is written, since that would bring a removed table's directories back
     tables.indexing.refresh(tables.active)

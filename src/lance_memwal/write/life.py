@@ -21,22 +21,16 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import MemWalError
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import TransactionMap
 from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, ShardLog, open_log
-from lance_memwal.process.background import JOIN_SECONDS, Task
+from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.flush import Flushing, Ticking
-from lance_memwal.write.gate import WriteGate
-from lance_memwal.write.group_commit import GroupCommit
-from lance_memwal.write.health import Health
-from lance_memwal.write.indexing import Indexing
 from lance_memwal.write.replay import replay
-from lance_memwal.write.shard import Columns, Shard
+from lance_memwal.write.shard import Shard
 from lance_memwal.write.stats import StatsHandle
-from lance_memwal.write.tables import Tables, WalOnly
 
 __all__ = ["Parked", "close", "drain", "open_shard", "park", "start"]
 
@@ -73,63 +67,10 @@ def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: 
             clock=clock,
         )
         reach("open.after_sentinel")
-    shard = _assemble(target, config, clock, opened, manifests, None if parked is None else parked.stats)
+    shard = Shard(target, config, clock, opened, manifests, None if parked is None else parked.stats)
     if config.enable_memtable:
         replay(shard, opened)
     return shard
-
-
-def _assemble(
-    target: ShardTarget,
-    config: WriterConfig,
-    clock: Clock,
-    opened: OpenedLog,
-    manifests: ShardManifestStore,
-    stats: StatsHandle | None,
-) -> Shard:
-    log, schema = opened.log, target.schema
-    columns = Columns(target, config)
-    ticker, flusher, grower = Task("ticker"), Task("flush"), Task("index")
-    health = Health(log.shard_id, log.epoch, target.watch, clock, ticker, flusher)
-    stats = StatsHandle(health.lock) if stats is None else stats
-    stats.use_lock(health.lock)
-    tables: Tables | WalOnly
-    if config.enable_memtable:
-        run = LogRun(opened.manifest.current_generation)
-        indexing = Indexing(columns.indexes, config, health, stats, clock, ticker, grower)
-        tables = Tables(config, schema, health, indexing, flusher)
-        tables.begin(run.generation, 0, log.next_position - 1)
-    else:
-        run = LogRun.of_tail(opened)
-        tables = WalOnly(config, schema)
-    commits = GroupCommit(
-        config=config,
-        schema=schema,
-        log=log,
-        transactions=opened.transactions,
-        run=run,
-        health=health,
-        tables=tables,
-        stats=stats,
-        clock=clock,
-        ticker=ticker,
-    )
-    return Shard(
-        config,
-        clock,
-        log,
-        opened.transactions,
-        manifests,
-        columns,
-        WriteGate(clock),
-        health,
-        tables,
-        commits,
-        stats,
-        ticker,
-        flusher,
-        grower,
-    )
 
 
 def start(shard: Shard) -> None:

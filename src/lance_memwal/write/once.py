@@ -256,9 +256,8 @@ class OnceAppender:
             if tail.transactions.is_repeat(txn):
                 return created or AppendResult(claim.shard_id, rows, skipped=True)
             tail.transactions.admit(txn)
-            run = replace(tail.run)
-            small = self.schema.small_dictionaries
-            generation = run.add(rows, len(fitted), size, self._config, held=fitted, small=small)
+            run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
+            generation = run.generation
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
             data = EntryEncoder(self.schema.wal, claim.epoch, generation).encode(fitted, footer)
             position = tail.last_position + 1

@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 
 from lance_memwal.clock import Clock
-from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
@@ -277,10 +276,7 @@ class EntryBuilder:
         bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
         if bound > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
             return False
-        try:
-            rows.messages = self._rows.messages(flagged)
-        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
+        rows.messages = self._rows.messages(flagged)
         rows.wire_bytes = sum(map(_size, rows.messages))
         return True
 

@@ -1,6 +1,6 @@
 """The parts of one shard writer, as the functions take them that do its work.
 
-Owns `Shard`, a value, and `Columns`. Invariants:
+Owns `Shard`, which only puts them together, and `Columns`. Invariants:
 
 1. A part writes its own fields only; what several parts do in one step is done under the lock of `health`.
 2. Nothing here refers to the public writer, so that one that is dropped can be collected while its tasks still run.
@@ -9,15 +9,14 @@ Owns `Shard`, a value, and `Columns`. Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.transactions import TransactionMap
-from lance_memwal.log.wal import ShardLog
+from lance_memwal.log.tail import LogRun
+from lance_memwal.log.wal import OpenedLog
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import Task
 from lance_memwal.process.waiting import refuse_on_top
@@ -28,6 +27,7 @@ from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.gate import WriteGate
 from lance_memwal.write.group_commit import GroupCommit
 from lance_memwal.write.health import Health
+from lance_memwal.write.indexing import Indexing
 from lance_memwal.write.stats import MemTableStats, StatsHandle
 from lance_memwal.write.tables import Tables, WalOnly
 
@@ -54,24 +54,52 @@ class Columns:
         return self.target.indexes if self.target.indexes is not None else IndexSet(self.target.schema)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """One claimed shard: its settings, its log, and the parts of its writer."""
 
-    config: WriterConfig
-    clock: Clock
-    log: ShardLog
-    transactions: TransactionMap
-    manifests: ShardManifestStore
-    columns: Columns
-    gate: WriteGate
-    health: Health
-    tables: Tables | WalOnly
-    commits: GroupCommit
-    stats: StatsHandle
-    ticker: Task
-    flusher: Task
-    grower: Task
+    def __init__(
+        self,
+        target: ShardTarget,
+        config: WriterConfig,
+        clock: Clock,
+        opened: OpenedLog,
+        manifests: ShardManifestStore,
+        stats: StatsHandle | None = None,
+    ) -> None:
+        """Put the parts together; nothing runs yet. `stats` go on counting where the writer was put away."""
+        self.config = config
+        self.clock = clock
+        self.log = log = opened.log
+        self.transactions = opened.transactions
+        self.manifests = manifests
+        self.columns = Columns(target, config)
+        self.gate = WriteGate(clock)
+        self.ticker, self.flusher, self.grower = Task("ticker"), Task("flush"), Task("index")
+        self.health = health = Health(log.shard_id, log.epoch, target.watch, clock, self.ticker, self.flusher)
+        self.stats = StatsHandle(health.lock) if stats is None else stats
+        self.stats.use_lock(health.lock)
+        self.tables: Tables | WalOnly
+        if config.enable_memtable:
+            run = LogRun(opened.manifest.current_generation)
+            indexes = self.columns.indexes
+            indexing = Indexing(indexes, config, health, self.stats, clock, self.ticker, self.grower)
+            self.tables = Tables(config, target.schema, health, indexing, self.flusher)
+            self.tables.begin(run.generation, 0, log.next_position - 1)
+        else:
+            run = LogRun.of_tail(opened)
+            self.tables = WalOnly(config, target.schema)
+        self.commits = GroupCommit(
+            config=config,
+            schema=target.schema,
+            log=log,
+            transactions=opened.transactions,
+            run=run,
+            health=health,
+            tables=self.tables,
+            stats=self.stats,
+            clock=clock,
+            ticker=self.ticker,
+        )
 
     @property
     def tasks(self) -> tuple[Task, Task, Task]:

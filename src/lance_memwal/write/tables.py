@@ -219,10 +219,7 @@ class WalOnly:
 
     def place(self, rows: WriteRows, _start: int, run: LogRun) -> LogRun:
         """The run that a write belongs to, which follows one that belongs to `run`."""
-        run = run.copy()
-        small = self._schema.small_dictionaries
-        run.add(rows.num_rows, len(rows.batches), rows.wire_bytes, self._limits, held=rows.batches, small=small)
-        return run
+        return run.after(rows.batches, rows.wire_bytes, self._limits, self._schema.small_dictionaries)
 
     def placed(self, end: int) -> None:
         """Nothing follows."""
