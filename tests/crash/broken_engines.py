@@ -53,9 +53,9 @@ def publishes_without_a_sidecar(life: Life, pipe: Connection) -> None:
 
 def forgets_the_tail(life: Life, pipe: Connection) -> None:
     """Open starts with an empty memtable."""
-    from lance_memwal.write import life
+    from lance_memwal.write import life as engine
 
-    life.replay = lambda *_: None
+    engine.replay = lambda *_: None
     live(life, pipe)
 
 

@@ -74,8 +74,9 @@ class Fitter:
         if type(data) is Fitted:
             return data, True
         fill = self._fills if missing is None else fills_missing(missing, self.schema)
-        batches = [data] if type(data) is pa.RecordBatch else to_batches(data, self.schema.columns, whole=not fill)
-        return with_rows(batches), fill
+        if type(data) is pa.RecordBatch and data.num_rows:
+            return [data], fill
+        return with_rows(to_batches(data, self.schema.columns, whole=not fill)), fill
 
     def fit_all(self, batches: list[pa.RecordBatch], fill: bool) -> list[pa.RecordBatch]:
         """Every batch as `fit` makes it; those that were fitted to the same columns before as they are."""
