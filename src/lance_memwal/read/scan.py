@@ -189,8 +189,8 @@ def _shard(view: ShardView, row_filter: RowFilter | None) -> list[str]:
     for sstable in reversed(view.sstables):
         rows = "?" if sstable.physical_rows is None else sstable.physical_rows
         lines.append(f"    SSTable generation {sstable.generation}: {rows} rows ({sstable.path})")
-    if view.skipped_generations:
-        lines.append(f"    {view.skipped_generations} compacted generations skipped")
+    if skipped := len(view.manifest.sstables) - len(view.sstables):
+        lines.append(f"    {skipped} compacted generations skipped")
     if len(lines) == 1:
         lines.append("    nothing above the base table")
     return lines

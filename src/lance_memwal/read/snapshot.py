@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
 
@@ -88,14 +88,28 @@ def _all_shards(base: BaseTable) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """One shard of a snapshot; `memory` and `sstables` ascend by generation and overlap with nothing below them."""
+    """One shard of a snapshot: `memory` and those SSTables that overlap with nothing below them, ascending."""
 
-    shard_id: str
     manifest: ShardManifest
-    memory: tuple[InMemoryMemTableRef, ...]
-    sstables: tuple[SsTable, ...]
+    memory: tuple[InMemoryMemTableRef, ...] = ()
     from_tail: bool = False
-    skipped_generations: int = 0
+    sstables: tuple[SsTable, ...] = ()
+
+    @property
+    def shard_id(self) -> str:
+        """The shard."""
+        return self.manifest.shard_id
+
+    def above(self, compacted: int, schema: TableSchema) -> ShardView:
+        """The shard without what the base table or its own SSTables hold already, in the columns of `schema`."""
+        manifest = self.manifest
+        memory = tuple(
+            _in_columns_of(schema, ref)
+            for ref in self.memory
+            if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
+        )
+        listed = sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation)
+        return replace(self, memory=memory, sstables=tuple(listed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +126,7 @@ class Snapshot:
     def of_memory(cls, location: Location, schema: TableSchema, memtables: InMemoryMemTables) -> Snapshot:
         """The memtables of one writer alone."""
         manifest = ShardManifest(0, memtables.shard_id, writer_epoch=memtables.epoch)
-        view = _view(_Upper(manifest, memtables.ascending), 0, schema)
-        return cls(location, schema, None, (view,))
+        return cls(location, schema, None, (ShardView(manifest, memtables.ascending).above(0, schema),))
 
     @property
     def base(self) -> BaseTable:
@@ -131,16 +144,7 @@ class PinnedShard:
     tail_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Upper:
-    """The tiers of one shard above the base table, before the base version is known."""
-
-    manifest: ShardManifest
-    memory: tuple[InMemoryMemTableRef, ...]
-    from_tail: bool = False
-
-
-_Found = TypeVar("_Found", _Upper, PinnedShard)
+_Found = TypeVar("_Found", ShardView, PinnedShard)
 
 
 # ---------------------------------------------------------------------------------------------------------- capturing
@@ -188,12 +192,12 @@ class SnapshotSource:
             shards = [check_shard_id(shard_id) for shard_id in check_names("shards", shards)]
         given = _by_shard(in_memory)
 
-        def read(before: BaseTable, wanted: list[str]) -> list[_Upper]:
+        def read(before: BaseTable, wanted: list[str]) -> list[ShardView]:
             captured = {s: self._memtables(s, given.get(s), consistency, before) for s in wanted}
             return self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, before))
 
-        base, uppers, pruned = self._of_one_table(candidates, shards, read, before)
-        return _snapshot(base, uppers, pruned)
+        base, views, pruned = self._of_one_table(candidates, shards, read, before)
+        return _snapshot(base, views, pruned)
 
     def pin(self, *, consistency: Consistency = "fresh", candidates: Candidates = _all_shards) -> Pin:
         """What a snapshot of storage sees now, as a value; what only a writer of this process holds is not in it."""
@@ -253,13 +257,13 @@ class SnapshotSource:
 
     def _capture_shard(
         self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
-    ) -> _Upper | None:
+    ) -> ShardView | None:
         manifests = self.manifests(shard_id)
         manifest = manifests.read_latest()
         if manifest is None or consistency == "flushed":
-            return None if manifest is None else _Upper(manifest, ())
+            return None if manifest is None else ShardView(manifest)
         if memtables is not None and memtables.epoch == manifest.writer_epoch:
-            return _Upper(manifest, memtables.ascending)
+            return ShardView(manifest, memtables.ascending)
         return settled(manifests, manifest, partial(_read_tail, self.location, base.columns, base.tag), self._clock)
 
     def _pin_shard(self, shard_id: str, consistency: Consistency, tag: str | None) -> PinnedShard | None:
@@ -270,8 +274,8 @@ class SnapshotSource:
         return settled(manifests, manifest, lambda m: PinnedShard(m, tail_end(self.location, m, tag=tag)), self._clock)
 
 
-def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> _Upper:
-    return _Upper(manifest, _tail_memtables(location, manifest, None, schema, tag), from_tail=True)
+def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> ShardView:
+    return ShardView(manifest, _tail_memtables(location, manifest, None, schema, tag), from_tail=True)
 
 
 def _tail_memtables(
@@ -308,23 +312,10 @@ def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None)
     return {capture.shard_id: capture for capture in captures}
 
 
-def _snapshot(base: BaseTable, uppers: Iterable[tuple[_Upper, int]], pruned: tuple[str, ...] = ()) -> Snapshot:
+def _snapshot(base: BaseTable, views: Iterable[tuple[ShardView, int]], pruned: tuple[str, ...] = ()) -> Snapshot:
     """The tiers of a table, each without what a lower one holds."""
-    views = tuple([_view(upper, mark, base.columns) for upper, mark in uppers])
-    return Snapshot(base.location, base.columns, base, views, pruned)
-
-
-def _view(upper: _Upper, compacted: int, schema: TableSchema) -> ShardView:
-    """The shard without what a lower tier of the same snapshot holds already, in the columns of `schema`."""
-    manifest = upper.manifest
-    memory = tuple(
-        _in_columns_of(schema, ref)
-        for ref in upper.memory
-        if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
-    )
-    listed = tuple(manifest.above(compacted))
-    skipped = len(manifest.sstables) - len(listed)
-    return ShardView(manifest.shard_id, manifest, memory, listed, upper.from_tail, skipped)
+    shards = tuple([view.above(mark, base.columns) for view, mark in views])
+    return Snapshot(base.location, base.columns, base, shards, pruned)
 
 
 def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMemTableRef:
@@ -354,10 +345,10 @@ class Pin:
         """The snapshot that was pinned of the table at `location`."""
         base = self._base(location)
         with missing_is_collected("load again"):
-            uppers = [_Upper(shard.manifest, self._memory(base, shard), from_tail=True) for shard in self.shards]
+            views = [ShardView(shard.manifest, self._memory(base, shard), from_tail=True) for shard in self.shards]
         marks = compacted(base)
         self._base(location)  # entries of a table that was made anew meanwhile do not count, which hides what is gone
-        return _snapshot(base, [(upper, marks.get(upper.manifest.shard_id, 0)) for upper in uppers])
+        return _snapshot(base, [(view, marks.get(view.manifest.shard_id, 0)) for view in views])
 
     def _base(self, location: Location) -> BaseTable:
         try:
