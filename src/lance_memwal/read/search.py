@@ -79,7 +79,7 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
         ranked, sources = _vector(merge, request, columns)
         return to_table(ranked, sources, columns, table, "_distance")
     if request.vector is None:
-        ranked, sources = _text(merge, request, request.k)
+        ranked, sources = _text(merge, request)
         return to_table(ranked, sources, columns, table, "_score")
     return _hybrid(merge, request, columns)
 
@@ -123,10 +123,8 @@ def _indexed_metric(snapshot: Snapshot, column: str) -> Metric | None:
     return None
 
 
-def _vector(
-    merge: Merge, request: SearchRequest, columns: Sequence[str], depth: int | None = None
-) -> tuple[Ranked, list[Any]]:
-    snapshot, k = merge.snapshot, depth or request.k
+def _vector(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tuple[Ranked, list[Any]]:
+    snapshot, k = merge.snapshot, request.k
     column = _vector_column(snapshot, request.column)
     kind = snapshot.schema.columns.field(column).type
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
@@ -190,8 +188,8 @@ def _analyzers(snapshot: Snapshot) -> tuple[dict[str, AnalyzerOptions], dict[str
     return found, unknown
 
 
-def _text(merge: Merge, request: SearchRequest, k: int, column: str | None = None) -> tuple[Ranked, list[Any]]:
-    query, named = _text_query(merge.snapshot, request.text, column if request.vector is not None else request.column)
+def _text(merge: Merge, request: SearchRequest) -> tuple[Ranked, list[Any]]:
+    k, (query, named) = request.k, _text_query(merge.snapshot, request.text, request.column)
     column, options = _text_column(merge.snapshot, named)
     analyzer = analyzer_for(options)
     fresh = fresh_sources(merge)
@@ -239,10 +237,10 @@ def _text_query(snapshot: Snapshot, text: Any, column: str | None) -> tuple[Text
 
 def _hybrid(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> pa.Table:
     """Both rankings, deeper than k, fused; a row is the same in both by its source and position (or row id)."""
-    depth = request.k * _HYBRID_DEPTH
+    deeper = replace(request, k=request.k * _HYBRID_DEPTH)
     vectors, texts = _hybrid_columns(merge.snapshot, request.column)
-    near, _ = _vector(merge, replace(request, column=vectors), columns, depth)
-    matching, sources = _text(merge, request, depth, texts)
+    near, _ = _vector(merge, replace(deeper, column=vectors), columns)
+    matching, sources = _text(merge, replace(deeper, column=texts))
     return to_table(fuse([near, matching], request.k), sources, columns, merge.snapshot.schema.columns, "_relevance")
 
 
