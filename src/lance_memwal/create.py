@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import lance
@@ -252,22 +253,14 @@ def _take_back(base: BaseTable) -> None:
 
 def install(base: BaseTable, choices: Choices) -> BaseTable:
     """The table with a MemWAL index as chosen. `ConflictError` if somebody else's came first, or the columns changed."""
-    if base.details is not None:
-        raise InvalidInputError(f"the table at {base.location.describe()} has a MemWAL index already; open it")
+    _refuse_enabled(base)
     check_table(base)
     for _ in range(_MAX_TRIES):
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()
-        try:
-            settings = {**details.writer_config_defaults, TABLE_ID_KEY: new_table_id(base.location)}
-            marks = _marks_of_shards(base.location)
-            commit_entry(base, replace(details, writer_config_defaults=settings, compacted=marks), entry_id)
-        except (ConflictError, InvalidInputError, UnavailableError):
-            newest = base.refresh()
-            if newest.version == base.version:
-                raise
-        else:
-            newest = base.refresh()
+        settings = {**details.writer_config_defaults, TABLE_ID_KEY: new_table_id(base.location)}
+        made = replace(details, writer_config_defaults=settings, compacted=_marks_of_shards(base.location))
+        newest = base.attempt("enabling the table", partial(commit_entry, base, made, entry_id))
         if _entry_id(newest) == entry_id:
             return _without_fragments(_fitting(base, newest, choices, details))
         if newest.details is not None:

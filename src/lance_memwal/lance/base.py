@@ -266,6 +266,21 @@ class BaseTable:
             storage_options=lance_options(self.location),
         )
 
+    def attempt(self, action: str, commit: Callable[[], object]) -> BaseTable:
+        """The newest version after an attempt to commit on this one, whoever won; its error if nobody committed.
+
+        The caller looks at what the version says: the attempt may have landed although it failed.
+        """
+        try:
+            with lance_errors(action):
+                commit()
+        except MemWalError:
+            newest = self.refresh()
+            if newest.version == self.version:
+                raise
+            return newest
+        return self.refresh()
+
     def refresh(self) -> BaseTable:
         """The newest version: this value if nothing was committed since, else a new one."""
         use_lance()

@@ -9,15 +9,15 @@ itself. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-import lance
 import pyarrow as pa
 from lance.dataset import LanceOperation
 
 from lance_memwal.arguments import check_names, described
-from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.rows.key_encoding import check_primary_key, is_key_mark, key_marks
 from lance_memwal.rows.keys import check_unique_keys
@@ -70,25 +70,16 @@ def check_rows(base: BaseTable, names: Sequence[str]) -> None:
 
 def mark(base: BaseTable, names: Sequence[str]) -> BaseTable:
     """The version that has this key, which the rows of `base` have; others may have committed rows before it."""
-    nullable: list[Any] = [{"path": name, "nullable": False} for name in names if base.schema.field(name).nullable]
-    if nullable:
-        base = _committed(base, lambda dataset: dataset.alter_columns(*nullable))
     marks: dict[str, Any] = {name: key_marks(name, names) for name in names}
-    return _committed(base, lambda dataset: dataset.update_field_metadata(marks))
-
-
-def _committed(base: BaseTable, change: Callable[[lance.LanceDataset], object]) -> BaseTable:
     for _ in range(_MAX_TRIES):
-        try:
-            with lance_errors("setting the primary key"):
-                change(base.handle())
-        except (ConflictError, UnavailableError):
-            newest = base.refresh()
-            if newest.version == base.version:
-                raise
-            base = newest
-        else:
-            return base.refresh()
+        if base.primary_key == tuple(names):
+            return base
+        nullable: list[Any] = [
+            {"path": field.name, "nullable": False} for field in base.schema if field.name in marks and field.nullable
+        ]
+        handle = base.handle()
+        change = partial(handle.alter_columns, *nullable) if nullable else partial(handle.update_field_metadata, marks)
+        base = base.attempt("setting the primary key", change)
     raise ConflictError(f"the table at {base.location.describe()} changes faster than its key can be set; retry")
 
 
@@ -98,18 +89,14 @@ def _field_ids(base: BaseTable) -> list[int]:
 
 def unmark(base: BaseTable, before: BaseTable) -> None:
     """Make the columns of the newest version those of `before` again."""
+    base = base.refresh()
     for _ in range(_MAX_TRIES):
-        base = base.refresh()
         if base.schema.equals(before.schema, check_metadata=True):
             return
         if _field_ids(base) != _field_ids(before):
             raise ConflictError(
                 f"the columns of {base.location.describe()} changed while its key was set; the key columns are NOT NULL now"
             )
-        try:
-            with lance_errors("taking the primary key back"):
-                base.commit(LanceOperation.Project(before.dataset.lance_schema))
-        except MemWalError:
-            if base.refresh().version == base.version:
-                raise
+        project = LanceOperation.Project(before.dataset.lance_schema)
+        base = base.attempt("taking the primary key back", partial(base.commit, project))
     raise ConflictError(f"the table at {base.location.describe()} changes faster than its key can be taken back; retry")

@@ -6,11 +6,11 @@ over their tag, since entries with another tag do not count: adopted shards keep
 
 from __future__ import annotations
 
-import lance
+from functools import partial
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError
-from lance_memwal.lance.base import TAG_DIGITS, BaseTable, lance_errors, lance_options
+from lance_memwal.errors import ConflictError, InvalidInputError
+from lance_memwal.lance.base import TAG_DIGITS, BaseTable
 from lance_memwal.lance.details import TABLE_ID_KEY
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
@@ -43,17 +43,6 @@ def for_writing(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
     for _ in range(_MAX_TRIES):
         if base.details is None or base.table_id is not None:
             return base
-        try:
-            with lance_errors("giving the table an id"):
-                dataset = lance.dataset(
-                    base.location.dataset_uri, version=base.version, storage_options=lance_options(base.location)
-                )
-                dataset.update_config({TABLE_ID_KEY: new_table_id(base.location, clock)})
-        except MemWalError:
-            newest = base.refresh()
-            if newest.version == base.version:
-                raise
-            base = newest  # somebody else committed: an id, most likely
-        else:
-            base = base.refresh()
+        update = partial(base.handle().update_config, {TABLE_ID_KEY: new_table_id(base.location, clock)})
+        base = base.attempt("giving the table an id", update)
     raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be opened; retry")
