@@ -24,7 +24,7 @@ from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.config import WriterConfig
 from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.lance.base import BaseTable, NewestBase, no_index
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import recorded
@@ -186,9 +186,7 @@ class Table:
     def details(self) -> MemWalDetails:
         """What the MemWAL index of the newest base version records."""
         base = self.base
-        if base.details is None:
-            raise no_index(self.location)
-        return replace(base.details, compacted=recorded(base))
+        return replace(base.need_details(), compacted=recorded(base))
 
     def shards(self) -> list[ShardInfo]:
         """Every shard on storage."""

@@ -33,7 +33,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
 from lance_memwal.compact.reports import CompactionReport, Progress, ShardCompaction
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, sync_version
 from lance_memwal.lance.identity import TableWatch
@@ -188,8 +188,7 @@ class Compactor:
         if self._watch is not None:
             return self._watch.look()
         base = self._newest_base()
-        if base.details is None:
-            raise InvalidInputError("the base table has no MemWAL index: nothing can be compacted into it; see repair")
+        base.need_details()
         self._watch = TableWatch(base, self._clock)
         return base
 

@@ -68,7 +68,6 @@ __all__ = [
     "lance_options",
     "lance_read",
     "lance_reading",
-    "no_index",
     "take_rows",
 ]
 
@@ -445,6 +444,16 @@ class BaseTable:
         entry = self.manifest.index(INDEX_NAME)
         return None if entry is None else decode_details(entry.details, path=self._load_manifest().path)
 
+    def need_details(self) -> MemWalDetails:
+        """The MemWAL details; an error that says how to get them if the table has no MemWAL index."""
+        if self.details is None:
+            raise InvalidInputError(
+                f"the table at {self.location.describe()} has no MemWAL index: it was never enabled, or its base was "
+                "overwritten or the index dropped, and rows in its shards cannot be read. Call lance_memwal.enable(); with "
+                "adopt_shards=True it takes over what the shards hold. Table.repair() says whether it can be brought back"
+            )
+        return self.details
+
     @cached_property
     def table_id(self) -> str | None:
         """The id of the table, see `lance_memwal.lance.identity`; None if it has none (yet)."""
@@ -479,8 +488,7 @@ class NewestBase:
     def with_index(self) -> BaseTable:
         """The newest version, which has a MemWAL index; else an error that says how it can get one."""
         base = self()
-        if base.manifest.index(INDEX_NAME) is None:
-            raise no_index(base.location)
+        base.need_details()
         return base
 
     def readable(self) -> BaseTable:
@@ -492,15 +500,6 @@ class NewestBase:
             if base is None:
                 raise
             return base
-
-
-def no_index(location: Location) -> InvalidInputError:
-    """The error for a table without a MemWAL index."""
-    return InvalidInputError(
-        f"the table at {location.describe()} has no MemWAL index: it was never enabled, or its base was overwritten or "
-        "the index dropped, and rows in its shards cannot be read. Call lance_memwal.enable(); with adopt_shards=True it takes "
-        "over what the shards hold"
-    )
 
 
 def _as_named(field: pa.Field, item: Any) -> pa.Field:

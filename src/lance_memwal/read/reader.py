@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.lance.base import BaseTable, NewestBase, no_index
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
@@ -149,6 +149,5 @@ def _of_filter(filter: FilterLike | None, base: BaseTable) -> Collection[str] | 
 
 
 def _sharding(base: BaseTable) -> Sharding:
-    if base.details is None:
-        raise no_index(base.location)
+    base.need_details()
     return base.sharding

@@ -43,7 +43,7 @@ from lance_memwal.errors import (
     TableReplacedError,
     UnavailableError,
 )
-from lance_memwal.lance.base import BaseTable, NewestBase, no_index
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
@@ -234,8 +234,7 @@ class SnapshotSource:
             raise ConflictError(
                 f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
             )
-        if base.details is None:
-            raise no_index(self.location)
+        base.need_details()
         marks = compacted(base)
         marked = [(shard, marks.get(shard.manifest.shard_id, 0)) for shard in found]
         for shard, mark in marked:

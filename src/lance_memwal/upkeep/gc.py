@@ -31,7 +31,7 @@ from lance_memwal.arguments import check_callable, check_flag, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.reports import Progress
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import InvalidInputError, ObjectNotFoundError
+from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
@@ -94,8 +94,7 @@ class Collector:
         check_flag("optimize_indices", optimize_indices)
         check_callable("progress", progress)
         base = self._newest_base()
-        if base.details is None:
-            raise InvalidInputError("the base table has no MemWAL index: nothing can be proven dead; see repair")
+        base.need_details()  # else nothing can be proven dead
         watch = TableWatch(base, self._clock)
         started = self._clock.monotonic()
         if optimize_indices and not dry_run:

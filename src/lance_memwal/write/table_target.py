@@ -60,14 +60,10 @@ def target_of(
     columns = base.columns
     if schema is not None:
         _check_same(as_lance(schema), columns.columns)
-    if base.details is None:
-        raise InvalidInputError(
-            f"the table at {location.describe()} has no MemWAL index: rows written to a shard could not be read. "
-            "Call lance_memwal.enable(); if it had one, the base table was overwritten: see Table.repair()"
-        )
+    details = base.need_details()
     check_table(base)
     sharding = base.sharding
-    spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
+    spec_id = details.sharding_specs[0].spec_id if details.sharding_specs else 0
     check = partial(sharding.check_rows, columns.columns) if sharding.is_routed and not routed else None
     return ShardTarget(
         location,
