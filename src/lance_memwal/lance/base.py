@@ -46,6 +46,7 @@ from lance_memwal.lance.manifest import (
     VERSIONS_DIR,
     IndexEntry,
     LanceManifest,
+    at_version,
     data_path,
     deletion_path,
     old_version_path,
@@ -232,7 +233,7 @@ class BaseTable:
     def _at(cls, location: Location, dataset: lance.LanceDataset, origin: object) -> BaseTable:
         """The version of `dataset`, with its manifest."""
         version = int(dataset.version)
-        base = cls(location, dataset, version, _stamp(location, version), origin)
+        base = cls(location, dataset, version, at_version(version, location.store.head), origin)
         base._load_manifest()
         return base
 
@@ -528,14 +529,6 @@ def _raise_damage(location: Location, version: int | None) -> None:
     damage = find_damage(location) if version is None else None
     if damage is not None:
         raise damage
-
-
-def _stamp(location: Location, version: int) -> ObjectMeta:
-    """The manifest of a version as the store shows it."""
-    try:
-        return location.store.head(version_path(version))
-    except ObjectNotFoundError:
-        return location.store.head(old_version_path(version))
 
 
 def _ids(item: Any) -> Iterator[int]:

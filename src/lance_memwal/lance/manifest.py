@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeVar
 
-from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance import wire
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "IndexEntry",
     "LanceField",
     "LanceManifest",
+    "at_version",
     "data_path",
     "deletion_path",
     "encode_fragment",
@@ -49,6 +51,7 @@ __all__ = [
     "with_deletion",
 ]
 
+T = TypeVar("T")
 ARRAY, BITMAP = 0, 1
 VERSIONS_DIR = "_versions"
 _MAGIC = b"LANC"
@@ -183,6 +186,14 @@ def parse_version_name(name: str) -> int | None:
 def old_version_path(version: int) -> str:
     """The same in datasets that were created before names sorted newest first."""
     return f"{VERSIONS_DIR}/{version}.manifest"
+
+
+def at_version(version: int, ask: Callable[[str], T]) -> T:
+    """What `ask` answers about the path of a version's manifest, which has one name or the other."""
+    try:
+        return ask(version_path(version))
+    except ObjectNotFoundError:
+        return ask(old_version_path(version))
 
 
 def removal_order(path: str) -> tuple[bool, str]:

@@ -12,6 +12,9 @@ Owns the rule by which that is known. Invariants:
 3. A version without a MemWAL index holds what the version held that it came from: the one before, or the restored one;
    an overwritten table holds nothing of before.
 
+4. Of old versions the recorded marks count, not what they name beside them (`lance_memwal.lance.marks`, rule 3): a shard
+   gives up only what is recorded, and a name stands in every later version until its mark is recorded.
+
 Old versions and transactions are looked at only where such a gap is found, once per process and base version.
 """
 
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field
 from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, TableReplacedError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.details import INDEX_NAME, decode_details
-from lance_memwal.lance.manifest import LanceManifest, old_version_path, parse_lance_manifest, version_path
+from lance_memwal.lance.manifest import LanceManifest, at_version, parse_lance_manifest
 from lance_memwal.lance.transaction import (
     TRANSACTIONS_DIR,
     LanceTransaction,
@@ -155,9 +158,7 @@ def _transaction_of(location: Location, manifest: LanceManifest) -> LanceTransac
 
 
 def _manifest_bytes(location: Location, version: int) -> bytes | None:
-    for path in (version_path(version), old_version_path(version)):
-        try:
-            return location.store.get(path)
-        except ObjectNotFoundError:
-            continue
-    return None
+    try:
+        return at_version(version, location.store.get)
+    except ObjectNotFoundError:
+        return None
