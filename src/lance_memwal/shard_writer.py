@@ -90,7 +90,7 @@ class ShardWriter:
         if schema is not None:
             check_instance("schema", schema, pa.Schema, "a pyarrow schema")
         check_instance("indexes", indexes, (list, tuple), "a list of indexes")
-        location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        location = resolve(uri, storage_options)
         base = BaseTable.open(location)
         settings = writer_config(base, config, overrides, indexes)
         if base is not None:

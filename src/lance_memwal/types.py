@@ -7,6 +7,7 @@ between threads and processes freely.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple, NewType
 
 import pyarrow as pa
 
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import CorruptDataError, InvalidInputError
 
 __all__ = [
     "EntryFooter",
@@ -50,6 +51,13 @@ def check_shard_id(shard_id: str) -> str:
     if not isinstance(shard_id, str) or _UUID.fullmatch(shard_id) is None:
         raise InvalidInputError(f"shard id must be a lower-case dashed UUID, not {shard_id!r}")
     return shard_id
+
+
+def shard_id_of(data: bytes, what: str, path: str | None = None) -> str:
+    """The shard id that 16 bytes on storage stand for; `CorruptDataError` if they are not so many, which `what` names."""
+    if len(data) != 16:
+        raise CorruptDataError(f"{what} has no shard id of 16 bytes", path=path)
+    return str(uuid.UUID(bytes=data))
 
 
 class ShardStatus(IntEnum):

@@ -28,7 +28,7 @@ from typing import Any
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.lance.proto import mem_wal_pb2
 from lance_memwal.lance.proto.bounded import parse_message
-from lance_memwal.types import ShardingField, ShardingSpec, check_shard_id
+from lance_memwal.types import ShardingField, ShardingSpec, check_shard_id, shard_id_of
 
 __all__ = [
     "DETAILS_TYPE_URL",
@@ -169,9 +169,7 @@ def _pair_messages(pairs: Mapping[str, str]) -> list[mem_wal_pb2.StringPair]:
 def _progress(items: Any, path: str | None) -> dict[str, int]:
     progress: dict[str, int] = {}
     for item in items:
-        if len(item.shard_id.value) != 16:
-            raise CorruptDataError("compaction progress names a shard id that is not 16 bytes", path=path)
-        shard_id = str(uuid.UUID(bytes=item.shard_id.value))
+        shard_id = shard_id_of(item.shard_id.value, "compaction progress", path)
         if shard_id in progress:
             raise CorruptDataError(f"compaction progress names shard {shard_id} twice", path=path)
         progress[shard_id] = item.generation

@@ -6,12 +6,12 @@ in a file of their own, or in both. Invariant: an operation that is not modelled
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.lance import wire
+from lance_memwal.types import shard_id_of
 
 __all__ = ["TRANSACTIONS_DIR", "UPDATE", "LanceTransaction", "parse_transaction", "read_version_of", "transaction_path"]
 
@@ -59,6 +59,4 @@ def parse_transaction(data: bytes) -> LanceTransaction:
 def _mark(data: bytes) -> tuple[str, int]:
     message = wire.Message(data)
     shard = wire.Message(message.data(1)).data(1)
-    if len(shard) != 16:
-        raise CorruptDataError("a transaction marks a shard without an id of 16 bytes")
-    return str(uuid.UUID(bytes=shard)), message.number(2)
+    return shard_id_of(shard, "a mark of a transaction"), message.number(2)

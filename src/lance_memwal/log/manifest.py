@@ -36,7 +36,7 @@ from lance_memwal.errors import (
     UnsupportedFormatError,
 )
 from lance_memwal.log.invariants import check_manifest_transition
-from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest, unknown_fields
+from lance_memwal.log.manifest_codec import decode_manifest, encode_hint, encode_manifest, unknown_fields
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import PutResult
@@ -80,7 +80,7 @@ class ShardManifestStore:
     ) -> None:
         """`scan_batch_size` is kept for the table's stored defaults; one listing makes probes needless."""
         check_number("scan_batch_size", scan_batch_size, least=1)
-        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        self.location = resolve(uri, storage_options)
         self.shard_id = check_shard_id(shard_id)
         self._directory = paths.manifest_dir(shard_id)
         self.scan_batch_size = scan_batch_size
@@ -268,6 +268,6 @@ class ShardManifestStore:
 
     def _write_hint(self, version: int) -> None:
         try:
-            self.location.store_once.put(paths.manifest_hint_path(self.shard_id), b'{"version":%d}' % version)
+            self.location.store_once.put(paths.manifest_hint_path(self.shard_id), encode_hint(version))
         except MemWalError as error:
             _LOG.debug("version hint not written [shard=%s]: %s", self.shard_id, error)

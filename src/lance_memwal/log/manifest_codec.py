@@ -28,11 +28,16 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.lance.proto import mem_wal_pb2
 from lance_memwal.lance.proto.bounded import parse_message
 from lance_memwal.store import paths
-from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
+from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id, shard_id_of
 
-__all__ = ["MAX_MANIFEST_BYTES", "decode_manifest", "encode_manifest", "unknown_fields"]
+__all__ = ["MAX_MANIFEST_BYTES", "decode_manifest", "encode_hint", "encode_manifest", "unknown_fields"]
 
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
+
+
+def encode_hint(version: int) -> bytes:
+    """The bytes of the hint file that names a version."""
+    return b'{"version":%d}' % version
 
 
 def encode_manifest(manifest: ShardManifest) -> bytes:
@@ -63,7 +68,7 @@ def decode_manifest(
     )
     manifest = ShardManifest(
         version=message.version,
-        shard_id=_shard_id(message, path),
+        shard_id=shard_id_of(message.shard_id.value, "shard manifest", path),
         shard_spec_id=message.shard_spec_id,
         shard_field_entries=tuple((entry.field_id, entry.value) for entry in message.shard_field_entries),
         writer_epoch=message.writer_epoch,
@@ -131,12 +136,6 @@ def _unknown(message: Any) -> bytes:
     for field in rest.DESCRIPTOR.fields:
         rest.ClearField(field.name)
     return bytes(rest.SerializeToString(deterministic=True))
-
-
-def _shard_id(message: mem_wal_pb2.ShardManifest, path: str | None) -> str:
-    if not message.HasField("shard_id") or len(message.shard_id.value) != 16:
-        raise CorruptDataError("shard manifest has no shard id of 16 bytes", path=path)
-    return str(uuid.UUID(bytes=message.shard_id.value))
 
 
 def _sstable(entry: mem_wal_pb2.SsTable) -> SsTable:

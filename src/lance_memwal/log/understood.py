@@ -18,7 +18,7 @@ from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
 from lance_memwal.log.entry import unknown_metadata
 from lance_memwal.process.lazy import lazy
-from lance_memwal.rows.schema import FIELD_ID, TableSchema
+from lance_memwal.rows.schema import TableSchema, id_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, WalEntry
@@ -50,7 +50,7 @@ class KnownColumns:
         found = [f"metadata {name!r}" for name in unknown_metadata(entry.schema)]
         if self._schema is None:
             return tuple(found)
-        ids = {field.name: _id(field.metadata) for field in entry.schema if field.name != TOMBSTONE}
+        ids = {field.name: id_of(field) for field in entry.schema if field.name != TOMBSTONE}
         names = set(self._schema.columns.names)
         if not any(number is not None for number in ids.values()) or self._schema.field_ids is None:
             unknown = [name for name in ids if name not in names and name not in self._history.names]
@@ -81,11 +81,6 @@ def _read_history(location: Location) -> _History:
         fields += manifest.fields
     top = {field.name for field in fields if field.parent_id == -1}
     return _History(range(max((field.id for field in fields), default=-1) + 1), frozenset(top))
-
-
-def _id(metadata: dict[bytes, bytes] | None) -> int | None:
-    text = (metadata or {}).get(FIELD_ID, b"")
-    return int(text) if text.isdigit() else None
 
 
 def refuse_unknown(shard_id: str, entry: WalEntry, unknown: tuple[str, ...]) -> None:

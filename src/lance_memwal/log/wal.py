@@ -550,7 +550,7 @@ class WalTailer:
         storage_options: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        self.location = resolve(uri, storage_options)
         self.shard_id = check_shard_id(shard_id)
         self._clock = clock
         self._manifests = ShardManifestStore(self.location, shard_id, clock=clock)

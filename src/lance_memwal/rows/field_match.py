@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from lance_memwal.errors import UnsupportedFormatError
 from lance_memwal.rows.normal_form import nulls
-from lance_memwal.rows.schema import FIELD_ID, FieldId, TableSchema
+from lance_memwal.rows.schema import FieldId, TableSchema, id_of
 
 __all__ = ["ColumnMatch", "Fit", "fit_of"]
 
@@ -78,7 +78,7 @@ class ColumnMatch:
         self._stored = stored
         self._schema = schema
         self._where = where
-        self._by_id = {number: i for i, field in enumerate(stored) if (number := _id(field)) is not None}
+        self._by_id = {number: i for i, field in enumerate(stored) if (number := id_of(field)) is not None}
         self._known: dict[str, tuple[int, Fit]] = {}
 
     def find(self, name: str) -> tuple[int, Fit]:
@@ -108,7 +108,7 @@ def fit_of(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, **whe
 
 def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
     kind = wanted.type
-    by_id = stored is not None and ids is not None and _id(stored) is not None
+    by_id = stored is not None and ids is not None and id_of(stored) is not None
     if stored is None or (by_id and _is_another_column(stored.type, kind)):
         return Fit(kind, absent=True)
     if pa.types.is_struct(kind) and pa.types.is_struct(stored.type):
@@ -128,7 +128,7 @@ def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: s
 
 def _fit_struct(stored: pa.Field, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
     kind, below = wanted.type, _children(ids, wanted.type)
-    by_id = {_id(stored.type.field(i)): i for i in range(stored.type.num_fields)}
+    by_id = {id_of(stored.type.field(i)): i for i in range(stored.type.num_fields)}
     has_ids = bool(below) and any(number is not None for number in by_id)
     parts = []
     for i, field in enumerate(kind):
@@ -161,11 +161,6 @@ def _children(ids: FieldId | None, kind: pa.DataType) -> Sequence[FieldId]:
     if ids is None or not ids.children:
         return ()
     return ids.children[0].children if pa.types.is_map(kind) else ids.children
-
-
-def _id(field: pa.Field) -> int | None:
-    text = (field.metadata or {}).get(FIELD_ID, b"")
-    return int(text) if text.isdigit() else None
 
 
 def _is_another_column(stored: pa.DataType, wanted: pa.DataType) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "TableSchema",
     "as_lance",
     "checked_columns",
+    "id_of",
     "tagged",
 ]
 
@@ -161,6 +162,12 @@ def tagged(column: pa.Field, ids: FieldId) -> pa.Field:
     """`column` with the ids of itself and of the fields inside it in the metadata, as entries carry them."""
     metadata = {**(column.metadata or {}), FIELD_ID: str(ids.id).encode()}
     return column.with_type(_tag_children(column.type, ids.children)).with_metadata(metadata)
+
+
+def id_of(field: pa.Field) -> int | None:
+    """The field id that `tagged` put into the metadata; None if there is none."""
+    text = (field.metadata or {}).get(FIELD_ID, b"")
+    return int(text) if text.isdigit() else None
 
 
 def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:

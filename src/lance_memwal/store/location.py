@@ -81,7 +81,7 @@ class Location:
 
 
 def resolve(
-    uri: str | os.PathLike[str],
+    uri: str | os.PathLike[str] | Location,
     storage_options: Mapping[str, str] | None = None,
     *,
     clock: Clock = SYSTEM_CLOCK,
@@ -89,11 +89,13 @@ def resolve(
     policy: RetryPolicy | None = None,
     wrap: Callable[[ObjectStore], ObjectStore] | None = None,
 ) -> Location:
-    """The location of the table at `uri`, with its store ready; nothing is read or created yet.
+    """The location of the table at `uri`, with its store ready; nothing is read or created yet. A location is itself.
 
     The location is shared with earlier calls for the same `uri` and options, unless a keyword asks for its own.
     `wrap` is put around the adapter, below metering and retries.
     """
+    if isinstance(uri, Location):
+        return uri
     text = _canonical(uri)
     if storage_options is not None:
         check_instance("storage_options", storage_options, Mapping, "a dict of texts")

@@ -37,6 +37,7 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -271,7 +272,7 @@ class Collector:
 
     def _write_hint(self, shard_id: str, version: int) -> None:
         reach("gc.before_hint")
-        self._location.store.put(paths.manifest_hint_path(shard_id), b'{"version":%d}' % version)
+        self._location.store.put(paths.manifest_hint_path(shard_id), encode_hint(version))
         reach("gc.after_hint")
 
     def _delete_all(self, found: Sequence[CollectedObject]) -> None:

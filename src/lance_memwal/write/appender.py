@@ -88,7 +88,7 @@ class WalAppender:
         clock: Clock = SYSTEM_CLOCK,
     ) -> WalAppender:
         """Own the shard: claim an epoch and fence its predecessor. Without a base table the first append sets the columns."""
-        location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        location = resolve(uri, storage_options)
         base = BaseTable.open(location)
         schema, config, spec_id, watch = None, WriterConfig(), 0, None
         sharding: Sharding = Manual()

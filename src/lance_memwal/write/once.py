@@ -136,7 +136,7 @@ class OnceAppender:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry."""
-        self.location = uri if isinstance(uri, Location) else resolve(uri, storage_options)
+        self.location = resolve(uri, storage_options)
         base = BaseTable.need(self.location)
         self._clock = clock
         self._lock = threading.RLock()
