@@ -15,7 +15,7 @@ import pyarrow as pa
 import lance_memwal as mw
 from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.spark.distributed import DistributedCompactor
+from lance_memwal.spark.distributed import distributed_compactor
 from lance_memwal.spark.stages import Job
 from lance_memwal.store.location import resolve
 
@@ -155,5 +155,5 @@ def compact_by_tasks(
     """What `lance_memwal.spark.compact(mode="distributed")` does, without Spark between driver and tasks."""
     location = resolve(uri)
     job = Job(uri, "0a" * 16, memory_bytes, fsync)
-    compactor = DistributedCompactor(job, tasks or Tasks(), location, lambda: BaseTable.need(location))
+    compactor = distributed_compactor(job, tasks or Tasks(), location, lambda: BaseTable.need(location))
     return compactor.run(**options)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -53,7 +54,9 @@ from lance_memwal.types import SeenMap, ShardManifest, SsTable
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
+    "Chosen",
     "Compactor",
+    "Staged",
     "choose",
     "pending_generations",
 ]
@@ -66,6 +69,21 @@ _BACK_OFF = BackOff(0.02, 1.0)
 _READ_AT_ONCE = 8
 
 Manifests = Mapping[str, ShardManifest]
+Chosen = Mapping[str, Sequence[SsTable]]
+
+
+class Staged(Ready, Protocol):
+    """Generations that were made ready to be committed."""
+
+    @property
+    def rows(self) -> int:
+        """New rows, once they are committed."""
+        ...
+
+    @property
+    def deletes(self) -> int:
+        """Tombstones, once they are committed."""
+        ...
 
 
 def pending_generations(manifest: ShardManifest, mark_generation: int) -> list[SsTable]:
@@ -106,7 +124,7 @@ class _Tally:
         first, last = self.spans.get(shard_id, (1, 0))
         return first, last
 
-    def count(self, chosen: Mapping[str, Sequence[SsTable]]) -> None:
+    def count(self, chosen: Chosen) -> None:
         for shard_id, sstables in chosen.items():
             first = self.spans.get(shard_id, (sstables[0].generation, 0))[0]
             self.spans[shard_id] = (first, sstables[-1].generation)
@@ -123,13 +141,19 @@ class Compactor:
         *,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         clock: Clock = SYSTEM_CLOCK,
+        stage: Callable[[Chosen], Staged] | None = None,
     ) -> None:
-        """`newest_base` gives the newest version of the base table."""
+        """`newest_base` gives the newest version of the base table.
+
+        `stage` makes what is chosen ready elsewhere; without it, and on a base that takes no hand-made version, it is
+        folded here.
+        """
         check_number("memory_bytes", memory_bytes, least=1)
         self._location = location
         self._newest_base = newest_base
         self._memory_bytes = memory_bytes
         self._clock = clock
+        self._stage = stage
         self._watch: TableWatch | None = None
 
     # ------------------------------------------------------------------------------------------------------ the run
@@ -248,22 +272,30 @@ class Compactor:
 
     # ----------------------------------------------------------------------------------------------------- one commit
 
-    def _fold(self, base: BaseTable, chosen: Mapping[str, Sequence[SsTable]], tally: _Tally) -> BaseTable:
-        marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
-        members = [(shard_id, sstable) for shard_id, sstables in chosen.items() for sstable in sstables]
-        folded = fold(self._location, members, base.columns, self._memory_bytes)
-        newest = self._commit_folded(base, folded, marks, tally)
-        tally.rows_written += folded.rows
-        tally.rows_deleted += folded.deletes.num_rows
+    def _fold(self, base: BaseTable, chosen: Chosen, tally: _Tally) -> BaseTable:
+        if self._stage is not None and base.takes_hand_commit:
+            staged = self._stage(chosen)
+            newest, rows, deletes = self._land(staged, base, tally), staged.rows, staged.deletes
+        else:
+            newest, rows, deletes = self._fold_here(base, chosen, tally)
+        tally.rows_written += rows
+        tally.rows_deleted += deletes
         _LOG.info(
             "compacted [version=%d, shards=%d, generations=%d, rows=%d, deletes=%d]",
             newest.version,
             len(chosen),
-            len(members),
-            folded.rows,
-            folded.deletes.num_rows,
+            sum(map(len, chosen.values())),
+            rows,
+            deletes,
         )
         return newest
+
+    def _fold_here(self, base: BaseTable, chosen: Chosen, tally: _Tally) -> tuple[BaseTable, int, int]:
+        """The version that holds the chosen generations, their rows and their deletes."""
+        marks = {shard_id: sstables[-1].generation for shard_id, sstables in chosen.items()}
+        members = [(shard_id, sstable) for shard_id, sstables in chosen.items() for sstable in sstables]
+        folded = fold(self._location, members, base.columns, self._memory_bytes)
+        return self._commit_folded(base, folded, marks, tally), folded.rows, folded.deletes.num_rows
 
     def _commit_folded(self, base: BaseTable, folded: Folded, marks: Mapping[str, int], tally: _Tally) -> BaseTable:
         """The way that the base table allows, and that is likely to succeed."""

@@ -1,6 +1,6 @@
 """Compaction of a big table by many tasks, with one commit on the driver.
 
-Owns `DistributedCompactor` and the choice between it and one process (`is_big`). Stage A (a task per shard) writes the
+Owns `distributed_compactor` and the choice between it and one process (`is_big`). Stage A (a task per shard) writes the
 newest rows of the chosen generations as new fragments; stage B (a task per base fragment) writes deletion vectors for
 the rows that they replace or delete; the driver commits both, and the marks. What is chosen, retried, trimmed and
 reported is `lance_memwal.compact.run`'s. Invariants:
@@ -21,14 +21,14 @@ one process.
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from lance import FragmentMetadata
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.compact.run import Compactor
+from lance_memwal.compact.run import Chosen, Compactor
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
@@ -40,11 +40,9 @@ from lance_memwal.log.shards import newest_manifests
 from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.sstable.fold import size_of
 from lance_memwal.store.location import Location
-from lance_memwal.types import SsTable
 
-__all__ = ["DistributedCompactor", "RunTasks", "is_big"]
+__all__ = ["RunTasks", "distributed_compactor", "is_big"]
 
-_LOG = logging.getLogger(__name__)
 _FEW_FRAGMENTS = 8  # after a conflict, so many are looked at by the driver
 _TASKS_PER_COMMIT = 4  # so many times the memory of a task goes into one commit, since every commit looks at the base
 
@@ -52,7 +50,6 @@ RunTasks = Callable[[Sequence[str], Callable[[str], str]], list[str]]
 """Runs a function on every argument, each in a task of its own; the answers are in the order of the arguments."""
 
 T = TypeVar("T")
-Chosen = Mapping[str, Sequence[SsTable]]
 
 
 def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
@@ -71,38 +68,22 @@ def is_big(location: Location, base: BaseTable, limit_bytes: int) -> bool:
     return size >= limit_bytes
 
 
-class DistributedCompactor(Compactor):
-    """Compacts one table with tasks; several, and compactors of other kinds, may run at once."""
-
-    def __init__(
-        self,
-        job: Job,
-        run_tasks: RunTasks,
-        location: Location,
-        newest_base: Callable[[], BaseTable],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """`run_tasks` is how work reaches the executors."""
-        super().__init__(location, newest_base, memory_bytes=job.memory_bytes * _TASKS_PER_COMMIT, clock=clock)
-        self._job = job
-        self._run_tasks = run_tasks
-
-    def _fold(self, base: BaseTable, chosen: Chosen, tally: Any) -> BaseTable:
-        if not base.takes_hand_commit:
-            return super()._fold(base, chosen, tally)
-        staged = _Staged(self._job, self._run_tasks, self._location, self._clock, chosen)
-        newest = self._land(staged, base, tally)
-        tally.rows_written += staged.rows
-        tally.rows_deleted += staged.deletes
-        _LOG.info(
-            "compacted by tasks [version=%d, shards=%d, rows=%d, deletes=%d]",
-            newest.version,
-            len(chosen),
-            staged.rows,
-            staged.deletes,
-        )
-        return newest
+def distributed_compactor(
+    job: Job,
+    run_tasks: RunTasks,
+    location: Location,
+    newest_base: Callable[[], BaseTable],
+    *,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Compactor:
+    """Compacts one table with tasks, which `run_tasks` runs; several, and compactors of other kinds, may run at once."""
+    return Compactor(
+        location,
+        newest_base,
+        memory_bytes=job.memory_bytes * _TASKS_PER_COMMIT,
+        clock=clock,
+        stage=partial(_Staged, job, run_tasks, location, clock),
+    )
 
 
 class _Staged:

@@ -23,7 +23,7 @@ from lance_memwal.compact.reports import CompactionReport, ShardCompaction
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.spark.distributed import DistributedCompactor, is_big
+from lance_memwal.spark.distributed import distributed_compactor, is_big
 from lance_memwal.spark.stages import Job
 from lance_memwal.table import open_table
 from lance_memwal.upkeep.reports import CollectedObject, FlushedShard, FlushReport, GcReport, Problem
@@ -108,7 +108,7 @@ def compact(
     ):
         fsync = location.is_local and writer_config(base, None, {}, ()).fsync
         job = Job(uri, SYSTEM_CLOCK.uuid4(), memory_bytes, fsync, options)
-        compactor = DistributedCompactor(job, partial(run_tasks, spark), location, partial(BaseTable.need, location))
+        compactor = distributed_compactor(job, partial(run_tasks, spark), location, partial(BaseTable.need, location))
         return compactor.run(max_generations=max_generations)
 
     def work(_: str) -> str:
