@@ -180,16 +180,9 @@ def _text(error: BaseException) -> str:
     return _QUERY.sub("?...", reason_of(error))[:_MAX_TEXT]
 
 
-@dataclass(frozen=True, slots=True)
-class _ManifestFile:
-    path: str
-    data: bytes
-    parsed: LanceManifest
-
-
 @dataclass(frozen=True)
 class BaseTable:
-    """One version of the base table: `version`, whose manifest is `stamp`.
+    """One version of the base table: `version`, whose manifest file is `stamp`, its bytes and what they say.
 
     `dataset` is read by everybody who holds this value: nothing is ever committed through it (see `handle`).
     """
@@ -198,8 +191,9 @@ class BaseTable:
     dataset: lance.LanceDataset
     version: int
     stamp: ObjectMeta
-    origin: object = field(default_factory=object, repr=False)
-    _read: list[_ManifestFile] = field(default_factory=list, init=False, repr=False, compare=False)
+    origin: object = field(repr=False)
+    manifest_bytes: bytes = field(repr=False, compare=False)
+    manifest: LanceManifest = field(repr=False, compare=False)
 
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
@@ -233,9 +227,10 @@ class BaseTable:
     def _at(cls, location: Location, dataset: lance.LanceDataset, origin: object) -> BaseTable:
         """The version of `dataset`, with its manifest."""
         version = int(dataset.version)
-        base = cls(location, dataset, version, at_version(version, location.store.head), origin)
-        base._load_manifest()
-        return base
+        stamp = at_version(version, location.store.head)
+        data = location.store.get(stamp.path)
+        manifest = parse_lance_manifest(data, path=stamp.path)
+        return cls(location, dataset, version, stamp, origin, data, manifest)
 
     @classmethod
     def open_newest_readable(cls, location: Location) -> BaseTable | None:
@@ -391,16 +386,6 @@ class BaseTable:
         return str(self.dataset.data_storage_version)
 
     @property
-    def manifest(self) -> LanceManifest:
-        """The parsed manifest of this version."""
-        return self._load_manifest().parsed
-
-    @property
-    def manifest_bytes(self) -> bytes:
-        """The manifest file of this version."""
-        return self._load_manifest().data
-
-    @property
     def takes_hand_commit(self) -> bool:
         """Whether a version made by `lance_memwal.lance.hand_made` may follow this one."""
         return hand_commit_is_safe(self.manifest)
@@ -408,13 +393,6 @@ class BaseTable:
     def path_of(self, version: int) -> str:
         """The path of a version's manifest, named as this one's is: Lance names all of a table in one way."""
         return version_path(version) if self.stamp.path == version_path(self.version) else old_version_path(version)
-
-    def _load_manifest(self) -> _ManifestFile:
-        if not self._read:  # two threads may read the same immutable file; a lock would be held over the request
-            path = self.stamp.path
-            data = self.location.store.get(path)
-            self._read.append(_ManifestFile(path, data, parse_lance_manifest(data, path=path)))
-        return self._read[0]
 
     @cached_property
     def fragment_messages(self) -> dict[int, bytes]:
@@ -443,7 +421,7 @@ class BaseTable:
     def details(self) -> MemWalDetails | None:
         """The MemWAL details, or None if the table has none (not initialised)."""
         entry = self.manifest.index(INDEX_NAME)
-        return None if entry is None else decode_details(entry.details, path=self._load_manifest().path)
+        return None if entry is None else decode_details(entry.details, path=self.stamp.path)
 
     def need_details(self) -> MemWalDetails:
         """The MemWAL details; an error that says how to get them if the table has no MemWAL index."""
