@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.log.invariants import check_manifest_transition, manifest_faults
+from lance_memwal.log.invariants import check_manifest_transition
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable
+from tests.kit.manifests import manifest_faults
 
 SHARD = "0a0b0c0d-1112-4314-8516-1718191a1b1c"
 

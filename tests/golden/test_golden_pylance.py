@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from lance_memwal.lance.details import decode_details, encode_details
-from lance_memwal.log.invariants import check_manifest_transition, manifest_faults
+from lance_memwal.log.invariants import check_manifest_transition
 from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
 from lance_memwal.store import paths
 from lance_memwal.types import ShardManifest, ShardStatus
+from tests.kit.manifests import manifest_faults
 
 GOLDEN = Path(__file__).resolve().parent / "pylance"
 PK_SHARD = "11111111-2222-4333-8444-555555555555"

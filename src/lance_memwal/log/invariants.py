@@ -30,7 +30,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.store.paths import parse_sstable_name
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
 
-__all__ = ["check_manifest_transition", "check_relisting", "manifest_faults"]
+__all__ = ["check_manifest_transition", "check_relisting"]
 
 
 def check_manifest_transition(old: ShardManifest | None, new: ShardManifest) -> None:
@@ -66,23 +66,6 @@ def check_relisting(old: ShardManifest | None, new: ShardManifest) -> None:
     for sstable in added:
         well_formed = parse_sstable_name(sstable.path) == sstable.generation
         _require(well_formed, "I-9", f"path {sstable.path[:80]!r} does not fit generation {sstable.generation}")
-
-
-def manifest_faults(manifest: ShardManifest) -> list[str]:
-    """What is odd about `manifest` by itself: legal where another implementation wrote it, never written by us."""
-    faults = []
-    generations = [sstable.generation for sstable in manifest.sstables]
-    if generations != sorted(generations):
-        faults.append("SSTables are not in ascending order")
-    if generations and max(generations) - min(generations) + 1 != len(set(generations)):
-        faults.append("there is a gap between the listed generations")
-    if len(set(generations)) != len(generations):
-        faults.append("a generation is listed twice")
-    if generations and max(generations) >= manifest.current_generation:
-        faults.append(f"generation {max(generations)} is listed, but the current one is {manifest.current_generation}")
-    if manifest.wal_entry_position_last_seen < manifest.replay_after_wal_entry_position:
-        faults.append("the last-seen position is below the replay cursor")
-    return faults
 
 
 def _require(holds: bool, rule: str, text: str) -> None:
