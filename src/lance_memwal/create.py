@@ -28,7 +28,7 @@ from lance_memwal.arguments import check_flag, check_instance, check_names, chec
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
-from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import mark as record
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
 from lance_memwal.lance.marks import counted
@@ -138,7 +138,7 @@ def _refuse_leftovers_here(location: Location) -> None:
 
 def _commit_first(location: Location, rows: pa.Table) -> None:
     """Create the first version; fails if there is one. (Lance's own "create" overwrites what came in between.)"""
-    uri, options = location.dataset_uri, lance_options(location)
+    uri, options = location.dataset_uri, location.storage_options
     fragments = write_fragments(rows, uri, mode="create", storage_options=options)
     lance.LanceDataset.commit(
         uri,

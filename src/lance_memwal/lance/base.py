@@ -66,7 +66,6 @@ __all__ = [
     "BaseTable",
     "NewestBase",
     "lance_errors",
-    "lance_options",
     "lance_read",
     "lance_reading",
     "take_rows",
@@ -80,11 +79,6 @@ _FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")  # an index of words or v
 _QUERY = re.compile(r"\?\S+=\S+")
 _MAX_TEXT = 400
 _MAX_TRIES = 8
-
-
-def lance_options(location: Location) -> dict[str, str] | None:
-    """The storage options of a location as Lance wants them."""
-    return dict(location.storage_options) if location.storage_options else None
 
 
 @contextmanager
@@ -202,7 +196,7 @@ class BaseTable:
             try:
                 with lance_errors("opening the base table"):
                     dataset = lance.dataset(
-                        location.dataset_uri, version=version, storage_options=lance_options(location)
+                        location.dataset_uri, version=version, storage_options=location.storage_options
                     )
                 return cls._at(location, dataset, object())
             except (InvalidInputError, UnavailableError, ObjectNotFoundError):
@@ -258,7 +252,7 @@ class BaseTable:
             operation,
             read_version=self.version,
             max_retries=0,
-            storage_options=lance_options(self.location),
+            storage_options=self.location.storage_options,
         )
 
     def attempt(self, action: str, commit: Callable[[], object]) -> BaseTable:

@@ -35,7 +35,7 @@ from lance.mem_wal import CompactedSsTable
 from lance_memwal.clock import Clock, thread_pool
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError
-from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.hand_made import append_commit, fragment_of
 from lance_memwal.lance.identity import TableWatch
@@ -386,7 +386,7 @@ def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: boo
             mode="append",
             data_storage_version=base.data_storage_version,
             max_rows_per_file=_ROWS_PER_FILE,
-            storage_options=lance_options(base.location),
+            storage_options=base.location.storage_options,
             return_transaction=True,
         )
     operation: Any = transaction.operation

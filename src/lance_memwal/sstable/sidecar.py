@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from lance.file import LanceFileReader, LanceFileWriter
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
-from lance_memwal.lance.base import lance_errors, lance_options, lance_read
+from lance_memwal.lance.base import lance_errors, lance_read
 from lance_memwal.rows.key_encoding import hash_is_exact, key_hashes
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.sstable.bloom import might_contain
@@ -114,7 +114,7 @@ def _lookup_path(shard_id: str, name: str) -> str:
 def _write_file(location: Location, path: str, batches: list[pa.RecordBatch], metadata: Mapping[str, str]) -> None:
     with lance_errors("writing a primary-key sidecar"):
         writer = LanceFileWriter(
-            location.child_uri(path), batches[0].schema, version=_FILE_VERSION, storage_options=lance_options(location)
+            location.child_uri(path), batches[0].schema, version=_FILE_VERSION, storage_options=location.storage_options
         )
         for batch in batches:
             writer.write_batch(batch)
@@ -313,7 +313,7 @@ class PkSidecar:
 
     def _read_lookup(self) -> _Lookup:
         reader = LanceFileReader(
-            self._location.child_uri(self._lookup_path), storage_options=lance_options(self._location)
+            self._location.child_uri(self._lookup_path), storage_options=self._location.storage_options
         )
         table = reader.read_all().to_table()
         table.validate(full=True)
@@ -328,7 +328,7 @@ class PkSidecar:
     def _load_reader(self) -> LanceFileReader:
         reader = self._reader
         if reader is None:
-            uri, options = self._location.child_uri(self._data_path), lance_options(self._location)
+            uri, options = self._location.child_uri(self._data_path), self._location.storage_options
             reader = lance_read(self._location, self._data_path, lambda: LanceFileReader(uri, storage_options=options))
             lookup = self._load_lookup()
             rows = int(reader.num_rows())

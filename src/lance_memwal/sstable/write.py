@@ -38,7 +38,7 @@ from lance.fragment import write_fragments
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError, FencedError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.lance.base import BaseTable, lance_errors, lance_options
+from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.hand_made import fragment_of
 from lance_memwal.lance.manifest import (
@@ -369,7 +369,7 @@ class _Attempt:
                 data_storage_version=storage_version,
                 max_rows_per_file=_ONE_FRAGMENT_ROWS,
                 max_bytes_per_file=_ONE_FRAGMENT_BYTES,
-                storage_options=lance_options(self.location),
+                storage_options=self.location.storage_options,
                 return_transaction=True,
             )
         written: Any = transaction.operation
@@ -427,7 +427,7 @@ class _Attempt:
     def run_on_dataset(self, action: Callable[[lance.LanceDataset], None]) -> None:
         """Open the finished dataset and hand it over."""
         with lance_errors("opening a generation"):
-            dataset = lance.dataset(self._uri, storage_options=lance_options(self.location))
+            dataset = lance.dataset(self._uri, storage_options=self.location.storage_options)
         action(dataset)
 
 

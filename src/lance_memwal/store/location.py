@@ -48,7 +48,7 @@ class Location:
     uri: str
     store: ObjectStore
     store_once: ObjectStore
-    storage_options: Mapping[str, str] | None = field(repr=False)
+    storage_options: dict[str, str] | None = field(repr=False)
     metrics: Recorder
     is_local: bool
     root_path: str | None
@@ -113,7 +113,7 @@ def _shared(_process: int, uri: str, options: tuple[tuple[str, str], ...]) -> Lo
 
 def _build(
     uri: str,
-    options: Mapping[str, str] | None,
+    options: dict[str, str] | None,
     *,
     clock: Clock = SYSTEM_CLOCK,
     metrics: Recorder | None = None,
