@@ -1,5 +1,6 @@
 """A generation on storage: a small Lance dataset with a sidecar of its keys.
 
-`write` makes a complete directory, which nobody knows until a manifest lists it. `read`, `generation` and `file` give its
-rows back, `sidecar` and `bloom` say which keys it holds, `mirrors` says which indexes of the base table it carries.
+`write` makes a complete directory, which nobody knows until a manifest lists it. `read` gives its
+rows back, `fold` those of several generations, newest row per key; `target` says what a shard writes to, `probe` whether the
+columns work. `sidecar` and `bloom` say which keys it holds, `mirrors` says which indexes of the base table it carries.
 """
