@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from benchmarks.harness import Bench, Case, Sample
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store.location import resolve
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
@@ -66,9 +66,9 @@ def ours(key: list[str], bench: Bench) -> Sample:
         batch.append_column(live, pa.array(np.zeros(len(batch), np.bool_)))
         for batch in rows.to_batches(max_chunksize=BATCH_ROWS)
     ]
-    schema = SsTableSchema.of(base)
+    schema = base.columns
     start = time.perf_counter()
-    write_sstable(location, SHARD, 1, batches, base=schema, storage_version=base.data_storage_version, fsync=False)
+    write_sstable(location, SHARD, 1, batches, schema=schema, storage_version=base.data_storage_version, fsync=False)
     return Sample((time.perf_counter() - start) * 1e3)
 
 

@@ -11,7 +11,7 @@ import lance
 import pyarrow as pa
 import pytest
 
-from tests.kit.flush_peer import Tables, key_field
+from tests.kit.flush_peer import Tables, key_field, schema_of
 
 UTC = datetime.UTC
 POINT = pa.struct([pa.field("x", pa.int32(), nullable=False), pa.field("y", pa.string())])
@@ -149,8 +149,6 @@ def test_columns_that_were_added_later_and_out_of_order_ids_are_read_by_id(tmp_p
 
 
 def reopened(tables: Tables) -> Tables:
-    from lance_memwal.sstable.write import SsTableSchema
-
     tables.base = tables.base.refresh()
-    tables.schema = SsTableSchema.of(tables.base)
+    tables.schema = schema_of(tables.base)
     return tables

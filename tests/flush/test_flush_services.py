@@ -15,7 +15,7 @@ from lance.mem_wal import LsmScanner, ShardSnapshot
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
-from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.types import SsTable
 from tests.kit.flush_peer import key_field
@@ -48,7 +48,7 @@ def test_a_generation_is_written_read_and_looked_up(table: tuple[str, dict[str, 
         SHARD,
         1,
         pa.table(rows, schema=pa.schema([("id", pa.string()), ("v", pa.int32()), ("_tombstone", pa.bool_())])),
-        base=SsTableSchema.of(base),
+        schema=base.columns,
         storage_version=base.data_storage_version,
         fsync=True,
     )

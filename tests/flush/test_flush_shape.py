@@ -15,11 +15,12 @@ import pytest
 from lance_memwal.clock import SystemClock
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.log.manifest_codec import decode_manifest
-from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.rows.schema import FieldId, TableSchema
+from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
-from tests.kit.flush_peer import Tables, key_field
+from tests.kit.flush_peer import KEY, Tables, key_field
 
 SCHEMA = pa.schema([key_field("id", pa.int64()), pa.field("v", pa.string())])
 
@@ -113,7 +114,7 @@ def test_rows_keep_their_insert_order(tables: Tables) -> None:
     table = lance.dataset(str(tables.directory(sstable))).to_table()
     assert table["id"].to_pylist() == [5, 3, 9, 1, 7]
     assert table["_tombstone"].to_pylist() == [False, False, False, False, True]
-    assert table.schema == tables.schema.with_tombstone
+    assert table.schema == tables.schema.memory
 
 
 def test_the_result_counts_rows_and_bytes_like_the_reference(tables: Tables) -> None:
@@ -159,7 +160,7 @@ def test_with_fsync_the_finished_directory_is_synced_last(tmp_path: Path) -> Non
     tables.write(rows)
     assert "sync_tree" not in {name for name, _ in calls}
     sstable = write_sstable(
-        tables.location, tables.shard, 2, rows, base=tables.schema, storage_version="2.1", fsync=True
+        tables.location, tables.shard, 2, rows, schema=tables.schema, storage_version="2.1", fsync=True
     )
     assert calls[-1] == ("sync_tree", f"_mem_wal/{tables.shard}/{sstable.path}")
 
@@ -261,26 +262,26 @@ def test_a_failing_index_fails_the_flush(tables: Tables) -> None:
 
 def test_without_a_base_table_fields_are_numbered_from_zero(tmp_path: Path) -> None:
     location = resolve(str(tmp_path / "table"))
-    schema = SsTableSchema.from_arrow(SCHEMA, None, ["id"])
+    schema = TableSchema(SCHEMA, ("id",))
     rows = pa.table({"id": [1, 1], "v": ["a", "b"], "_tombstone": [False, False]})
     shard = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
-    sstable = write_sstable(location, shard, 1, rows, base=schema, storage_version="2.1", fsync=True)
+    sstable = write_sstable(location, shard, 1, rows, schema=schema, storage_version="2.1", fsync=True)
     dataset = lance.dataset(str(tmp_path / "table" / "_mem_wal" / shard / sstable.path))
     assert [field.id() for field in dataset.lance_schema.fields()] == [0, 1, 2]
     assert dataset.to_table()["v"].to_pylist() == ["b"]
 
 
 def test_field_ids_that_do_not_match_the_columns_are_refused(tables: Tables) -> None:
-    tables.schema = SsTableSchema(tables.schema.arrow, (0, 1, 2), ("id",))
+    tables.schema = TableSchema(tables.schema.columns, ("id",), (FieldId(0), FieldId(1), FieldId(2)))
     with pytest.raises(InvalidInputError, match="fields"):
         tables.write(tables.rows([{"id": 1, "v": "a"}]))
 
 
 def test_a_schema_with_a_bad_key_or_the_reserved_column_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="nullable"):
-        SsTableSchema.from_arrow(pa.schema([pa.field("id", pa.int64())]), [0], ["id"])
+        TableSchema.from_arrow(pa.schema([pa.field("id", pa.int64(), metadata=KEY)]))
     with pytest.raises(InvalidInputError, match="reserved"):
-        SsTableSchema.from_arrow(pa.schema([pa.field("_tombstone", pa.bool_())]), [0], [])
+        TableSchema.from_arrow(pa.schema([pa.field("_tombstone", pa.bool_())]))
 
 
 def test_the_base_table_is_not_touched(tables: Tables) -> None:

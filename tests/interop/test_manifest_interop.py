@@ -13,7 +13,7 @@ import pytest
 from lance_memwal import FencedError, ShardManifest, ShardManifestStore, ShardStatus, SsTable, WalAppender
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.manifest_codec import decode_manifest, encode_manifest
-from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from tests.kit.logs import SHARD, lance_table, manifests_at, place, read_all, rows
@@ -46,7 +46,7 @@ def flush_by_hand(uri: str, generation: int, table: pa.Table, epoch: int, cursor
         SHARD,
         generation,
         table.append_column(pa.field("_tombstone", pa.bool_(), nullable=False), [[False] * table.num_rows]),
-        base=SsTableSchema.of(base),
+        schema=base.columns,
         storage_version=base.data_storage_version,
         fsync=False,
     )

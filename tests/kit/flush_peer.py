@@ -12,7 +12,8 @@ import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.sstable.write import SsTableSchema, write_sstable
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.write import write_sstable
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SsTable
 
@@ -21,6 +22,11 @@ KEY = {"lance-schema:unenforced-primary-key": "true"}
 
 def key_field(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False, metadata=KEY)
+
+
+def schema_of(base: BaseTable) -> TableSchema:
+    """The columns of a base table, with the metadata of its schema, which the reference writes too."""
+    return TableSchema(base.schema, base.primary_key, base.columns.field_ids)
 
 
 class Tables:
@@ -39,13 +45,13 @@ class Tables:
         opened = BaseTable.open(self.location)
         assert opened is not None
         self.base = opened
-        self.schema = SsTableSchema.of(opened)
+        self.schema = schema_of(opened)
         self.shard = str(uuid.uuid4())
 
     def rows(self, live: Sequence[dict[str, Any]], deleted: Sequence[dict[str, Any]] = ()) -> pa.Table:
         """Live rows, then tombstones, in the schema that a generation has."""
         made = [{**row, "_tombstone": False} for row in live] + [{**key, "_tombstone": True} for key in deleted]
-        return pa.Table.from_pylist(made, schema=self.schema.with_tombstone)
+        return pa.Table.from_pylist(made, schema=self.schema.memory)
 
     def write(self, table: Any, *, generation: int = 1, **options: Any) -> SsTable:
         """Our flush."""
@@ -54,7 +60,7 @@ class Tables:
             self.shard,
             generation,
             table,
-            base=self.schema,
+            schema=self.schema,
             storage_version=self.base.data_storage_version,
             fsync=False,
             **options,

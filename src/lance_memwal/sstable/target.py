@@ -19,7 +19,7 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.rows.dictionaries import check_dictionaries
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
-from lance_memwal.sstable.write import SsTableSchema, has_null_struct, write_sstable
+from lance_memwal.sstable.write import has_null_struct, write_sstable
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
 
@@ -61,13 +61,12 @@ class ShardTarget:
         rows: pa.Table | Iterator[pa.RecordBatch],
     ) -> SsTable:
         """Write one generation, complete and unpublished; an iterator of batches is streamed."""
-        ids = None if self.schema.field_ids is None else [i for f in self.schema.field_ids for i in f.in_order()]
         return write_sstable(
             self.location,
             shard_id,
             generation,
             rows,
-            base=SsTableSchema.from_arrow(self.schema.columns, ids, self.schema.primary_key),
+            schema=self.schema,
             storage_version=self.storage_version,
             fsync=config.fsync and self.location.is_local,
             clock=clock,

@@ -38,7 +38,7 @@ from lance.fragment import write_fragments
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError, FencedError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.base import lance_errors
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.hand_made import fragment_of
 from lance_memwal.lance.manifest import (
@@ -53,15 +53,16 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
 from lance_memwal.memtable.memtable import aligned_array
-from lance_memwal.rows.key_encoding import check_primary_key, key_hashes
+from lance_memwal.rows.key_encoding import key_hashes
 from lance_memwal.rows.keys import concat_keys, one_array
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.bloom import build_bloom
 from lance_memwal.sstable.sidecar import sort_keys, write_sidecar
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, ShardManifest, SsTable
+from lance_memwal.types import ShardManifest, SsTable
 
-__all__ = ["SsTableSchema", "commit_sstable", "discard_sstable", "has_null_struct", "not_published", "write_sstable"]
+__all__ = ["commit_sstable", "discard_sstable", "has_null_struct", "not_published", "write_sstable"]
 
 _LOG = logging.getLogger(__name__)
 # The reference counts this much per batch beside the buffers when it estimates memory.
@@ -71,48 +72,13 @@ _ONE_FRAGMENT_ROWS = 2**31 - 1
 _ONE_FRAGMENT_BYTES = 2**50
 
 
-@dataclass(frozen=True, slots=True)
-class SsTableSchema:
-    """The columns of a generation: the base table's, in its order, those outside the key nullable.
-
-    `field_ids` are the base table's ids of all fields, nested ones included, in pre-order; None while there is no base
-    table, then they are numbered from zero as a new one would number them.
-    """
-
-    arrow: pa.Schema
-    field_ids: tuple[int, ...] | None
-    primary_key: tuple[str, ...]
-
-    @classmethod
-    def of(cls, base: BaseTable) -> SsTableSchema:
-        """The schema of a generation of `base`."""
-        return cls.from_arrow(base.schema, base.field_ids, base.primary_key)
-
-    @classmethod
-    def from_arrow(
-        cls, schema: pa.Schema, field_ids: Sequence[int] | None, primary_key: Sequence[str]
-    ) -> SsTableSchema:
-        """The schema of a generation of a base table with this Arrow schema and these field ids."""
-        check_primary_key(schema, primary_key)
-        if TOMBSTONE in schema.names:
-            raise InvalidInputError(f"column name {TOMBSTONE!r} is reserved")
-        fields = [field if field.name in primary_key else field.with_nullable(True) for field in schema]
-        ids = None if field_ids is None else tuple(field_ids)
-        return cls(pa.schema(fields, metadata=schema.metadata), ids, tuple(primary_key))
-
-    @property
-    def with_tombstone(self) -> pa.Schema:
-        """The Arrow schema of the rows that are written."""
-        return self.arrow.append(TOMBSTONE_FIELD)
-
-
 def write_sstable(
     location: Location,
     shard_id: str,
     generation: int,
     table: pa.Table | Sequence[pa.RecordBatch] | Iterator[pa.RecordBatch],
     *,
-    base: SsTableSchema,
+    schema: TableSchema,
     storage_version: str,
     fsync: bool,
     clock: Clock = SYSTEM_CLOCK,
@@ -123,7 +89,7 @@ def write_sstable(
     `table` holds the base columns in base order and `_tombstone`, in insert order; an iterator is never in memory as a
     whole.
     """
-    attempt = _Attempt(location, shard_id, paths.sstable_name(clock.token_hex(4), generation), base, clock)
+    attempt = _Attempt(location, shard_id, paths.sstable_name(clock.token_hex(4), generation), schema, clock)
     with not_published(location, shard_id, attempt.name):
         return _write(attempt, generation, table, storage_version, after_data, fsync=fsync)
 
@@ -194,17 +160,17 @@ def _write(
     fsync: bool,
 ) -> SsTable:
     location, shard_id, name = attempt.location, attempt.shard_id, attempt.name
-    base, clock = attempt.base, attempt.clock
+    schema, clock = attempt.schema, attempt.clock
     threads = f"memwal-flush-{generation}"
     if isinstance(table, Iterator):
-        rows: pa.Table | _Stream = _Stream(table, base)
+        rows: pa.Table | _Stream = _Stream(table, schema)
         data = attempt.write_data(rows.reader, "2.1" if storage_version == "2.0" else storage_version)
         keys = rows.keys()
         deletion, _ = _share([lambda: attempt.write_keys(keys), lambda: attempt.write_filter(keys)], clock, threads)
     else:
-        rows = whole = _conform(table, base)
+        rows = whole = _conform(table, schema)
         version = _file_version(whole, storage_version)
-        keys = [one_array(whole.column(column)) for column in base.primary_key]
+        keys = [one_array(whole.column(column)) for column in schema.primary_key]
         work = [
             lambda: attempt.write_data(whole, version),
             lambda: attempt.write_keys(keys),
@@ -224,26 +190,26 @@ def _write(
         path=name,
         in_memory_bytes=rows.nbytes + _BATCH_OVERHEAD_BYTES * batches,
         physical_rows=rows.num_rows,
-        primary_key_bytes=sum(column.nbytes for column in keys) if base.primary_key else None,
+        primary_key_bytes=sum(column.nbytes for column in keys) if schema.primary_key else None,
     )
 
 
 class _Stream:
     """Rows that are read once, for the data file; their keys and their size are known when it is written."""
 
-    def __init__(self, batches: Iterable[pa.RecordBatch], base: SsTableSchema) -> None:
+    def __init__(self, batches: Iterable[pa.RecordBatch], schema: TableSchema) -> None:
         self.num_rows = self.nbytes = self.batches = 0
-        self._base = base
-        self._keys: list[list[pa.Array]] = [[] for _ in base.primary_key]
-        self.reader = pa.RecordBatchReader.from_batches(base.with_tombstone, self._counted(batches))
+        self._schema = schema
+        self._keys: list[list[pa.Array]] = [[] for _ in schema.primary_key]
+        self.reader = pa.RecordBatchReader.from_batches(schema.memory, self._counted(batches))
 
     def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for given in batches:
-            for batch in _conform([given], self._base).to_batches():
+            for batch in _conform([given], self._schema).to_batches():
                 self.num_rows += batch.num_rows
                 self.nbytes += batch.nbytes
                 self.batches += 1
-                for pieces, name in zip(self._keys, self._base.primary_key, strict=True):
+                for pieces, name in zip(self._keys, self._schema.primary_key, strict=True):
                     pieces.append(pa.concat_arrays([batch.column(name), batch.column(name).slice(0, 0)]))  # a copy
                 yield batch
 
@@ -252,16 +218,16 @@ class _Stream:
         return [concat_keys(pieces) for pieces in self._keys]
 
 
-def _conform(table: pa.Table | Sequence[pa.RecordBatch], base: SsTableSchema) -> pa.Table:
+def _conform(table: pa.Table | Sequence[pa.RecordBatch], schema: TableSchema) -> pa.Table:
     """The rows as one chunk per column (more where one would pass 2 GiB), with exactly the schema that is written."""
-    schema = base.with_tombstone
+    written = schema.memory
     parts = [table] if isinstance(table, pa.Table) else table
-    if any(part.schema.names != schema.names for part in parts):
-        raise InvalidInputError(f"a generation has the columns {', '.join(schema.names)}, in this order")
+    if any(part.schema.names != written.names for part in parts):
+        raise InvalidInputError(f"a generation has the columns {', '.join(written.names)}, in this order")
     if not any(part.num_rows for part in parts):
         raise InvalidInputError("a generation without rows is not written")
-    columns = [_conform_column(parts, index, field) for index, field in enumerate(schema)]
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns = [_conform_column(parts, index, field) for index, field in enumerate(written)]
+    return pa.Table.from_arrays(columns, schema=written)
 
 
 def _conform_column(parts: Sequence[pa.Table | pa.RecordBatch], index: int, field: pa.Field) -> pa.ChunkedArray:
@@ -349,7 +315,7 @@ class _Attempt:
     location: Location
     shard_id: str
     name: str
-    base: SsTableSchema
+    schema: TableSchema
     clock: Clock
 
     def _path(self, relative: str) -> str:
@@ -386,7 +352,7 @@ class _Attempt:
 
     def write_keys(self, columns: list[pa.Array]) -> DeletionFile | None:
         """Write the sidecar, and the deletion vector if a later row of the same key replaces any."""
-        if not self.base.primary_key:
+        if not self.schema.primary_key:
             return None
         with lance_errors("sorting the keys of a generation"):
             keys = sort_keys(columns)
@@ -405,21 +371,22 @@ class _Attempt:
             data.fields,
             replace(data.fragment, deletion=deletion),
             field_ids=dict(enumerate(ids)),  # Lance numbers a new dataset from zero, in pre-order
-            schema_metadata=self.base.arrow.metadata or {},
+            schema_metadata=self.schema.columns.metadata or {},
             storage_version=data.storage_version,
             lance_version=lance.__version__,
             now_ms=self.clock.now_ms(),
         )
         made = parse_lance_manifest(manifest).fields
         columns = [field.name for field in made if field.parent_id == -1]
-        if [field.id for field in made] != ids or columns != self.base.with_tombstone.names:
+        if [field.id for field in made] != ids or columns != self.schema.memory.names:
             raise UnsupportedFormatError("this version of Lance numbers the fields of a new dataset in another way")
         self.location.store.put(self._path(version_path(1)), manifest)
 
     def _field_ids(self, count: int) -> list[int]:
-        if self.base.field_ids is None:
+        if self.schema.field_ids is None:  # as a new base table would number them
             return list(range(count))
-        wanted = [*self.base.field_ids, max(self.base.field_ids) + 1]
+        present = [number for ids in self.schema.field_ids for number in ids.in_order()]
+        wanted = [*present, max(present) + 1]
         if len(wanted) != count:
             raise InvalidInputError(f"the rows have {count - 1} fields, the base table has {len(wanted) - 1}")
         return wanted
