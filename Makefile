@@ -37,11 +37,12 @@ test: lint docs pytest ## lint, then every test of the ci profile
 pytest: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
-lint: setup ## ruff, mypy --strict, the rooms (import-linter)
+lint: setup ## ruff, mypy --strict, the rooms (import-linter), dead code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/vulture src --min-confidence 80
 
 format: setup ## rewrite the code the way `make lint` wants it
 	$(BIN)/ruff check --fix .

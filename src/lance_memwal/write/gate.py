@@ -63,7 +63,7 @@ class WriteGate:
     def _is_closed_to(self, me: int) -> bool:
         return self._closed_by is not None and self._closed_by != me
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside.discard(threading.get_ident())
         if self._closed_by is not None:
             self._changed.wake_all()
