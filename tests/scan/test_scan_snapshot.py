@@ -258,8 +258,9 @@ def test_an_sstable_that_vanishes_later_is_a_collected_error(tmp_path: Path) -> 
     uri = str(tmp_path / "t")
     table = create(uri)
     with table.writer(compaction=None) as writer:
-        for generation in range(3):
-            writer.put([{"id": generation * 10 + i, "v": generation, "s": "x"} for i in range(4)])
+        for generation in range(3):  # large rows: of a small file nothing is left to be read once it is open
+            large = [os.urandom(500_000).hex() for _ in range(4)]
+            writer.put([{"id": generation * 10 + i, "v": generation, "s": text} for i, text in enumerate(large)])
             writer.flush()
         stream = table.scan().to_batches()
         first = next(stream)
@@ -269,6 +270,24 @@ def test_an_sstable_that_vanishes_later_is_a_collected_error(tmp_path: Path) -> 
         with pytest.raises(mw.CollectedError, match="scan again"):
             list(stream)
         assert table.count_rows() == 12
+
+
+@pytest.mark.usefixtures("_no_rows_kept")
+def test_a_scan_holds_no_descriptor_per_sstable(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.writer(compaction=None) as writer:
+        for generation in range(12):
+            writer.put([{"id": generation, "v": generation, "s": os.urandom(200_000).hex()}])
+            writer.flush()
+    stream = mw.open_table(table.uri).scan().to_batches()
+    next(stream)
+    held = [os.readlink(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd") if _is_open(number)]
+    assert sum("_gen_" in path for path in held) <= 4
+    assert sum(batch.num_rows for batch in stream) == 11
+
+
+def _is_open(number: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{number}")
 
 
 @pytest.mark.usefixtures("_no_rows_kept")

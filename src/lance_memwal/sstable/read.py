@@ -262,10 +262,8 @@ class SsTableReader:
                 self._layout = _Layout(self._with_ids(self.dataset.schema, ids))
             else:
                 with self.reading():
-                    reader = self._open_file(file)
-                    columns = reader.metadata().schema
+                    columns = self._open_file(file).metadata().schema  # not kept: a descriptor per SSTable is too many
                 self._layout = _Layout(self._with_ids(columns, file.columns), file)
-                self._file = reader
         return self._layout
 
     def _with_ids(self, columns: pa.Schema, ids: Mapping[str, FieldId]) -> pa.Schema:
