@@ -125,8 +125,9 @@ class TableWriter:
         refuse_on_top(self._lock, "a write")
         with self._lock:
             fitted = Fitted([self._fitter.fit(batch, fill) for batch in batches], self._schema)
-        routed = self._split(fitted)
-        return {shard_id: rows if rows is fitted else Fitted(rows, fitted.schema) for shard_id, rows in routed.items()}
+        if self._sharding.column is None:
+            return {self._shards.default(): fitted} if fitted else {}
+        return {shard_id: Fitted(rows, fitted.schema) for shard_id, rows in self._split(fitted).items()}
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
@@ -164,8 +165,10 @@ class TableWriter:
         self._compaction.start()
 
         def to_shard(shard_id: str) -> T:
-            return self._shards.write(shard_id, lambda writer: write(writer, routed[shard_id]))
+            return self._shards.write(shard_id, write, routed[shard_id])
 
+        if len(routed) == 1:
+            return {shard_id: to_shard(shard_id) for shard_id in routed}
         written = in_order(to_shard, list(routed), self._location.at_once(_PARALLEL_SHARDS), "memwal-put")
         return dict(zip(routed, written, strict=True))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.errors import ClosedError
@@ -116,15 +116,15 @@ class OpenShards(Generic[W]):
                     self._default = writer.shard_id
         return self._default
 
-    def write(self, shard_id: str, call: Callable[[W], T]) -> T:
-        """What `call` does with the writer of the shard."""
+    def write(self, shard_id: str, call: Callable[..., T], *given: Any) -> T:
+        """What `call` does with the writer of the shard, and with what is given."""
         while True:
             writer = self._open.get(shard_id)
             if writer is None:
                 writer = self._take_up(shard_id)
             self._used[shard_id] = next(self._ticks)
             try:
-                return call(writer)
+                return call(writer, *given)
             except ClosedError:
                 if self.closed or not writer.is_parked:
                     raise
