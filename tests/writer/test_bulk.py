@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError
+from lance_memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError, crash_points
 from lance_memwal.errors import ClosedError
 from tests.kit.writers import (
     BLOOM,
@@ -153,6 +153,27 @@ def test_an_unknown_outcome_of_the_commit_poisons_and_nothing_acknowledged_is_lo
         writer.force_seal_active()
         writer.wait_for_flush_drain()
         assert everything(writer, tmp_path) == expected
+
+
+def test_an_interrupt_of_the_commit_stays_an_interrupt_and_poisons(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path, **SMALL)
+
+    def interrupt(point: str) -> None:
+        if point == "bulk.after_commit":
+            raise KeyboardInterrupt
+
+    crash_points.install(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            writer.put(BIG)
+    finally:
+        crash_points.install(None)
+    with pytest.raises(WriterPoisonedError):
+        writer.put(rows([2]))
+    with pytest.raises(WriterPoisonedError):
+        writer.close()
+    with open_writer(tmp_path) as writer:
+        assert everything(writer, tmp_path) == dict.fromkeys(range(100), "big")
 
 
 def test_a_fenced_writer_publishes_no_large_put(tmp_path: Path) -> None:

@@ -66,7 +66,10 @@ def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | 
         health.fail(error)
         raise
     except BaseException as error:
-        raise health.poisoned("whether a large put was published is unknown", error) from error
+        poison = health.poisoned("whether a large put was published is unknown", error)
+        if isinstance(error, Exception):
+            raise poison from error
+        raise  # an interrupt stays one
     with health.lock:
         shard.stats.count_flush(rows.num_rows, shard.clock.monotonic() - started)
     return range(active.first_batch, end)
