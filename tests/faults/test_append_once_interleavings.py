@@ -27,7 +27,8 @@ from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import Transaction
 from lance_memwal.upkeep.gc import Collector
-from lance_memwal.write.once import AppendResult, OnceAppender, ShardClaim
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import AppendResult, OnceAppender
 from tests.harness.profile import scaled
 from tests.kit.interleaving import Scheduler
 

@@ -11,7 +11,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.types import Transaction
-from lance_memwal.write.once import OnceAppender, ShardClaim
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import OnceAppender
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
 SHARDING = mw.Bucket("id", 1)

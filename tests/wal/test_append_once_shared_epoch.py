@@ -12,7 +12,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.log.wal import WalTailer
-from lance_memwal.write.once import OnceAppender, ShardClaim
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import OnceAppender
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 LARGE = "x" * 4096

@@ -333,7 +333,7 @@ class Compactor:
 
     def _syncs(self, base: BaseTable) -> bool:
         stored = {} if base.details is None else base.details.writer_config_defaults
-        return self._location.is_local and WriterConfig.from_defaults(stored).fsync
+        return WriterConfig.from_defaults(stored).fsync
 
     def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
         """Let every manifest forget what `base` holds, once that is durable."""

@@ -407,6 +407,8 @@ def paths_of(fragments: Sequence[Any]) -> list[str]:
 def sync_version(before: BaseTable | None, after: BaseTable) -> None:
     """Make everything that `after` has and `before` has not survive power loss; all of it without `before`."""
     store = after.location.store
+    if not after.location.is_local:  # what the service acknowledged is durable
+        return
     if before is None:
         names = store.list_names("")
         for directory in ("data", "_deletions", "_transactions", "_versions"):

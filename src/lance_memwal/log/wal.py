@@ -97,9 +97,9 @@ class PersistPolicy:
     fsync: bool = True
 
     @classmethod
-    def of(cls, config: WriterConfig, *, fsync: bool) -> PersistPolicy:
+    def of(cls, config: WriterConfig) -> PersistPolicy:
         """The policy that a writer's settings ask for."""
-        return cls(config.max_wal_persist_retries, config.wal_persist_retry_base_delay_ms / 1000, fsync)
+        return cls(config.max_wal_persist_retries, config.wal_persist_retry_base_delay_ms / 1000, config.fsync)
 
 
 def list_positions(location: Location, shard_id: str) -> list[int]:

@@ -29,7 +29,8 @@ from lance_memwal.spark.rows import WritePlan, newest_rows
 from lance_memwal.spark.sink import appender_of, claims_of, drop_claims, tidy
 from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.once import AppendResult, ShardClaim
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import AppendResult
 
 __all__ = ["BUCKET_SEED", "BatchReport", "bucket_expression", "write_batch"]
 

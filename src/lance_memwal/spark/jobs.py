@@ -106,7 +106,7 @@ def compact(
     if mode == "distributed" or (
         mode == "auto" and base.takes_hand_commit and is_big(location, base, distributed_bytes)
     ):
-        fsync = location.is_local and writer_config(base, None, {}, ()).fsync
+        fsync = writer_config(base, None, {}, ()).fsync
         job = Job(uri, SYSTEM_CLOCK.uuid4(), memory_bytes, fsync, options)
         compactor = distributed_compactor(job, partial(run_tasks, spark), location, partial(BaseTable.need, location))
         return compactor.run(max_generations=max_generations)

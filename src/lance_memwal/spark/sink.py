@@ -35,7 +35,8 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.once import AppendResult, OnceAppender, ShardClaim
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import AppendResult, OnceAppender
 
 __all__ = ["BatchSink", "Pieces", "StreamSink", "claims_of", "commit_pieces", "drop_claims", "tidy"]
 

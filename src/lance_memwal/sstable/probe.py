@@ -244,7 +244,7 @@ class _Probe:
             for batch in rows.to_batches():
                 fitted = fitter.fit(batch)
                 try:
-                    self._target.check_storable([fitted])
+                    self._target.check(_SHARD, [fitted])
                 except InvalidInputError:
                     if form == "whole":
                         raise

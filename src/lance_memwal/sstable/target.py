@@ -23,7 +23,7 @@ from lance_memwal.sstable.write import has_null_struct, write_sstable
 from lance_memwal.store.location import Location
 from lance_memwal.types import TOMBSTONE, SsTable
 
-__all__ = ["ShardTarget", "check_storable"]
+__all__ = ["ShardTarget"]
 
 _WITHOUT_NULL_STRUCTS = "2.0"
 
@@ -45,12 +45,20 @@ class ShardTarget:
 
     @property
     def limits_rows(self) -> bool:
-        """Whether there are rows with the right columns that the base table cannot hold."""
+        """Whether there are rows with the right columns that the shard cannot hold."""
+        return self.check_rows is not None or self._limits_values
+
+    @property
+    def _limits_values(self) -> bool:
         return bool(self.schema.small_dictionaries) or self.storage_version == _WITHOUT_NULL_STRUCTS
 
-    def check_storable(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Return only if the base table can hold these rows; `InvalidInputError` names the column."""
-        check_storable(batches, self.schema, self.storage_version)
+    def check(self, shard_id: str, batches: Sequence[pa.RecordBatch]) -> None:
+        """Return only if `shard_id` can hold these rows; the error names the column."""
+        if self._limits_values:
+            _check_storable(batches, self.schema, self.storage_version)
+        if self.check_rows is not None:
+            for batch in batches:
+                self.check_rows(shard_id, batch)
 
     def write_sstable(
         self,
@@ -68,15 +76,15 @@ class ShardTarget:
             rows,
             schema=self.schema,
             storage_version=self.storage_version,
-            fsync=config.fsync and self.location.is_local,
+            fsync=config.fsync,
             clock=clock,
             after_data=partial(self.indexes.mirror, generation) if self.indexes is not None else None,
         )
 
 
-def check_storable(batches: Sequence[pa.RecordBatch], schema: TableSchema, storage_version: str | None) -> None:
+def _check_storable(batches: Sequence[pa.RecordBatch], schema: TableSchema, storage_version: str) -> None:
     """Return only if a base table can hold these rows, of which tombstones may be flagged; `InvalidInputError` names the
-    column. `storage_version`: of its files, None if there is no table yet."""
+    column. `storage_version`: of its files."""
     check_dictionaries(batches, schema.small_dictionaries)
     if storage_version != _WITHOUT_NULL_STRUCTS:
         return

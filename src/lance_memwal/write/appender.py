@@ -1,48 +1,44 @@
 """The synchronous primitive: one append, one WAL entry, no buffer and no thread.
 
-Owns `WalAppender`. Invariants:
+Owns `WalAppender`: a shard in WAL-only mode whose tasks never start, so that its callers alone commit. Invariants:
 
 1. `open` owns the shard: claim, sentinel, second look at the manifest; it fixes the next position.
 2. `append` returns the position of an entry that is on storage, or raises; nothing is buffered in between.
 3. An appender whose log failed refuses everything that follows, since the outcome of an entry may be unknown.
-4. What the appender remembers (columns, transactions, the run of its generation) changes only with an entry on storage.
-5. An entry is one that every reader takes: rows of this shard, at most `max_memtable_batches` batches.
-6. An entry whose bytes may be on storage, left by an append that was interrupted, is sent again as it is before anything
-   else is written. The same append, made again, is that entry.
+4. Without a base table the first append that gets into the log says what the columns are.
+5. An append that was interrupted is made durable before anything else is written. The same append, made again, is that
+   entry.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.crash_points import reach
-from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError
+from lance_memwal.errors import ClosedError, FencedError, InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
-from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import as_transaction
-from lance_memwal.log.understood import KnownColumns
-from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
+from lance_memwal.log.wal import OpenedLog
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
-from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing
+from lance_memwal.rows.fit import Missing, fills_missing
 from lance_memwal.rows.ingest import to_batches, with_rows
-from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.sharding import Manual, Sharding
-from lance_memwal.sstable.probe import check_columns, check_table
-from lance_memwal.sstable.target import check_storable
+from lance_memwal.sstable.probe import check_table
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import TOMBSTONE, EntryFooter, EntryTransaction, Transaction
+from lance_memwal.types import TOMBSTONE, Transaction
+from lance_memwal.write.claim import claim_log, manifests_of
+from lance_memwal.write.queue import Pending, WriteRows
+from lance_memwal.write.shard import Shard
+from lance_memwal.write.table_target import target_of, writer_config
 
 __all__ = ["WalAppender"]
 
@@ -55,26 +51,17 @@ class WalAppender:
         opened: OpenedLog,
         manifests: ShardManifestStore,
         config: WriterConfig,
-        *,
-        schema: TableSchema | None = None,
-        storage_version: str | None = None,
-        sharding: Sharding,
-        clock: Clock = SYSTEM_CLOCK,
+        target: ShardTarget | None,
+        clock: Clock,
     ) -> None:
         """Use `open`."""
-        self._log = opened.log
+        self._opened = opened
         self._manifests = manifests
         self._config = config
-        self._storage_version = storage_version
-        self._sharding = sharding
         self._clock = clock
-        self._run = LogRun.of_tail(opened)
-        self._transactions = opened.transactions
-        self._in_flight: _Entry | None = None
-        self._rows = None if schema is None else _Rows(schema)
-        self._encoder: EntryEncoder | None = None
+        self._shard = None if target is None else Shard(target, config, clock, opened, manifests)
         self._lock = threading.RLock()
-        self._failed: MemWalError | None = None
+        self._forked = False
         close_in_child(self)
 
     @classmethod
@@ -90,38 +77,30 @@ class WalAppender:
         """Own the shard: claim an epoch and fence its predecessor. Without a base table the first append sets the columns."""
         location = resolve(uri, storage_options)
         base = BaseTable.open(location)
-        schema, config, spec_id, watch = None, WriterConfig(), 0, None
-        sharding: Sharding = Manual()
-        if base is not None:
-            check_table(base)
-            schema = base.columns
-        if base is not None and base.details is not None:
-            watch = TableWatch(for_writing(base, clock), clock)
-            sharding = base.sharding
-            config = WriterConfig.from_defaults(base.details.writer_config_defaults)
-            spec_id = base.details.sharding_specs[0].spec_id if base.details.sharding_specs else 0
-        sync = fsync and location.is_local
-        manifests = ShardManifestStore(location, shard_id, fsync=sync, clock=clock)
-        policy = PersistPolicy.of(config, fsync=sync)
-        known = KnownColumns(location, schema)
-        opened = open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, known=known, clock=clock)
-        version = None if base is None else base.data_storage_version
-        return cls(opened, manifests, config, schema=schema, storage_version=version, sharding=sharding, clock=clock)
+        target = None if base is None else _target(base, clock)
+        settings = {"fsync": fsync, "enable_memtable": False, "shard_id": shard_id}
+        config = writer_config(base, None, settings, ())
+        manifests = manifests_of(location, shard_id, config, clock)
+        if target is None:
+            opened = claim_log(manifests, config, None, None, 0, clock)
+        else:
+            opened = claim_log(manifests, config, target.schema, target.watch, target.spec_id, clock)
+        return cls(opened, manifests, config, target, clock)
 
     @property
     def epoch(self) -> int:
         """The epoch under which this appender owns the shard."""
-        return self._log.epoch
+        return self._opened.log.epoch
 
     @property
     def shard_id(self) -> str:
         """The shard."""
-        return self._log.shard_id
+        return self._opened.log.shard_id
 
     @property
     def next_position(self) -> int:
         """The position that the next entry gets."""
-        return self._log.next_position
+        return self._opened.log.next_position
 
     def append(
         self, batches: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
@@ -131,124 +110,92 @@ class WalAppender:
         Rows may carry a `_tombstone` column. A transaction that is there already appends nothing and returns 0. `missing`
         says what becomes of columns that are left out: see `ShardWriter.put`.
         """
-        fill = None if self._rows is None else fills_missing(missing, self._rows.schema)
-        whole = fill is False and not _has_tombstones(batches)
-        given = with_rows(to_batches(batches, self._columns(), whole=whole))
+        given = with_rows(self._batches(batches, missing))
         transaction = as_transaction(txn)
         refuse_on_top(self._lock, "append")
         with self._lock:
-            if self._failed is not None:
-                raise self._failed
-            left = self._in_flight
-            if left is not None:
-                position = self._send(left)
-            rows = self._rows or _Rows.like(given[0])
-            fitted = self._fit(rows, given, fill)
-            if left is not None and left.holds(fitted, transaction):
-                return position
-            if transaction is not None:
-                if self._transactions.is_repeat(transaction):
-                    return 0
-                self._transactions.admit(transaction)
-            return self._send(self._encode(rows, fitted, transaction))
+            if self._forked:
+                raise ClosedError("this process was forked: the appender belongs to its parent; open a new one")
+            shard = self._shard or self._shard_of(given[0].schema)
+            shard.health.refuse_writes()
+            left = _make_durable(shard)
+            rows = self._rows(shard, given, missing)
+            if left is not None and _is_same(left, rows, transaction):
+                return self.next_position - 1
+            try:
+                pending, _ = shard.commits.insert(rows, transaction)
+            finally:
+                if shard.commits.buffered:
+                    self._shard = shard
+            if pending is None:
+                return 0
+            _make_durable(shard)
+            return self.next_position - 1
 
-    def _fit(self, rows: _Rows, given: list[pa.RecordBatch], fill: bool | None) -> list[pa.RecordBatch]:
-        fitted = [rows.fitter.fit_flagged(batch, fill=fill) for batch in given]
-        check_storable(fitted, rows.schema, self._storage_version)
-        fitted = at_most(self._config.max_memtable_batches, fitted, rows.schema.memory)
-        for batch in fitted:
-            self._sharding.check_rows(rows.schema.columns, self.shard_id, batch)
-        return fitted
+    def _batches(self, rows: Any, missing: Missing | None) -> list[pa.RecordBatch]:
+        if self._shard is None:
+            return to_batches(rows, pa.schema([]), whole=False)
+        schema = self._shard.columns.target.schema
+        whole = not fills_missing(missing, schema) and not _has_tombstones(rows)
+        return to_batches(rows, schema.columns, whole=whole)
 
-    def _encode(self, rows: _Rows, fitted: list[pa.RecordBatch], txn: Transaction | None) -> _Entry:
-        limit = self._config.max_entry_bytes
-        size = rows.encoder.measure(fitted)
-        if size > limit:
+    def _shard_of(self, columns: pa.Schema) -> Shard:
+        """The shard with the columns of its first rows, where there is no base table to say what they are."""
+        at = columns.get_field_index(TOMBSTONE)
+        target = target_of(self._manifests.location, None, columns if at < 0 else columns.remove(at))
+        return Shard(target, self._config, self._clock, self._opened, self._manifests)
+
+    def _rows(self, shard: Shard, given: list[pa.RecordBatch], missing: Missing | None) -> WriteRows:
+        rows = shard.columns.fitting.fit_flagged(given, missing)
+        if not shard.commits.entries.encode_rows(rows):
+            limit = self._config.max_entry_bytes
             raise InvalidInputError(
-                f"{size} bytes are too many for one WAL entry, at most {limit}; use ShardWriter.put or several appends"
+                f"these rows are too many for one WAL entry, at most {limit} bytes; use ShardWriter.put or several appends"
             )
-        count = sum(batch.num_rows for batch in fitted)
-        run = self._run.after(fitted, size, self._config, rows.schema.small_dictionaries)
-        generation = run.generation
-        encoder = self._encoder
-        if encoder is None or encoder.generation != generation:
-            encoder = EntryEncoder(rows.schema.wal, self.epoch, generation)
-        txns = () if txn is None else (EntryTransaction(txn, 0, count),)
-        footer = self._transactions.footer(generation, txns, self._log.table)
-        return _Entry(self._log.next_position, encoder.encode(fitted, footer), fitted, footer, run, encoder, rows)
-
-    def _send(self, entry: _Entry) -> int:
-        """Make `entry` durable and remember what it changed; sending it again changes nothing."""
-        reach("wal.before_put")
-        self._in_flight = entry
-        try:
-            self._log.append_once(entry.position, entry.data)
-        except MemWalError as error:
-            self._failed = error
-            raise
-        reach("wal.after_put")
-        self._transactions.take(entry.footer, entry.encoder.generation)
-        self._run, self._encoder, self._rows = entry.run, entry.encoder, entry.rows
-        self._in_flight = None
-        return self._log.next_position - 1
+        return rows
 
     def orphan(self) -> None:
         """Become closed in a forked child: two processes must not share an epoch."""
-        self._lock = threading.RLock()
-        self._failed = ClosedError("this process was forked: the appender belongs to its parent; open a new one")
-
-    def _columns(self) -> pa.Schema:
-        return pa.schema([]) if self._rows is None else self._rows.schema.columns
+        self._lock, self._forked = threading.RLock(), True
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the newest manifest carries a higher epoch."""
         try:
             self._manifests.check_fenced(self.epoch)
         except FencedError as error:
-            self._failed = error
+            if self._shard is not None:
+                self._shard.health.fail(error)
             raise
 
     def __repr__(self) -> str:
         return f"WalAppender(shard_id={self.shard_id!r}, epoch={self.epoch}, next_position={self.next_position})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """An entry on its way to storage, and what the appender remembers once it is there."""
+def _target(base: BaseTable, clock: Clock) -> ShardTarget:
+    """What a shard of this table writes to; the table may have no MemWAL index yet."""
+    if base.details is None:
+        check_table(base)
+        return ShardTarget(base.location, base.columns, base.data_storage_version)
+    watch = TableWatch(for_writing(base, clock), clock)
+    return target_of(base.location, base, None, watch=watch)
 
-    position: int
-    data: bytes
-    batches: list[pa.RecordBatch]
-    footer: EntryFooter
-    run: LogRun
-    encoder: EntryEncoder
-    rows: _Rows
 
-    def holds(self, batches: list[pa.RecordBatch], txn: Transaction | None) -> bool:
-        """Whether this entry is what an append of `batches` would write."""
-        same = len(batches) == len(self.batches) and all(map(pa.RecordBatch.equals, batches, self.batches))
-        return same and [item.txn for item in self.footer.txns] == ([] if txn is None else [txn])
+def _make_durable(shard: Shard) -> Pending | None:
+    """Bring what is pending to storage; returns it."""
+    commits = shard.commits
+    pending = commits.pending[-1] if commits.pending else None
+    commits.make_durable(commits.buffered)
+    return pending
+
+
+def _is_same(left: Pending, rows: WriteRows, txn: Transaction | None) -> bool:
+    """Whether `left` is what an append of `rows` would write."""
+    if left.txn != txn or len(left.rows.batches) != len(rows.batches):
+        return False
+    same_rows = all(map(pa.RecordBatch.equals, left.rows.batches, rows.batches))
+    return same_rows and left.rows.flags == rows.flags
 
 
 def _has_tombstones(rows: Any) -> bool:
     """Whether dicts among `rows` say which of them are tombstones: those have no more than the key."""
     return isinstance(rows, (list, tuple)) and any(isinstance(row, Mapping) and TOMBSTONE in row for row in rows)
-
-
-class _Rows:
-    """The columns of the table, input made to fit them, and its encoding."""
-
-    __slots__ = ("encoder", "fitter", "schema")
-
-    def __init__(self, schema: TableSchema) -> None:
-        self.schema = schema
-        self.encoder = RowEncoder(schema.wal)
-        self.fitter = Fitter(schema)
-
-    @classmethod
-    def like(cls, batch: pa.RecordBatch) -> _Rows:
-        """The columns of `batch`, where there is no base table to say what they are."""
-        at = batch.schema.get_field_index(TOMBSTONE)
-        columns = batch.schema if at < 0 else batch.schema.remove(at)
-        check_columns(columns)
-        return cls(TableSchema.from_arrow(columns))

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.config import WriterConfig
-from lance_memwal.rows.fit import Fitter, at_most, tombstones
+from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, tombstones
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.queue import WriteRows
@@ -24,7 +24,7 @@ __all__ = ["Fitting"]
 class Fitting:
     """Makes rows of input, for one shard with one set of columns."""
 
-    __slots__ = ("_check_rows", "_fitter", "_limits_rows", "_max_batches", "_schema", "_shard_id", "_target", "take")
+    __slots__ = ("_fitter", "_limits_rows", "_max_batches", "_schema", "_shard_id", "_target", "take")
 
     def __init__(self, target: ShardTarget, config: WriterConfig) -> None:
         self._target = target
@@ -32,7 +32,6 @@ class Fitting:
         self._limits_rows = target.limits_rows
         self._fitter = Fitter(target.schema)
         self.take = self._fitter.take
-        self._check_rows = target.check_rows
         self._shard_id = str(config.shard_id)
         self._max_batches = config.max_memtable_batches
 
@@ -40,13 +39,18 @@ class Fitting:
         """`batches` as those of the table, each checked; the errors name the column."""
         fitted = self._fitter.fit_all(batches, fill)
         if self._limits_rows:
-            self._target.check_storable(fitted)
+            self._target.check(self._shard_id, fitted)
         if len(fitted) > self._max_batches:
             fitted = at_most(self._max_batches, fitted, self._schema.nullable)
-        if self._check_rows is not None:
-            for batch in fitted:
-                self._check_rows(self._shard_id, batch)
         return WriteRows.of(fitted)
+
+    def fit_flagged(self, batches: list[pa.RecordBatch], missing: Missing | None) -> WriteRows:
+        """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones."""
+        fill = fills_missing(missing, self._schema)
+        fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches]
+        self._target.check(self._shard_id, fitted)
+        fitted = at_most(self._max_batches, fitted, self._schema.memory)
+        return WriteRows.flagged(fitted)
 
     def tombstones(self, keys: Any) -> WriteRows:
         """The tombstones of `keys`, which may be none."""
@@ -54,6 +58,6 @@ class Fitting:
         if named.num_rows == 0:
             return WriteRows.of([])
         batch = tombstones(named, self._schema)
-        if self._check_rows is not None:
-            self._check_rows(self._shard_id, batch)
+        if self._target.check_rows is not None:
+            self._target.check_rows(self._shard_id, batch)
         return WriteRows.of([batch], tombstones=True)

@@ -22,11 +22,11 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import MemWalError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import TransactionMap
-from lance_memwal.log.understood import KnownColumns
-from lance_memwal.log.wal import OpenedLog, PersistPolicy, ShardLog, open_log
+from lance_memwal.log.wal import OpenedLog, ShardLog
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.sstable.target import ShardTarget
+from lance_memwal.write.claim import claim_log, manifests_of
 from lance_memwal.write.flush import Flushing, Ticking
 from lance_memwal.write.replay import replay
 from lance_memwal.write.shard import Shard
@@ -52,20 +52,11 @@ def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: 
     """Claim and replay the shard, or take a parked one up again; the caller validated `target` and `config`."""
     shard_id = config.shard_id if config.shard_id is not None else clock.uuid4()
     config = config.replace(shard_id=shard_id, shard_spec_id=config.shard_spec_id or target.spec_id)
-    sync = config.fsync and target.location.is_local
-    scanned = config.manifest_scan_batch_size
-    manifests = ShardManifestStore(target.location, shard_id, scan_batch_size=scanned, fsync=sync, clock=clock)
+    manifests = manifests_of(target.location, shard_id, config, clock)
     if parked is not None:
         opened = _opened_again(parked, manifests)
     else:
-        opened = open_log(
-            manifests,
-            spec_id=config.shard_spec_id,
-            policy=PersistPolicy.of(config, fsync=sync),
-            watch=target.watch,
-            known=KnownColumns(target.location, target.schema),
-            clock=clock,
-        )
+        opened = claim_log(manifests, config, target.schema, target.watch, config.shard_spec_id, clock)
         reach("open.after_sentinel")
     shard = Shard(target, config, clock, opened, manifests, None if parked is None else parked.stats)
     if config.enable_memtable:

@@ -49,12 +49,9 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, load_generation_maps
-from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import (
-    PersistPolicy,
     list_positions,
     met_entry,
-    open_log,
     read_run,
     read_tail,
     read_transactions,
@@ -75,24 +72,16 @@ from lance_memwal.types import (
     Transaction,
     WalEntry,
 )
+from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import target_of, writer_config
 
-__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "ShardClaim", "ShardTail"]
+__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "ShardTail"]
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
 _MAX_TRIES = 64
 _BACK_OFF = BackOff(0.005, 0.25)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardClaim:
-    """The right to append to one shard until somebody claims a higher epoch; may be pickled."""
-
-    shard_id: str
-    epoch: int
-    table_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +146,6 @@ class OnceAppender:
         self._target = target_of(self.location, base, None, watch=self._watch)
         self._base = base  # not before its columns were checked
         self._config = writer_config(base, None, {}, ())
-        self._sharding = base.sharding
         self._fitter = Fitter(self._target.schema)
         self._encoder = RowEncoder(self._target.schema.wal)
 
@@ -184,14 +172,10 @@ class OnceAppender:
         """The columns of the table."""
         return self._target.schema
 
-    @property
-    def _sync(self) -> bool:
-        return self._config.fsync and self.location.is_local
-
     def _store(self, shard_id: str) -> ShardManifestStore:
         found = self._manifests.get(shard_id)
         if found is None:
-            found = ShardManifestStore(self.location, shard_id, fsync=self._sync, clock=self._clock)
+            found = manifests_of(self.location, shard_id, self._config, self._clock)
             self._manifests[shard_id] = found
         return found
 
@@ -200,14 +184,8 @@ class OnceAppender:
     def claim(self, shard_id: str) -> ShardClaim:
         """Own the shard: a new epoch, its predecessor fenced. Once per job, and again after a version that failed."""
         self.refresh()
-        opened = open_log(
-            self._store(shard_id),
-            spec_id=self._target.spec_id,
-            policy=PersistPolicy.of(self._config, fsync=self._sync),
-            watch=self._watch,
-            known=KnownColumns(self.location, self.schema),
-            clock=self._clock,
-        )
+        spec_id = self._target.spec_id
+        opened = claim_log(self._store(shard_id), self._config, self.schema, self._watch, spec_id, self._clock)
         self._times.setdefault(shard_id, opened.transactions.time)
         return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
 
@@ -231,9 +209,7 @@ class OnceAppender:
         fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches if batch.num_rows]
         if not fitted:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
-        self._target.check_storable(fitted)
-        for batch in fitted:
-            self._sharding.check_rows(self.schema.columns, claim.shard_id, batch)
+        self._target.check(claim.shard_id, fitted)
         size = self._encoder.measure(fitted)
         if size > self._max_entry_bytes:
             return self._publish(claim, fitted, transaction)
@@ -278,7 +254,7 @@ class OnceAppender:
         """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
         path = paths.wal_entry_path(claim.shard_id, position)
         try:
-            self.location.store.put_new(path, data, sync=self._sync, make_directory=False)
+            self.location.store.put_new(path, data, sync=self._config.fsync, make_directory=False)
         except DirectoryNotFoundError as error:
             self._watch.look()
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None

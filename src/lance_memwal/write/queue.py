@@ -69,6 +69,13 @@ class WriteRows:
             flags = [pa.array(np.ones(batch.num_rows, dtype=bool)) for batch in owned]
         return cls(owned, flags, sizes, num_rows, sum(sizes))
 
+    @classmethod
+    def flagged(cls, batches: Sequence[pa.RecordBatch]) -> WriteRows:
+        """The rows of `batches`, whose last column says which of them are tombstones."""
+        rows = cls.of([batch.remove_column(batch.num_columns - 1) for batch in batches])
+        rows.flags = [batch.column(batch.num_columns - 1) for batch in batches]
+        return rows
+
 
 class Pending:
     """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals after it."""
