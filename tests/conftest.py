@@ -2,14 +2,33 @@
 
 The ci profile draws the same examples in every run, so that a red build is red again; the proofs draw new ones. No
 example has a deadline of its own: a busy machine is no bug, and every test has one (pytest-timeout).
+
+No test leaves a writer's threads to the next one, which may count them: what a test dropped is collected after it.
 """
 
+import gc
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness.profile import profile
+from tests.kit.writers import SECONDS, memwal_threads
 
 pytest_plugins = ["services.azure", "services.s3"]
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("prove", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(profile())
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_is_left() -> Iterator[None]:
+    before = memwal_threads()
+    yield
+    left = memwal_threads() - before
+    if left:
+        gc.collect()
+    for thread in left:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), f"the test left {thread.name} running"
