@@ -239,6 +239,20 @@ def test_a_column_that_others_add_stops_no_shard_of_a_writer_that_does_not_know_
     assert found(table) == {(1, 1): 1, (2, 2): 2, (1, 9): 1, (2, 9): 2, (3, 9): 3, (4, 9): 4}
 
 
+def test_a_column_that_others_rename_stops_no_shard_of_a_writer_that_knows_the_old_name(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    with table.writer(fsync=False, max_open_shards=1) as writer:
+        writer.put([row(1, 1, 1)])
+        writer.put([row(2, 2, 2)])  # the first shard is parked
+        table.dataset.alter_columns({"path": "v", "name": "w"})
+        for tenant in (2, 1, 3):
+            writer.put([row(tenant, 9, tenant)])
+        writer.put([{"tenant": 1, "id": 8}], missing="null")
+        writer.put_nowait([{"tenant": 4, "id": 8}], missing="null").wait()
+    rows = {(r["tenant"], r["id"]): r["w"] for r in table.scan().to_table().to_pylist()}
+    assert rows == {(1, 1): 1, (2, 2): 2, (1, 9): 1, (2, 9): 2, (3, 9): 3, (1, 8): None, (4, 8): None}
+
+
 def test_an_open_shard_takes_writes_while_another_one_is_being_opened(tmp_path: Path) -> None:
     table = make(tmp_path)
     known: set[str] = set()

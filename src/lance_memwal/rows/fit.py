@@ -80,9 +80,19 @@ class Fitter:
 
     def fit_all(self, batches: list[pa.RecordBatch], fill: bool) -> list[pa.RecordBatch]:
         """Every batch as `fit` makes it; those that were fitted to the same columns before as they are."""
-        if type(batches) is Fitted and (batches.schema is self._equal or self._is_equal(batches.schema)):
-            return batches
+        if type(batches) is Fitted:
+            if batches.schema is self._equal or self._is_equal(batches.schema):
+                return batches
+            batches = self._renamed(batches)
         return [self.fit(batch, fill) for batch in batches]
+
+    def _renamed(self, fitted: Fitted) -> list[pa.RecordBatch]:
+        """Rows that were fitted before columns got the names that they have here: by field id."""
+        names = fitted.schema.columns.names
+        if fitted.schema.field_ids is not None and self.schema.field_ids is not None:
+            ours = {ids.id: name for ids, name in zip(self.schema.field_ids, self.schema.columns.names, strict=True)}
+            names = [ours.get(ids.id, name) for ids, name in zip(fitted.schema.field_ids, names, strict=True)]
+        return [batch.rename_columns(names) for batch in fitted]
 
     def _is_equal(self, schema: TableSchema) -> bool:
         """Whether these are the same columns; remembered, since the same object comes with every put."""
