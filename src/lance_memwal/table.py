@@ -40,10 +40,10 @@ from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table_writer import TableWriter
+from lance_memwal.upkeep.after_restore import Restored
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.repair import repair_table
 from lance_memwal.upkeep.reports import FlushReport, GcReport, RepairReport, ShardInfo, TableStats, VerifyReport
-from lance_memwal.upkeep.restored import Restored
 from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import flush_tails
 from lance_memwal.upkeep.verify import verify_table

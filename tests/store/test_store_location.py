@@ -16,7 +16,7 @@ from lance_memwal.clock import SystemClock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.store import memory
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.store.metrics import Recorder
+from lance_memwal.store.metering import Recorder
 from lance_memwal.store.retry import RetryPolicy
 from lance_memwal.testing import FaultScript
 

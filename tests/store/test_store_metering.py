@@ -10,8 +10,7 @@ import pytest
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError, UnavailableError
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.location import resolve
-from lance_memwal.store.metering import MeteredStore
-from lance_memwal.store.metrics import Recorder
+from lance_memwal.store.metering import MeteredStore, Recorder
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from lance_memwal.testing.clocks import SkippingClock
 

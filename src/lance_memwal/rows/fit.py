@@ -88,11 +88,12 @@ class Fitter:
 
     def _renamed(self, fitted: Fitted) -> list[pa.RecordBatch]:
         """Rows that were fitted before columns got the names that they have here: by field id."""
-        names = fitted.schema.columns.names
-        if fitted.schema.field_ids is not None and self.schema.field_ids is not None:
-            ours = {ids.id: name for ids, name in zip(self.schema.field_ids, self.schema.columns.names, strict=True)}
-            names = [ours.get(ids.id, name) for ids, name in zip(fitted.schema.field_ids, names, strict=True)]
-        return [batch.rename_columns(names) for batch in fitted]
+        given, ours = fitted.schema, self.schema
+        if given.field_ids is None or ours.field_ids is None:
+            return fitted
+        names = {ids.id: name for ids, name in zip(ours.field_ids, ours.columns.names, strict=True)}
+        now = [names.get(ids.id, name) for ids, name in zip(given.field_ids, given.columns.names, strict=True)]
+        return [batch.rename_columns(now) for batch in fitted]
 
     def _is_equal(self, schema: TableSchema) -> bool:
         """Whether these are the same columns; remembered, since the same object comes with every put."""

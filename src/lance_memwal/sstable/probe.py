@@ -45,7 +45,7 @@ from lance_memwal.sstable.fold import Folded, fold
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.store.metrics import Recorder
+from lance_memwal.store.metering import Recorder
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, SsTable
 
 __all__ = ["check_columns", "check_table", "is_plain"]

@@ -29,8 +29,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.store.files import flush_to_disk
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.memory import memory_root
-from lance_memwal.store.metering import MeteredStore
-from lance_memwal.store.metrics import Recorder
+from lance_memwal.store.metering import MeteredStore, Recorder
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.retry import RetryingStore, RetryPolicy
 

@@ -1,28 +1,88 @@
 """Counts and times every call to a store.
 
-Owns `MeteredStore`. Invariants:
+Owns `MeteredStore`, the `Metrics` port that it records to, and `Recorder`, which keeps totals in the process. Invariants:
 
 1. Metering changes nothing: same results, same errors, one call inside for one call outside.
-2. `ObjectExistsError` and `ObjectNotFoundError` are answers of the store; only other errors count as failed.
-3. `size_bytes` counts the bytes that were stored or read, so a refused or failed call adds none.
+2. Recording never raises, never waits for I/O, and happens per call, never per row.
+3. `ObjectExistsError` and `ObjectNotFoundError` are answers of the store; only other errors count as failed.
+4. `size_bytes` counts the bytes that were stored or read, so a refused or failed call adds none.
 
 It lies between the adapter and the retries, so that every attempt counts.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
-from lance_memwal.store.metrics import Metrics
+from lance_memwal.process.forking import close_in_child
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 
-__all__ = ["MeteredStore"]
+__all__ = ["CallStats", "MeteredStore", "Metrics", "Recorder"]
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class CallStats:
+    """Calls of one kind: how many, how many failed, seconds and bytes in all, the slowest."""
+
+    count: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    size_bytes: int = 0
+    max_seconds: float = 0.0
+
+
+class Metrics(Protocol):
+    """Where measured calls go."""
+
+    def record(self, kind: str, seconds: float, size_bytes: int = 0, *, failed: bool = False) -> None:
+        """Add one call of `kind`."""
+        ...
+
+
+class Recorder:
+    """Keeps totals per kind in memory; `snapshot` is consistent per kind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant: a signal handler may use the store, too
+        close_in_child(self)
+        self._totals: dict[str, list[float]] = {}
+
+    def record(self, kind: str, seconds: float, size_bytes: int = 0, *, failed: bool = False) -> None:
+        """Add one call of `kind`."""
+        with self._lock:
+            totals = self._totals.get(kind)
+            if totals is None:
+                totals = self._totals[kind] = [0, 0, 0.0, 0, 0.0]
+            totals[0] += 1
+            totals[1] += failed
+            totals[2] += seconds
+            totals[3] += size_bytes
+            if seconds > totals[4]:
+                totals[4] = seconds
+
+    def orphan(self) -> None:
+        """Go on in a forked child, whoever held the lock."""
+        self._lock = threading.RLock()
+
+    def snapshot(self) -> dict[str, CallStats]:
+        """Totals so far, by kind."""
+        with self._lock:
+            return {
+                kind: CallStats(int(t[0]), int(t[1]), t[2], int(t[3]), t[4]) for kind, t in sorted(self._totals.items())
+            }
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        with self._lock:
+            self._totals.clear()
 
 
 class MeteredStore(WrappedStore):

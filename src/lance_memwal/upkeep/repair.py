@@ -37,8 +37,8 @@ from lance_memwal.log.wal import list_positions, shard_transactions
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.after_restore import Restored, settle_lost, settle_restored
 from lance_memwal.upkeep.reports import Problem, RepairAction, RepairReport
-from lance_memwal.upkeep.restored import Restored, settle_lost, settle_restored
 from lance_memwal.upkeep.verify import ShardFindings, damaged_newest, inspect_base, inspect_shard
 
 __all__ = ["repair_table"]

@@ -3,6 +3,12 @@
 A writer is four parts (`shard`): `health` refuses, `tables` hold the rows of memtables, `group_commit` brings writes into
 the log, and functions do the rest. A put (`writes`) is fitted (`fitting`), queued (`queue`), in the memtable, and on storage
 when it returns. `flush` turns frozen memtables into SSTables, `replay` rebuilds memory after a crash, `bulk` publishes what
-is too large for an entry, `columns` follows the table, `life` begins and ends it. `once` appends from processes
-that own no writer, `appender` without a buffer.
+is too large for an entry, `columns` follows the table, `life` begins and ends it.
+
+Who appends to a log, and what each has (all own it by `claim`):
+
+    ShardWriter (`life`)        memtables, threads, group commit; one process per epoch
+    WAL-only (`tables.WalOnly`)  the same without memtables
+    WalAppender (`appender`)     WAL-only without threads: one append, one entry
+    OnceAppender (`once`)        no state that must live: many processes share an epoch, each append reads the tail first
 """
