@@ -15,10 +15,10 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest lint format docs bench prove clean
+.PHONY: help setup demo test pytest lint format docs bench prove prove-versions clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP) ## create .venv with the exact versions of constraints.txt
 
@@ -57,5 +57,8 @@ bench: setup ## measure, side by side with the peer where there is one
 prove: setup ## the full-scale proofs (long: see docs/development.md)
 	LANCE_MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)
 
+prove-versions: ## the interop tests beside the newest pylance and LanceDB, in an environment of their own
+	$(PYTHON) tools/prove_versions.py $(ARGS)
+
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
