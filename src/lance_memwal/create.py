@@ -44,7 +44,7 @@ from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
-from lance_memwal.sstable.mirrors import check_maintained
+from lance_memwal.sstable.mirrors import check_maintained, mirrored_names
 from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.store.location import Location
 
@@ -183,7 +183,7 @@ def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
     return MemWalDetails(
         num_shards=choices.sharding.num_shards,
         sharding_specs=() if spec is None else (spec,),
-        maintained_indexes=choices.index_names,
+        maintained_indexes=mirrored_names(base) if choices.maintained_indexes == "all" else choices.index_names,
         maintain_all_indexes=choices.maintained_indexes == "all",
         writer_config_defaults=_defaults(choices.writer_defaults),
         compacted={},
@@ -311,9 +311,12 @@ def _without_fragments(base: BaseTable) -> BaseTable:
 
 def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: MemWalDetails) -> bool:
     try:
-        return newest.primary_key == base.primary_key and make_details(newest, choices) == details
+        now = make_details(newest, choices)
     except InvalidInputError:
         return False
+    if choices.maintained_indexes == "all":  # an index that was made meanwhile is welcome
+        now = replace(now, maintained_indexes=details.maintained_indexes)
+    return newest.primary_key == base.primary_key and now == details
 
 
 def refuse_leftovers(location: Location, way_out: str) -> None:

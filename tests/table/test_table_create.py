@@ -267,7 +267,8 @@ def test_an_unknown_setting_is_refused_when_a_writer_is_opened(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("named", "every", "names"), [("all", True, ()), (None, False, ()), ([], False, ()), (["v_idx"], False, ("v_idx",))]
+    ("named", "every", "names"),
+    [("all", True, ("v_idx",)), (None, False, ()), ([], False, ()), (["v_idx"], False, ("v_idx",))],
 )
 def test_maintained_indexes_are_all_none_or_those_that_are_named(
     tmp_path: Path, named: Any, every: bool, names: tuple[str, ...]

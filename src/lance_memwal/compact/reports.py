@@ -31,7 +31,10 @@ class ShardCompaction:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table."""
+    """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table.
+
+    `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
+    """
 
     shards: tuple[ShardCompaction, ...] = ()
     rows_written: int = 0
@@ -40,6 +43,7 @@ class CompactionReport:
     commits: int = 0
     conflicts: int = 0
     base_version: int = 0
+    waiting_for_indexes: dict[str, int] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 
     @property

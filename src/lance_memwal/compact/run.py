@@ -7,10 +7,10 @@ Owns `Compactor` and `choose`. Invariants:
 2. A compaction commits only on a version that records what it started from. Where others changed the base meanwhile, what
    was made ready is committed on top of their version; where progress or columns are other ones, it starts over, from
    fresh manifests and a fresh base. What it wrote for nothing is removed.
-3. It ends where the table turns out to be another one (`TableReplacedError`): it is looked at before every commit, and
-   before a manifest is trimmed. It needs no epoch and fences nobody: manifests are trimmed under whatever epoch owns the shard.
-4. A generation leaves the manifest after the base version that holds it is durable (local paths with `fsync`), and only
-   if the log's transaction map covers the map beside it; until then readers skip it by its mark.
+3. It ends where the table turns out to be another one (`TableReplacedError`): it is looked at before every commit. It needs
+   no epoch and fences nobody.
+4. When a generation leaves the manifest is the matter of `lance_memwal.compact.trim`; until then readers skip it by its
+   mark, and the next compaction starts after it.
 5. A table with dictionaries of few values (8 or 16 bits) folds one generation per commit: the values of several may be
    more than a file of the base table can hold, and Lance would write that file and never read it.
 6. Memory is bounded by `memory_bytes` and the keys of the generations of one commit, not by the SSTables: what does not
@@ -24,33 +24,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_callable, check_names, check_number
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.compact.reports import CompactionReport, Progress, ShardCompaction
-from lance_memwal.config import WriterConfig
+from lance_memwal.compact.trim import syncs, trim
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, sync_version
+from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base
 from lance_memwal.lance.identity import TableWatch
-from lance_memwal.lance.marks import compacted, has_names, recorded
+from lance_memwal.lance.marks import compacted, has_names
 from lance_memwal.lance.prepared import Unheld
 from lance_memwal.lance.restored import check_not_restored
-from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
-from lance_memwal.log.transactions import load_generation_maps
-from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.rows.dictionaries import small_dictionaries
 from lance_memwal.rows.keys import KeySet
+from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.sstable.fold import Folded, fold, size_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import SeenMap, ShardManifest, SsTable
+from lance_memwal.types import ShardManifest, SsTable
 
 __all__ = [
     "DEFAULT_MEMORY_BYTES",
@@ -66,7 +64,6 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 _MAX_RESTARTS = 32
 _MAX_TRIES = 1000  # of one commit, each of which looks only at what others changed since the last
 _BACK_OFF = BackOff(0.02, 1.0)
-_READ_AT_ONCE = 8
 
 Manifests = Mapping[str, ShardManifest]
 Chosen = Mapping[str, Sequence[SsTable]]
@@ -111,7 +108,13 @@ class _Tally:
     restarts: int = 0
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     trimmed: dict[str, int] = field(default_factory=dict)
+    waiting: dict[str, int] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
+
+    def forgot(self, trimmed: Mapping[str, int]) -> None:
+        """Count generations that manifests no longer list."""
+        for shard_id, number in trimmed.items():
+            self.trimmed[shard_id] = self.trimmed.get(shard_id, 0) + number
 
     def miss(self, path: str) -> None:
         """Note that a listed SSTable is not there; what a fresh list names again is lost, not collected."""
@@ -241,6 +244,10 @@ class Compactor:
         self._trim(manifests, newest, base, tally)
         return sum(len(sstables) for sstables in pending.values()) - sum(len(s) for s in chosen.values())
 
+    def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
+        tally.forgot(trim(manifests, base, before, self._base, self._clock))
+        tally.waiting = CatchUp.of(base).waiting(manifests.values())
+
     def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:
         """Record the mark that an earlier compactor did not live to record."""
         if not has_names(base):
@@ -267,6 +274,7 @@ class Compactor:
             commits=tally.commits,
             conflicts=tally.conflicts,
             base_version=self._newest_base().version,
+            waiting_for_indexes=tally.waiting,
             seconds=self._clock.monotonic() - started,
         )
 
@@ -310,7 +318,7 @@ class Compactor:
         if not by_hand:
             return merge_rows(base, folded.deletes, upserts, marks)
         keys = KeySet(folded.keys) if base.primary_key else None
-        ready = HandMade(keys, upserts, marks, self._clock, files, fsync=self._syncs(base))
+        ready = HandMade(keys, upserts, marks, self._clock, files, fsync=syncs(base))
         return self._land(ready, base, tally)
 
     def _land(self, ready: Ready, base: BaseTable, tally: _Tally) -> BaseTable:
@@ -328,63 +336,6 @@ class Compactor:
             raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts of a compaction; retry")
         finally:
             ready.discard()
-
-    # ------------------------------------------------------------------------------------------------------- trimming
-
-    def _syncs(self, base: BaseTable) -> bool:
-        stored = {} if base.details is None else base.details.writer_config_defaults
-        return WriterConfig.from_defaults(stored).fsync
-
-    def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
-        """Let every manifest forget what `base` holds, once that is durable."""
-        marks = recorded(base)
-        due = [shard_id for shard_id, manifest in manifests.items() if manifest.up_to(marks.get(shard_id, 0))]
-        if not due:
-            return
-        if self._syncs(base):
-            sync_version(before, base)
-        for shard_id in due:
-            reach("compact.before_trim")
-            gone = self._trim_shard(manifests[shard_id], marks[shard_id])
-            if gone:
-                tally.trimmed[shard_id] = tally.trimmed.get(shard_id, 0) + gone
-        reach("compact.after_trim")
-
-    def _trim_shard(self, manifest: ShardManifest, mark_generation: int) -> int:
-        """Remove compacted generations of `manifest` from the low end of the list; returns how many.
-
-        What `manifest` did not list stays: it may belong to another table, which was made here meanwhile.
-        """
-        tag = self._base().tag
-        shard_id = manifest.shard_id
-        positions = list_positions(self._location, shard_id)
-        log = read_transactions(self._location, manifest, positions, self._clock, tag=tag)
-        maps = self._generation_maps(manifest, mark_generation)
-        removed = 0
-
-        def update(latest: ShardManifest) -> ShardManifest:
-            nonlocal removed
-            stays_from = mark_generation + 1
-            for sstable in sorted(latest.sstables, key=lambda s: s.generation):
-                covered = sstable.path in maps and log.covers(maps[sstable.path])  # what was not looked at stays listed
-                if sstable.generation < stays_from and not covered:
-                    stays_from = sstable.generation
-            kept = tuple(sstable for sstable in latest.sstables if sstable.generation >= stays_from)
-            removed = len(latest.sstables) - len(kept)
-            return replace(latest, version=latest.version + 1, sstables=kept) if removed else latest
-
-        ShardManifestStore(self._location, shard_id, clock=self._clock).commit_maintenance(update)
-        return removed
-
-    def _generation_maps(self, manifest: ShardManifest, mark_generation: int) -> dict[str, SeenMap]:
-        """The transaction maps beside compacted generations; most have none."""
-        old = manifest.up_to(mark_generation)
-
-        def load(sstable: SsTable) -> SeenMap:
-            return load_generation_maps(self._location, replace(manifest, sstables=(sstable,)))
-
-        found = in_order(load, old, self._location.at_once(_READ_AT_ONCE), "memwal-trim")
-        return {sstable.path: seen for sstable, seen in zip(old, found, strict=True)}
 
 
 def choose(

@@ -7,12 +7,12 @@ Owns the public `Scan`, and what its `explain` says. Invariants:
 3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
    read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
    (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
-4. `explain` says what the snapshot says, and reads nothing.
+4. `explain` says what the snapshot says, and reads no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import ShardView, Snapshot, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
+from lance_memwal.sstable.catch_up import CatchUp
 
 __all__ = ["Scan"]
 
@@ -169,8 +170,9 @@ def _explained(
     if limit is not None or offset:
         lines.append(f"  limit:   {limit if limit is not None else 'none'}, offset {offset}")
     lines.append(f"  merge:   {f'newest row per ({key}), deletes hidden' if key else 'append-only, every row counts'}")
+    caught_up = None if snapshot.base_table is None else CatchUp.of(snapshot.base_table)
     for view in snapshot.shards:
-        lines += _shard(view, row_filter)
+        lines += _shard(view, row_filter, {} if caught_up is None else caught_up.lagging(view.manifest))
     for shard_id in snapshot.pruned_shards:
         lines.append(f"  shard {shard_id}: pruned, the filter cannot match there")
     if snapshot.base_table is not None:
@@ -179,7 +181,8 @@ def _explained(
     return "\n".join(lines)
 
 
-def _shard(view: ShardView, row_filter: RowFilter | None) -> list[str]:
+def _shard(view: ShardView, row_filter: RowFilter | None, lagging: Mapping[str, int]) -> list[str]:
+    """One shard; `lagging` says how many compacted generations are kept for which index."""
     lines = [f"  shard {view.shard_id} (epoch {view.manifest.writer_epoch}, manifest {view.manifest.version})"]
     tier = "WAL tail" if view.from_tail else "memtable"
     for ref in reversed(view.memory):
@@ -190,7 +193,8 @@ def _shard(view: ShardView, row_filter: RowFilter | None) -> list[str]:
         rows = "?" if sstable.physical_rows is None else sstable.physical_rows
         lines.append(f"    SSTable generation {sstable.generation}: {rows} rows ({sstable.path})")
     if skipped := len(view.manifest.sstables) - len(view.sstables):
-        lines.append(f"    {skipped} compacted generations skipped")
+        kept = "; ".join(f"{count} kept until index {name} has their rows" for name, count in sorted(lagging.items()))
+        lines.append(f"    {skipped} compacted generations skipped{f' ({kept})' if kept else ''}")
     if len(lines) == 1:
         lines.append("    nothing above the base table")
     return lines

@@ -32,7 +32,7 @@ from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "spec_of"]
+__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "maintained_names", "mirrored_names", "spec_of"]
 
 _LOG = logging.getLogger(__name__)
 _BUILD_AT_ONCE = 2
@@ -118,6 +118,29 @@ def check_maintained(base: BaseTable, names: Sequence[str]) -> None:
             listed = ", ".join(sorted(entries)) or "none"
             raise InvalidInputError(f"the table has no index {name!r}; its indexes: {listed}")
         spec_of(base, entries[name], schema)
+
+
+def mirrored_names(base: BaseTable) -> tuple[str, ...]:
+    """The indexes of the table that can be mirrored, by name: what "all" means for this version."""
+    return tuple(sorted(name for name, entry in _entries(base).items() if _has_mirror(base, entry)))
+
+
+def _has_mirror(base: BaseTable, entry: IndexEntry) -> bool:
+    try:
+        spec_of(base, entry, base.columns)
+    except InvalidInputError:
+        return False
+    return True
+
+
+def maintained_names(base: BaseTable) -> tuple[str, ...]:
+    """The indexes of the table that its MemWAL index maintains: the listed ones that exist, or all that can be mirrored."""
+    details = base.details
+    if details is None:
+        return ()
+    if details.maintain_all_indexes:
+        return mirrored_names(base)
+    return tuple(name for name in details.maintained_indexes if name in _entries(base))
 
 
 class IndexSet:

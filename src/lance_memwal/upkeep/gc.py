@@ -10,9 +10,10 @@ it), delete. Invariants:
    repeat is taken for new, and no slot is emptied into which a late append could put a transaction that would count.
 3. An entry goes only if it is at or below the replay cursor; entries go in ascending order, so that a crash leaves the
    end of the log contiguous.
-4. An SSTable goes only if it is compacted, listed by no manifest that a reader may use, and needed by no index that lags
-   (`index_catchup`). A directory that was never listed goes only if its generation is below `current_generation`:
-   otherwise a sleeping writer could still publish it. So do empty directories, where a store has any.
+4. An SSTable goes only if nobody needs it any more (`lance_memwal.sstable.catch_up`), and no manifest lists it that a
+   reader may use; what was listed only for an index is trimmed first. A directory that was never listed goes only if its
+   generation is below `current_generation`: otherwise a sleeping writer could still publish it. So do empty directories,
+   where a store has any.
 5. Everything waits for the grace period after it became unneeded. The witness is a manifest version that is older than
    the grace period and proves it already; that version is kept.
 6. The hint is written before manifest versions are deleted; the newest few stay.
@@ -24,21 +25,22 @@ A crash between any two deletes leaves a state from which the same rules go on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lance_memwal.arguments import check_callable, check_flag, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.reports import Progress
+from lance_memwal.compact.trim import trim_all
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
-from lance_memwal.lance.marks import recorded
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
+from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
@@ -63,7 +65,7 @@ class _Shard:
     newest: ShardManifest
     witness: ShardManifest | None
     mark: int
-    needed_by_index: int | None
+    through: int
 
     def below(self, directory: str) -> list[ObjectMeta]:
         """The objects in one directory."""
@@ -100,6 +102,10 @@ class Collector:
         started = self._clock.monotonic()
         if optimize_indices and not dry_run:
             self._optimize()
+        if not dry_run:
+            trim_all(
+                self._location, watch.look, self._clock
+            )  # of what indexes have caught up with since it was compacted
         grace_ms = int(grace_seconds * 1000)
         removed: list[CollectedObject] = []
         refused: dict[str, list[Problem]] = {}
@@ -148,15 +154,15 @@ class Collector:
         newest = manifests.read_latest()
         if newest is None:
             return None
-        base = self._newest_base()
+        caught_up = CatchUp.of(self._newest_base())
         return _Shard(
             shard_id=shard_id,
             objects=objects,
             names=tuple(self._location.store.list_names(paths.shard_dir(shard_id))),
             newest=newest,
             witness=self._witness(manifests, objects, grace_ms),
-            mark=recorded(base).get(shard_id, 0),
-            needed_by_index=_needed_by_index(base, shard_id),
+            mark=caught_up.compacted.get(shard_id, 0),
+            through=caught_up.through(shard_id),
         )
 
     def _witness(
@@ -223,15 +229,12 @@ class Collector:
         if generation > shard.mark:
             listed = any(sstable.generation == generation for sstable in shard.newest.sstables)
             return "orphan" if listed else None
-        needed = shard.needed_by_index
-        return None if needed is not None and generation > needed else "sstable"
+        return None if generation > shard.through else "sstable"
 
     def _waiting(self, shard: _Shard) -> int:
-        """Compacted, unlisted SSTables that only a lagging index keeps."""
-        needed = shard.needed_by_index
-        listed = {sstable.path for sstable in shard.newest.sstables}
-        numbers = [paths.parse_sstable_name(name) or 0 for name in _directories(shard) if name not in listed]
-        return 0 if needed is None else sum(needed < number <= shard.mark for number in numbers)
+        """Compacted SSTables that only an index which lags keeps."""
+        numbers = [paths.parse_sstable_name(name) or 0 for name in _directories(shard)]
+        return sum(shard.through < number <= shard.mark for number in numbers)
 
     def _manifests(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
         oldest_ms = self._clock.now_ms() - grace_ms
@@ -262,10 +265,10 @@ class Collector:
             return
         reach("gc.proposed")
         newest = ShardManifestStore(self._location, shard_id, clock=self._clock).read_latest()
-        mark = recorded(watch.look()).get(shard_id, 0)
+        through = CatchUp.of(watch.look()).through(shard_id)
         if newest is None:
             return
-        still = [item for item in found if _still_dead(item, shard_id, newest, mark)]
+        still = [item for item in found if _still_dead(item, shard_id, newest, through)]
         if any(item.kind == "manifest" for item in still):
             self._write_hint(shard_id, newest.version)
         self._delete_all(still)
@@ -284,7 +287,7 @@ class Collector:
             _LOG.info("collected [objects=%d, bytes=%d]", len(found), sum(item.size_bytes for item in found))
 
 
-def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, mark: int) -> bool:
+def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, through: int) -> bool:
     if item.kind == "entry":
         position = paths.parse_entry_name(item.path.rpartition("/")[2])
         return position is not None and position <= newest.replay_after_wal_entry_position
@@ -292,18 +295,10 @@ def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, mar
         name = item.path[len(paths.shard_dir(shard_id)) + 1 :].partition("/")[0]
         generation = paths.parse_sstable_name(name)
         listed = any(sstable.path == name for sstable in newest.sstables)
-        compacted = item.kind == "orphan" or (generation is not None and generation <= mark)
+        compacted = item.kind == "orphan" or (generation is not None and generation <= through)
         return not listed and compacted
     version = paths.parse_manifest_name(item.path.rpartition("/")[2])
     return version is not None and version < newest.version
-
-
-def _needed_by_index(base: BaseTable, shard_id: str) -> int | None:
-    """The generation above which an existing index has not caught up; None if none lags behind the mark."""
-    catchup: Mapping[str, Mapping[str, int]] = {} if base.details is None else base.details.index_catchup
-    present = {entry.name for entry in base.index_entries}
-    reached = [progress.get(shard_id, 0) for name, progress in catchup.items() if name in present]
-    return min(reached) if reached else None
 
 
 def _manifest_version(shard_id: str, path: str) -> int | None:

@@ -179,6 +179,7 @@ class TableStats:
     """One table: its base, its shards, and the work that is due.
 
     `cache_bytes` is what this process keeps of all tables now (`set_cache_bytes` says how much it may).
+    `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
     """
 
     base_version: int
@@ -190,6 +191,7 @@ class TableStats:
     collectable_objects: int
     collectable_bytes: int
     cache_bytes: int = 0
+    waiting_for_indexes: dict[str, int] = field(default_factory=dict)
 
     def _sum(self, name: str) -> int:
         return sum(int(getattr(shard, name)) for shard in self.shards)

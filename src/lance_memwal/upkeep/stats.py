@@ -12,6 +12,7 @@ from lance_memwal.lance.marks import compacted
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
+from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
@@ -25,19 +26,19 @@ def collect_stats(
 ) -> TableStats:
     """The statistics of the table; `garbage` is a dry run of collection."""
     marks = compacted(base)
+    manifests = list(newest_manifests(location))
     fragments = base.manifest.fragments()
     return TableStats(
         base_version=base.version,
         base_rows=int(base.dataset.count_rows()),
         base_fragments=len(fragments),
         base_bytes=sum(file.size_bytes for fragment in fragments for file in fragment.files),
-        shards=tuple(
-            _shard(location, manifest, marks.get(manifest.shard_id, 0)) for manifest in newest_manifests(location)
-        ),
+        shards=tuple(_shard(location, manifest, marks.get(manifest.shard_id, 0)) for manifest in manifests),
         compaction_due=tuple(due_shards(location, base, policy, clock)),
         collectable_objects=len(garbage.objects),
         collectable_bytes=garbage.size_bytes,
         cache_bytes=CACHE.size_bytes,
+        waiting_for_indexes=CatchUp.of(base).waiting(manifests),
     )
 
 
