@@ -4,7 +4,9 @@ Owns the commit of the index entry. Invariants:
 
 1. The entry is committed by us, with every stored setting. Lance lets such a commit pass over concurrent ones that only
    drop or rename columns, so the version that came out is checked again: an entry that does not fit its columns is taken
-   back. Of two initialisations one wins; what the loser is told says so.
+   back. Of two initialisations one wins; what the loser is told says so. This is for a table without an entry only: on a
+   live one such a commit, if it started before a mark, lands over it and the mark is gone, so that its details change by
+   `lance_memwal.lance.commit.commit_details` alone (see `lance_memwal.sstable.maintained`).
 2. Of two calls that make the same table one wins. Everything that can be refused is refused before anything is written.
 3. A second initialisation is refused; the rows of a table are never touched.
 5. A table that gets an index has no key twice and none that is null, whoever marked its primary key.
@@ -24,7 +26,7 @@ import pyarrow as pa
 from lance.dataset import LanceOperation
 from lance.fragment import write_fragments
 
-from lance_memwal.arguments import check_flag, check_instance, check_names, check_text
+from lance_memwal.arguments import check_flag, check_instance, check_text
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
@@ -44,6 +46,7 @@ from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
+from lance_memwal.sstable.maintained import check_choice_of_indexes, named_indexes
 from lance_memwal.sstable.mirrors import check_maintained, mirrored_names
 from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.store.location import Location
@@ -83,20 +86,8 @@ class Choices:
             self.sharding, schema, primary_key=primary_key, allow_keys_across_shards=self.allow_keys_across_shards
         )
         check_flag("allow_keys_across_shards", self.allow_keys_across_shards)
-        if isinstance(self.maintained_indexes, str) and self.maintained_indexes != "all":
-            raise InvalidInputError("maintained_indexes is 'all', a list of index names, or None")
-        for name in self.index_names:
-            if name not in indexes:
-                raise InvalidInputError(
-                    f"the table has no index {name!r}; its indexes: {', '.join(sorted(indexes)) or 'none'}"
-                )
+        check_choice_of_indexes(self.maintained_indexes, indexes)
         _defaults(self.writer_defaults)
-
-    @property
-    def index_names(self) -> tuple[str, ...]:
-        """The indexes that are named one by one."""
-        named = self.maintained_indexes
-        return () if named is None or isinstance(named, str) else check_names("maintained_indexes", named)
 
 
 def write_base(
@@ -178,12 +169,13 @@ def check_existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequ
 def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
     """The details that a table with these choices records; refused if they do not fit it."""
     choices.check(base.schema, base.primary_key, [entry.name for entry in base.index_entries])
-    check_maintained(base, choices.index_names)
+    names = named_indexes(choices.maintained_indexes)
+    check_maintained(base, names)
     spec = choices.sharding.spec(base.schema, base.column_ids)
     return MemWalDetails(
         num_shards=choices.sharding.num_shards,
         sharding_specs=() if spec is None else (spec,),
-        maintained_indexes=mirrored_names(base) if choices.maintained_indexes == "all" else choices.index_names,
+        maintained_indexes=mirrored_names(base) if choices.maintained_indexes == "all" else names,
         maintain_all_indexes=choices.maintained_indexes == "all",
         writer_config_defaults=_defaults(choices.writer_defaults),
         compacted={},

@@ -37,6 +37,7 @@ from lance_memwal.read.snapshot import Consistency
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding
 from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.sstable.maintained import choose_maintained, with_names
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table_writer import TableWriter
@@ -188,6 +189,15 @@ class Table:
         base = self.base
         return replace(base.need_details(), compacted=recorded(base))
 
+    def maintain_indexes(self, names: str | Sequence[str] | None) -> MemWalDetails:
+        """From now on memtables and SSTables mirror these indexes of the base table: "all", a list of names, or none.
+
+        Live writers go by it from their next memtable on; rows, marks and everything else stay as they are. SSTables of
+        compacted rows wait for an index that is added until it is brought up to date (`maintain`).
+        """
+        choose_maintained(self._newest.with_index, names)
+        return self.details()
+
     def shards(self) -> list[ShardInfo]:
         """Every shard on storage."""
         return shard_infos(self.location)
@@ -222,7 +232,7 @@ class Table:
                 "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
             )
         check_table(base)
-        base = for_writing(base)
+        base = with_names(for_writing(base))
         watch = TableWatch(base)
 
         def open_shard(shard_id: str | None, parked: Parked | None) -> ShardWriter:
@@ -236,7 +246,7 @@ class Table:
         self, shard_id: str | None = None, *, config: WriterConfig | None = None, **overrides: Any
     ) -> ShardWriter:
         """The writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
-        base = self._newest.with_index()
+        base = with_names(self._newest.with_index())
         return ShardWriter.of_table(base, _settings(base, shard_id, config, overrides), routed=False)
 
     # ------------------------------------------------------------------------------------------------------ reading

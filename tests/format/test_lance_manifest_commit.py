@@ -17,7 +17,7 @@ from lance.mem_wal import CompactedSsTable
 from lance_memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
 from lance_memwal.lance import wire
 from lance_memwal.lance.details import decode_details
-from lance_memwal.lance.hand_made import AppendCommit, append_commit, fragment_of, hand_commit_is_safe
+from lance_memwal.lance.hand_made import HandMadeVersion, append_commit, fragment_of, hand_commit_is_safe
 from lance_memwal.lance.manifest import (
     ARRAY,
     BITMAP,
@@ -54,7 +54,7 @@ def build(
     *,
     data: bytes | None = None,
     delete: dict[int, list[int]] | None = None,
-) -> AppendCommit:
+) -> HandMadeVersion:
     """`delete` names rows by fragment and place."""
     dataset = lance.dataset(uri)
     fragment = LanceFragment.create(uri, table, mode="append", data_storage_version=dataset.data_storage_version)
@@ -79,7 +79,7 @@ def deletions(uri: str, number: int, places: list[int]) -> Any:
     return DeletionFile(kind, file.read_version, file.id, file.num_deleted_rows)
 
 
-def publish(uri: str, commit: AppendCommit) -> None:
+def publish(uri: str, commit: HandMadeVersion) -> None:
     for path, data in ((commit.transaction_path, commit.transaction), (commit.manifest_path, commit.manifest)):
         with open(os.path.join(uri, path), "xb") as file:
             file.write(data)

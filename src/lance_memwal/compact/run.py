@@ -32,11 +32,11 @@ import pyarrow as pa
 from lance_memwal.arguments import check_callable, check_names, check_number
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.compact.reports import CompactionReport, Progress, ShardCompaction
-from lance_memwal.compact.trim import syncs, trim
+from lance_memwal.compact.trim import trim
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base
+from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, syncs
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import compacted, has_names
 from lance_memwal.lance.prepared import Unheld

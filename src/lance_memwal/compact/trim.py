@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
-from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import sync_version
+from lance_memwal.lance.commit import sync_version, syncs
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.log.transactions import load_generation_maps
@@ -29,15 +28,9 @@ from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store.location import Location
 from lance_memwal.types import SeenMap, ShardManifest, SsTable
 
-__all__ = ["syncs", "trim", "trim_all"]
+__all__ = ["trim", "trim_all"]
 
 _READ_AT_ONCE = 8
-
-
-def syncs(base: BaseTable) -> bool:
-    """Whether what is committed to the base table is synced (where a store can), unless the table's settings say no."""
-    stored = {} if base.details is None else base.details.writer_config_defaults
-    return WriterConfig.from_defaults(stored).fsync
 
 
 def trim_all(location: Location, look: Callable[[], BaseTable], clock: Clock = SYSTEM_CLOCK) -> dict[str, int]:

@@ -33,11 +33,13 @@ from lance.fragment import write_fragments
 from lance.mem_wal import CompactedSsTable
 
 from lance_memwal.clock import Clock, thread_pool
+from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.deletions import encode_deletions
-from lance_memwal.lance.hand_made import append_commit, fragment_of
+from lance_memwal.lance.details import MemWalDetails
+from lance_memwal.lance.hand_made import HandMadeVersion, append_commit, details_commit, fragment_of
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import BITMAP, DeletionFile, data_path, deletion_path
 from lance_memwal.lance.marks import (
@@ -61,12 +63,14 @@ __all__ = [
     "InTwo",
     "Ready",
     "commit_by_hand",
+    "commit_details",
     "finish_marks",
     "mark",
     "merge_rows",
     "next_base",
     "paths_of",
     "sync_version",
+    "syncs",
     "write_rows",
     "write_vector",
 ]
@@ -201,6 +205,30 @@ def commit_by_hand(
         index_uuid=clock.uuid4(),
         now_ms=clock.now_ms(),
     )
+    return _publish(base, commit, files, fsync=fsync)
+
+
+def commit_details(base: BaseTable, details: MemWalDetails, clock: Clock, *, fsync: bool) -> BaseTable:
+    """The version right after `base`, which has these details of the MemWAL index; `ConflictError` if somebody was faster.
+
+    Never by a CreateIndex commit of Lance: one that started before a mark lands over it, and the mark is gone.
+    """
+    commit = details_commit(
+        base.manifest_bytes,
+        details,
+        transaction_uuid=clock.uuid4(),
+        index_uuid=clock.uuid4(),
+        now_ms=clock.now_ms(),
+    )
+    files = Unheld(base.location.store)
+    try:
+        return _publish(base, commit, files, fsync=fsync)
+    finally:
+        files.remove()
+
+
+def _publish(base: BaseTable, commit: HandMadeVersion, files: Unheld, *, fsync: bool) -> BaseTable:
+    """The hand-made version, created only if nobody committed since `base`."""
     if TableWatch(base).look().version != base.version:
         raise ConflictError(f"somebody else committed base version {base.version + 1}")
     store = base.location.store
@@ -402,6 +430,12 @@ def paths_of(fragments: Sequence[Any]) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------------- durability
+
+
+def syncs(base: BaseTable) -> bool:
+    """Whether what is committed to the base table is synced, where a store needs it; the settings of the table may say no."""
+    stored = {} if base.details is None else base.details.writer_config_defaults
+    return WriterConfig.from_defaults(stored).fsync
 
 
 def sync_version(before: BaseTable | None, after: BaseTable) -> None:

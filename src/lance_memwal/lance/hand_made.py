@@ -1,7 +1,8 @@
-"""A version of the base table that Lance's API cannot commit: rows added and deleted, and generations marked, at once.
+"""A version of the base table that Lance's API cannot commit: rows added and deleted, and generations marked, at once;
+or other details of the MemWAL index, and nothing else.
 
 Owns building the transaction and manifest bytes of that version from the bytes of the one before. Why that is needed:
-`rfcs/0002-hand-made-base-versions.md`. Invariants:
+`rfcs/0002-hand-made-base-versions.md`, and `rfcs/0010-index-catch-up-and-maintenance.md` for the details. Invariants:
 
 1. The new version holds every fragment, index and setting of the old one, plus the new fragments. An old fragment
    changes in its deletion vector only, or goes because no row of it is left.
@@ -10,7 +11,8 @@ Owns building the transaction and manifest bytes of that version from the bytes 
    committed nothing.
 
 `hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know, stable row
-ids above all (their fragments carry row ids), would become unreadable.
+ids above all (their fragments carry row ids), would become unreadable. `details_commit_is_safe` admits these as well, since
+it changes no fragment.
 """
 
 from __future__ import annotations
@@ -24,16 +26,24 @@ from typing import Any
 from lance_memwal.errors import ConflictError, CorruptDataError, UnsupportedFormatError
 from lance_memwal.lance import manifest as lm
 from lance_memwal.lance import wire
-from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, decode_details, encode_details
+from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, decode_details, encode_details
 from lance_memwal.lance.transaction import UPDATE, transaction_path
 
-__all__ = ["AppendCommit", "append_commit", "fragment_of", "hand_commit_is_safe"]
+__all__ = [
+    "HandMadeVersion",
+    "append_commit",
+    "details_commit",
+    "details_commit_is_safe",
+    "fragment_of",
+    "hand_commit_is_safe",
+]
 
 _DELETION_FILES = 1
 # Deletion files, the flag of old files of format 2, and table configuration: none of them concerns an append.
 _SAFE_FLAGS = _DELETION_FILES | 4 | 8
 # Everything else in a manifest is a feature that an append might have to keep up (row ids, base paths, branches ...).
 _SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 15, 16, 19, 23})
+_STABLE_ROW_IDS, _NEXT_ROW_ID = 2, 14  # kept as they are where no fragment is added
 _REPLACED_FIELDS = frozenset(
     {
         lm.FRAGMENTS,
@@ -52,7 +62,7 @@ Deletions = Mapping[int, lm.DeletionFile | None]
 
 
 @dataclass(frozen=True, slots=True)
-class AppendCommit:
+class HandMadeVersion:
     """What to create, in this order, each only if absent: the transaction, then the manifest, which is the commit."""
 
     version: int
@@ -64,9 +74,18 @@ class AppendCommit:
 
 def hand_commit_is_safe(manifest: lm.LanceManifest) -> bool:
     """Whether everything in this version is known to stay right when fragments are appended by hand."""
+    return _is_known(manifest, _SAFE_FLAGS, _SAFE_FIELDS)
+
+
+def details_commit_is_safe(manifest: lm.LanceManifest) -> bool:
+    """Whether everything in this version is known to stay right when the details of the MemWAL index change by hand."""
+    return _is_known(manifest, _SAFE_FLAGS | _STABLE_ROW_IDS, _SAFE_FIELDS | {_NEXT_ROW_ID})
+
+
+def _is_known(manifest: lm.LanceManifest, safe_flags: int, safe_fields: frozenset[int]) -> bool:
     flags = manifest.reader_flags | manifest.writer_flags
     fields = {field.number for field in manifest.message}
-    return not flags & ~_SAFE_FLAGS and fields <= _SAFE_FIELDS and manifest.data_storage_version.startswith("2.")
+    return not flags & ~safe_flags and fields <= safe_fields and manifest.data_storage_version.startswith("2.")
 
 
 def fragment_of(metadata: Any) -> lm.Fragment:
@@ -94,7 +113,7 @@ def append_commit(
     index_uuid: str,
     now_ms: int,
     deletions: Deletions = MappingProxyType({}),
-) -> AppendCommit:
+) -> HandMadeVersion:
     """The version after the manifest file `data`, with `fragments` appended and `compacted` generations marked.
 
     `deletions` gives fragments another deletion vector; with None the fragment goes, since no row of it is left.
@@ -103,17 +122,66 @@ def append_commit(
     old = lm.parse_lance_manifest(data)
     if not hand_commit_is_safe(old):
         raise UnsupportedFormatError("the base table has features that a hand-made commit would not keep")
-    version = old.version + 1
     first_id = 0 if old.max_fragment_id is None else old.max_fragment_id + 1
     numbered = [replace(fragment, id=first_id + i) for i, fragment in enumerate(fragments)]
     changed, removed = _changed_fragments(old, deletions)
-    transaction = _transaction(old.version, transaction_uuid, fragments, compacted, changed, removed)
+    return _version(
+        old,
+        [
+            *_old_fragments(old, changed, removed),
+            *(wire.bytes_field(lm.FRAGMENTS, lm.encode_fragment(fragment)) for fragment in numbered),
+        ],
+        _marked(old, compacted),
+        _transaction(old.version, transaction_uuid, fragments, compacted, changed, removed),
+        last_fragment_id=first_id + len(numbered) - 1,
+        flags=_DELETION_FILES if changed else 0,
+        transaction_uuid=transaction_uuid,
+        index_uuid=index_uuid,
+        now_ms=now_ms,
+    )
+
+
+def details_commit(
+    data: bytes, details: MemWalDetails, *, transaction_uuid: str, index_uuid: str, now_ms: int
+) -> HandMadeVersion:
+    """The version after the manifest file `data`, with these details of the MemWAL index and nothing else changed.
+
+    It is an update of no row: Lance lets every commit that started before it pass over it, on top of the new details.
+    """
+    old = lm.parse_lance_manifest(data)
+    if not details_commit_is_safe(old):
+        raise UnsupportedFormatError("the base table has features that a hand-made commit would not keep")
+    return _version(
+        old,
+        _fragment_fields(old),
+        details,
+        _transaction(old.version, transaction_uuid, (), {}, {}, ()),
+        last_fragment_id=-1 if old.max_fragment_id is None else old.max_fragment_id,
+        flags=0,
+        transaction_uuid=transaction_uuid,
+        index_uuid=index_uuid,
+        now_ms=now_ms,
+    )
+
+
+def _version(
+    old: lm.LanceManifest,
+    fragments: Iterable[wire.Field],
+    details: MemWalDetails,
+    transaction: bytes,
+    *,
+    last_fragment_id: int,
+    flags: int,
+    transaction_uuid: str,
+    index_uuid: str,
+    now_ms: int,
+) -> HandMadeVersion:
+    """The version after `old` with these fragments and details; `flags` come to those that it has."""
+    version = old.version + 1
     transaction_name = f"{old.version}-{transaction_uuid}.txn"
-    indexes = lm.join_section(_index_section(old, compacted, version, index_uuid, now_ms))
-    flags = _DELETION_FILES if changed else 0
+    indexes = lm.join_section(_index_section(old, details, version, index_uuid, now_ms))
     renewed = [
-        *_old_fragments(old, changed, removed),
-        *(wire.bytes_field(lm.FRAGMENTS, lm.encode_fragment(fragment)) for fragment in numbered),
+        *fragments,
         *_flags(lm.READER_FLAGS, old.reader_flags | flags),
         *_flags(lm.WRITER_FLAGS, old.writer_flags | flags),
         wire.varint_field(lm.VERSION, version),
@@ -122,11 +190,10 @@ def append_commit(
         wire.bytes_field(lm.TRANSACTION_FILE, transaction_name),
         wire.varint_field(lm.TRANSACTION_SECTION, len(indexes)),
     ]
-    last_id = first_id + len(numbered) - 1
-    if last_id >= 0:
-        renewed.append(wire.varint_field(lm.MAX_FRAGMENT_ID, last_id))
+    if last_fragment_id >= 0:
+        renewed.append(wire.varint_field(lm.MAX_FRAGMENT_ID, last_fragment_id))
     kept = [field for field in old.message if field.number not in _REPLACED_FIELDS]
-    return AppendCommit(
+    return HandMadeVersion(
         version=version,
         transaction_path=transaction_path(transaction_name),
         transaction=transaction,
@@ -190,23 +257,30 @@ def _transaction(
     return wire.join([wire.varint_field(1, read_version), wire.bytes_field(2, identity), operation])
 
 
-def _index_section(
-    old: lm.LanceManifest, compacted: Mapping[str, int], version: int, index_uuid: str, now_ms: int
-) -> bytes:
+def _entry(old: lm.LanceManifest) -> lm.IndexEntry:
     entry = old.index(INDEX_NAME)
     if entry is None:
         raise CorruptDataError("the base table has no MemWAL index to mark generations in")
-    details = decode_details(entry.details)
+    return entry
+
+
+def _marked(old: lm.LanceManifest, compacted: Mapping[str, int]) -> MemWalDetails:
+    """The details of the old version with these generations marked."""
+    details = decode_details(_entry(old).details)
     for shard, generation in compacted.items():
         if generation <= details.compacted.get(shard, 0):
             raise ConflictError(f"generation {generation} of shard {shard} is compacted already")
-    marked = encode_details(replace(details, compacted={**details.compacted, **compacted}))
+    return replace(details, compacted={**details.compacted, **compacted})
+
+
+def _index_section(old: lm.LanceManifest, details: MemWalDetails, version: int, index_uuid: str, now_ms: int) -> bytes:
+    entry, encoded = _entry(old), encode_details(details)
     renewed = _in_order(
         [
             wire.bytes_field(1, wire.join([wire.bytes_field(1, uuid.UUID(index_uuid).bytes)])),
             wire.bytes_field(3, INDEX_NAME),
             wire.varint_field(4, version),
-            wire.bytes_field(6, wire.join([wire.bytes_field(1, DETAILS_TYPE_URL), wire.bytes_field(2, marked)])),
+            wire.bytes_field(6, wire.join([wire.bytes_field(1, DETAILS_TYPE_URL), wire.bytes_field(2, encoded)])),
             *(field for field in wire.parse(entry.raw) if field.number not in {1, 3, 4, 6, 8}),
             wire.varint_field(8, now_ms),
         ]

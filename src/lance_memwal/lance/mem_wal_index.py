@@ -1,6 +1,7 @@
 """The entry of the MemWAL index in a base table's manifest.
 
-Owns its making. Invariant: the entry is committed on the version that it was made for, or not at all.
+Owns its making on a table that has none. Invariants: the entry is committed on the version that it was made for, or not at
+all; and never on a table that has one, where a commit of this kind would lose marks that were recorded meanwhile.
 """
 
 from __future__ import annotations

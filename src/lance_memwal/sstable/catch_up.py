@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import recorded
-from lance_memwal.sstable.mirrors import maintained_names
+from lance_memwal.sstable.maintained import maintained_names
 from lance_memwal.types import ShardManifest
 
 __all__ = ["CatchUp"]

@@ -32,7 +32,7 @@ from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "maintained_names", "mirrored_names", "spec_of"]
+__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "index_names", "mirrored_names", "spec_of"]
 
 _LOG = logging.getLogger(__name__)
 _BUILD_AT_ONCE = 2
@@ -133,14 +133,9 @@ def _has_mirror(base: BaseTable, entry: IndexEntry) -> bool:
     return True
 
 
-def maintained_names(base: BaseTable) -> tuple[str, ...]:
-    """The indexes of the table that its MemWAL index maintains: the listed ones that exist, or all that can be mirrored."""
-    details = base.details
-    if details is None:
-        return ()
-    if details.maintain_all_indexes:
-        return mirrored_names(base)
-    return tuple(name for name in details.maintained_indexes if name in _entries(base))
+def index_names(base: BaseTable) -> frozenset[str]:
+    """The names of the user's indexes of the table."""
+    return frozenset(_entries(base))
 
 
 class IndexSet:

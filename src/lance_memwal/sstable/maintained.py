@@ -1,0 +1,114 @@
+"""Which indexes of the base table a MemWAL index maintains, and how that is changed on a live table.
+
+Owns `maintained_names`, `choose_maintained` and `with_names`. Invariants:
+
+1. Maintained are the listed indexes that exist; with "all", every index that can be mirrored.
+2. "All" records the names beside the flag: readers that do not know the flag (LanceDB 0.40) go by the list. The names follow
+   the indexes whenever somebody asks for them (`with_names`); our own code goes by the flag.
+3. The details of a live table change by a hand-made version that is pinned to the version that was looked at, and that
+   changes nothing else (`lance_memwal.lance.commit.commit_details`). A mark that somebody records meanwhile stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lance_memwal.arguments import check_names
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnsupportedFormatError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import commit_details, syncs
+from lance_memwal.lance.details import MemWalDetails
+from lance_memwal.sstable.mirrors import check_maintained, index_names, mirrored_names
+
+__all__ = ["check_choice_of_indexes", "choose_maintained", "maintained_names", "named_indexes", "with_names"]
+
+_LOG = logging.getLogger(__name__)
+_MAX_TRIES = 64
+_BACK_OFF = BackOff(0.01, 0.5)
+
+
+def maintained_names(base: BaseTable) -> tuple[str, ...]:
+    """The indexes of the table that its MemWAL index maintains, by name."""
+    details = base.details
+    if details is None:
+        return ()
+    if details.maintain_all_indexes:
+        return mirrored_names(base)
+    present = index_names(base)
+    return tuple(name for name in details.maintained_indexes if name in present)
+
+
+def named_indexes(choice: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The indexes that a choice ("all", a list of names, or None) names one by one."""
+    return () if choice is None or isinstance(choice, str) else check_names("maintained_indexes", choice)
+
+
+def check_choice_of_indexes(choice: str | Sequence[str] | None, indexes: Sequence[str]) -> None:
+    """Return only if a table with these indexes can maintain those that are chosen."""
+    if isinstance(choice, str) and choice != "all":
+        raise InvalidInputError("maintained_indexes is 'all', a list of index names, or None")
+    for name in named_indexes(choice):
+        if name not in indexes:
+            raise InvalidInputError(
+                f"the table has no index {name!r}; its indexes: {', '.join(sorted(indexes)) or 'none'}"
+            )
+
+
+def choose_maintained(
+    newest_base: Callable[[], BaseTable], choice: str | Sequence[str] | None, clock: Clock = SYSTEM_CLOCK
+) -> BaseTable:
+    """The version from which on the table maintains the indexes that are chosen: "all", those that are named, or none.
+
+    Writers go by it from their next memtable on.
+    """
+
+    def chosen(base: BaseTable) -> MemWalDetails:
+        details = base.need_details()
+        check_choice_of_indexes(choice, sorted(index_names(base)))
+        check_maintained(base, named_indexes(choice))
+        is_all = choice == "all"
+        names = mirrored_names(base) if is_all else named_indexes(choice)
+        return replace(details, maintained_indexes=names, maintain_all_indexes=is_all)
+
+    return _change(newest_base, chosen, clock)
+
+
+def with_names(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
+    """`base`, or a version after it that names the indexes that "all" means now.
+
+    Nothing of ours needs the names: where they cannot be written, that is logged.
+    """
+
+    def named(newest: BaseTable) -> MemWalDetails:
+        details = newest.need_details()
+        return replace(details, maintained_indexes=mirrored_names(newest)) if details.maintain_all_indexes else details
+
+    try:
+        return _change(base.refresh, named, clock) if base.details is not None else base
+    except (ConflictError, UnsupportedFormatError) as error:
+        _LOG.info("the names of maintained indexes were not recorded [table=%s]: %s", base.location.describe(), error)
+        return base
+
+
+def _change(
+    newest_base: Callable[[], BaseTable], wanted: Callable[[BaseTable], MemWalDetails], clock: Clock
+) -> BaseTable:
+    """The newest version once its details are what `wanted` makes of them."""
+    for attempt in range(_MAX_TRIES):
+        base = newest_base()
+        details = wanted(base)
+        if details == base.details:
+            return base
+        try:
+            return commit_details(base, details, clock, fsync=syncs(base))
+        except ConflictError:
+            _BACK_OFF.wait(clock, min(attempt, 8))
+        except UnsupportedFormatError:
+            raise
+        except MemWalError:
+            if wanted(newest_base()) != newest_base().details:  # else it landed although it failed
+                raise
+    raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts to change what is maintained; retry")
