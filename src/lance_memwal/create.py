@@ -42,7 +42,7 @@ from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.wal import list_positions
 from lance_memwal.memtable.memtable import aligned
 from lance_memwal.rows.ingest import to_batches
-from lance_memwal.rows.key_encoding import primary_key_columns
+from lance_memwal.rows.key_encoding import is_key_type_of_others, primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
@@ -247,6 +247,7 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
     """The table with a MemWAL index as chosen. `ConflictError` if somebody else's came first, or the columns changed."""
     _refuse_enabled(base)
     check_table(base)
+    _note_own_keys(base)
     for _ in range(_MAX_TRIES):
         details = make_details(base, choices)
         entry_id = SYSTEM_CLOCK.uuid4()
@@ -259,6 +260,18 @@ def install(base: BaseTable, choices: Choices) -> BaseTable:
             raise ConflictError(f"another call enabled the table at {base.location.describe()} meanwhile; open it")
         base = newest
     raise ConflictError(f"the table at {base.location.describe()} changes faster than it can be enabled; retry")
+
+
+def _note_own_keys(base: BaseTable) -> None:
+    """Say so if no other implementation can write the table or read its fresh rows (RFC 0012)."""
+    own = [name for name in base.primary_key if not is_key_type_of_others(base.schema.field(name).type)]
+    if own:
+        _LOG.warning(
+            "the table has a key that only lance-memwal knows: other implementations of the MemWAL index can neither flush "
+            "its rows nor read the fresh ones; its base table is one for plain Lance as any other [table=%s, key=%s]",
+            base.location.describe(),
+            ", ".join(f"{name} {base.schema.field(name).type}" for name in own),
+        )
 
 
 def _marks_of_shards(location: Location) -> dict[str, int]:

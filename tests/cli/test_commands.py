@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
+import uuid
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -12,6 +16,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import lance_memwal as mw
 from lance_memwal.cli import app
@@ -66,6 +71,38 @@ def test_delete_takes_keys_and_files(table: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.csv").write_text("id\n3\n4\n")
     assert answer("delete", table, 0, "--file", tmp_path / "gone.csv") == {"deleted_keys": 3}
     assert sorted(row["id"] for row in rows("scan", table)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text"),
+    [
+        (pa.uuid(), uuid.UUID(int=77), str(uuid.UUID(int=77))),
+        (pa.binary(3), b"\x00\xffa", "00ff61"),
+        (pa.date32(), datetime.date(2026, 1, 31), "2026-01-31"),
+        (
+            pa.timestamp("us", "UTC"),
+            datetime.datetime(2026, 1, 31, 5, tzinfo=datetime.UTC),
+            "2026-01-31T07:00:00+02:00",
+        ),
+        (pa.timestamp("s"), datetime.datetime(2026, 1, 31, 5), "2026-01-31 05:00:00"),
+        (pa.decimal128(6, 2), Decimal("-1.50"), "-1.5"),
+    ],
+    ids=str,
+)
+def test_keys_of_every_type_are_parsed(kind: pa.DataType, key: Any, text: str, tmp_path: Path) -> None:
+    schema = pa.schema([("k", kind), ("part", pa.string()), ("v", pa.int64())])
+    options = {"writer_defaults": {"fsync": False}}
+    for name, columns in (("one", ["k"]), ("two", ["k", "part"])):
+        made = mw.create_table(str(tmp_path / name), schema, primary_key=columns, **options)
+        with made.writer() as writer:
+            writer.put([{"k": key, "part": "a", "v": 7}])
+    runner = CliRunner()
+    one = runner.invoke(app, ["get", str(tmp_path / "one"), "--json", "--", text])
+    two = runner.invoke(app, ["get", str(tmp_path / "two"), "--json", "--", json.dumps([text, "a"])])
+    assert [json.loads(found.stdout)["v"] for found in (one, two)] == [7, 7]
+    wrong = runner.invoke(app, ["get", str(tmp_path / "one"), "--", "no such thing"])
+    assert isinstance(wrong.exception, mw.InvalidInputError)
+    assert "no such value" in str(wrong.exception)
 
 
 def test_scan_projects_filters_limits_and_explains(table: Path) -> None:

@@ -244,7 +244,7 @@ def test_more_data_than_the_lookup_knows_is_corrupt(place: Location) -> None:
 
 
 def test_a_sidecar_with_another_page_size_is_read(place: Location) -> None:
-    keys = SortedKeys(pa.array([1, 2, 3]), np.array([2, 1, 0]), np.array([], np.int64))
+    keys = SortedKeys(pa.array([1, 2, 3]), pa.array([1, 2, 3]), np.array([2, 1, 0]), np.array([], np.int64))
     write_sidecar(place, SHARD, TABLE.path, keys)
     lookup = pa.table(
         [pa.array([1, 3]), pa.array([2, 3]), pa.array([0, 0], pa.uint32()), pa.array([0, 1], pa.uint32())],

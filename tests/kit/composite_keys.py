@@ -72,16 +72,34 @@ def _decode_column(reader: _KeyReader, data_type: pa.DataType) -> pa.Array:
     if (tag > 1).any():
         raise CorruptDataError("composite key has an unknown tag")
     valid = tag == 1
+    if pa.types.is_decimal(data_type):
+        return _decode_decimals(reader, valid, data_type)
+    if pa.types.is_temporal(data_type):
+        number = pa.int32() if pa.types.is_date32(data_type) else pa.int64()
+        return _cast(_decode_numbers(reader, valid, number), number).view(data_type)
     if pa.types.is_boolean(data_type) or pa.types.is_integer(data_type):
         column = _decode_numbers(reader, valid, data_type)
     else:
         cells = np.full(len(valid), None, object)
         cells[valid] = reader.take_terminated(valid)
         column = pa.array(cells.tolist(), _BINARY)
+    return _cast(column, data_type)
+
+
+def _cast(column: pa.Array, data_type: pa.DataType) -> pa.Array:
     try:
         return column.cast(data_type)
     except pa.ArrowInvalid:
         raise CorruptDataError(f"composite key does not hold a valid {data_type}") from None
+
+
+def _decode_decimals(reader: _KeyReader, valid: npt.NDArray[np.bool_], data_type: pa.DataType) -> pa.Array:
+    width = data_type.byte_width
+    cells = np.zeros((len(valid), width), np.uint8)
+    cells[valid] = reader.take(valid, width)
+    cells[:, 0] ^= 0x80
+    known = pa.array(valid).buffers()[1]
+    return pa.Array.from_buffers(data_type, len(valid), [known, pa.py_buffer(cells[:, ::-1].copy())])
 
 
 def _decode_numbers(reader: _KeyReader, valid: npt.NDArray[np.bool_], data_type: pa.DataType) -> pa.Array:

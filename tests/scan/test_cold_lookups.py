@@ -137,7 +137,7 @@ def test_a_damaged_filter_is_named(tmp_path: Path) -> None:
 def test_a_short_sidecar_hides_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(columns: list[pa.Array]) -> sidecar.SortedKeys:
         known = sidecar.sort_keys([column.slice(0, 10) for column in columns])
-        return sidecar.SortedKeys(known.values, known.order, np.empty(0, np.int64))
+        return sidecar.SortedKeys(known.values, known.stored, known.order, np.empty(0, np.int64))
 
     monkeypatch.setattr(write, "sort_keys", short)
     table = mw.open_table(made(tmp_path / "t"))

@@ -22,7 +22,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string(
 def short(columns: Sequence[pa.Array]) -> sidecar.SortedKeys:
     """What an index knows that has taken in the first two rows."""
     known = sidecar.sort_keys([column.slice(0, 2) for column in columns])
-    return sidecar.SortedKeys(known.values, known.order, np.empty(0, np.int64))
+    return sidecar.SortedKeys(known.values, known.stored, known.order, np.empty(0, np.int64))
 
 
 @pytest.fixture

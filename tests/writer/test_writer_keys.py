@@ -52,9 +52,6 @@ def test_every_key_type_puts_overwrites_deletes_and_replays(tmp_path: Path, kind
     "key_type",
     [
         pa.float64(),
-        pa.timestamp("us"),
-        pa.date32(),
-        pa.decimal128(10, 2),
         pa.list_(pa.int64()),
         pa.struct([("a", pa.int8())]),
     ],

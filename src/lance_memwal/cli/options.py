@@ -6,7 +6,10 @@ option.
 
 from __future__ import annotations
 
+import datetime
 import json
+import uuid
+from decimal import Decimal
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -83,13 +86,40 @@ def key_of(table: Table, text: str) -> Any:
 def _scalar(value: Any, column: pa.Field) -> Any:
     """A text as a value of the column's type; what JSON has types for is left to the table."""
     if not isinstance(value, str):
-        return value
+        return Decimal(str(value)) if pa.types.is_decimal(column.type) and isinstance(value, float) else value
     try:
-        return pa.scalar(value).cast(column.type).as_py()
-    except pa.ArrowException:
+        return _parsed(value, column.type)
+    except (pa.ArrowException, ValueError):
         raise InvalidInputError(
-            f"key column {column.name!r} is {column.type}, and {value!r} is no such value"
+            f"key column {column.name!r} is {column.type}, and {value!r} is no such value{_hint(column.type)}"
         ) from None
+
+
+def _parsed(text: str, kind: pa.DataType) -> Any:
+    types = pa.types
+    if isinstance(kind, pa.UuidType):
+        return uuid.UUID(text)
+    if types.is_fixed_size_binary(kind):
+        raw = text.encode()
+        return raw if len(raw) == kind.byte_width else _from_hexadecimal(text, kind.byte_width)
+    if types.is_timestamp(kind):  # with an offset, or the time of day in UTC
+        aware = datetime.datetime.fromisoformat(text).tzinfo is not None
+        written = pa.scalar(text).cast(pa.timestamp(kind.unit, "UTC" if aware else None))
+        return pa.scalar(written.value, kind)
+    return pa.scalar(text).cast(kind).as_py()
+
+
+def _from_hexadecimal(text: str, width: int) -> bytes:
+    raw = bytes.fromhex(text.replace("-", ""))
+    if len(raw) != width:
+        raise ValueError(f"{len(raw)} bytes instead of {width}")
+    return raw
+
+
+def _hint(kind: pa.DataType) -> str:
+    if pa.types.is_fixed_size_binary(kind):
+        return f"; give {2 * kind.byte_width} hexadecimal digits"
+    return "; give it as 2026-01-31T12:00:00, with or without an offset" if pa.types.is_timestamp(kind) else ""
 
 
 def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _TYPES = {
     "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
     "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(), "bool": pa.bool_(),
     "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "timestamp": pa.timestamp("us"),
+    "uuid": pa.uuid(), "json": pa.json_(),
 }  # fmt: skip
 _Key = Annotated[str | None, typer.Option("--primary-key", "-k", help="Key columns, separated by commas.")]
 _Sharding = Annotated[

@@ -77,7 +77,7 @@ def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | No
     with base.reading("finding replaced rows in the base table"):
         chosen = _fragments(base, fragments)
         for start in range(0, len(keys.keys), _KEYS_AT_ONCE):
-            asked = in_list(name, keys.keys.slice(start, _KEYS_AT_ONCE))
+            asked = in_list(name, keys.keys.slice(start, _KEYS_AT_ONCE), base.schema.field(name).type)
             scanner = base.dataset.scanner(columns=[], filter=asked, with_row_address=True, fragments=chosen)
             found.append(scanner.to_table().column(_ROW_ADDRESS).to_numpy())
         addresses = np.unique(np.concatenate(found))

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lance_memwal.rows.key_encoding import comparable
+
 __all__ = ["KeyIndex", "key_values"]
 
 _INDEX_BYTES_PER_KEY = 160
@@ -23,8 +25,8 @@ _LAST = np.iinfo(np.int64).max
 
 
 def key_values(arrays: Sequence[pa.Array]) -> list[Any]:
-    """Hashable keys, one per row: scalars of a single key column, tuples of several."""
-    columns = [_values(array) for array in arrays]
+    """Hashable keys, one per row: scalars of a single key column, tuples of several, in the form that is compared."""
+    columns = [_values(comparable(array)) for array in arrays]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
@@ -109,6 +111,7 @@ def _with_repeats(keys: list[Any], before: list[int], start: int) -> npt.NDArray
 def _object_bytes(columns: Sequence[pa.Array]) -> int:
     """What the Python objects of these keys hold beyond small integers."""
     sizes = (
-        0 if pa.types.is_integer(c.type) or pa.types.is_boolean(c.type) else c.nbytes + 56 * len(c) for c in columns
+        0 if pa.types.is_integer(c.type) or pa.types.is_boolean(c.type) else c.nbytes + 56 * len(c)
+        for c in map(comparable, columns)
     )
     return sum(sizes) + (64 * len(columns[0]) if len(columns) > 1 else 0)

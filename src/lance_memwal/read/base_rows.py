@@ -83,7 +83,7 @@ class BaseLookup:
 
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
-    conditions = [in_list(name, keys.column(i)) for i, name in enumerate(base.primary_key)]
+    conditions = [in_list(name, keys.column(i), keys.column(i).type) for i, name in enumerate(base.primary_key)]
     refuse_unreadable([base.schema.field(name) for name in wanted])
     with base.reading("looking keys up in the base table"):
         scanner = base.dataset.scanner(columns=wanted, filter=" and ".join(conditions), blob_handling=BLOB_HANDLING)
@@ -165,7 +165,7 @@ def rows_by_id(base: BaseTable, row_ids: npt.NDArray[Any], columns: Sequence[str
         if not any(_BLOB in (field.metadata or {}) for field in fields):
             return take_rows(base.dataset, row_ids.tolist(), columns)
         # Lance takes no blobs with their bytes: such rows are scanned
-        asked = in_list(_ROW_ID, pa.array(row_ids.astype(np.uint64)))
+        asked = in_list(_ROW_ID, pa.array(row_ids.astype(np.uint64)), pa.uint64())
         scanner = base.dataset.scanner(list(columns), asked, with_row_id=True, blob_handling=BLOB_HANDLING)
         rows = scanner.to_table()
     found = rows.column(_ROW_ID).to_numpy()

@@ -151,14 +151,15 @@ def get_from_memory(
     newest_manifest: Callable[[str], ShardManifest | None],
 ) -> dict[str, Any] | Undecided | None:
     """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of `shards` has it."""
-    if not _is_plain(key, schema):
+    held = schema.key_form.hashable(key)
+    if held is None:
         return UNDECIDED
     for shard in shards:
         memtables = shard.capture()
         if memtables is None or not memtables.is_of(table_id):
             continue
         for ref in reversed(memtables.ascending):
-            row = ref.find_one(key)
+            row = ref.find_one(held)
             if row < 0:
                 continue
             manifest = newest_manifest(shard.shard_id)
@@ -168,11 +169,6 @@ def get_from_memory(
                 return UNDECIDED
             return _row(ref, row, columns)
     return UNDECIDED
-
-
-def _is_plain(key: Any, schema: TableSchema) -> bool:
-    """Whether `key` is exactly of the Python type that memtable keys have."""
-    return (tuple(map(type, key)) if isinstance(key, tuple) else (type(key),)) == schema.key_classes
 
 
 def _row(ref: InMemoryMemTableRef, row: int, columns: Sequence[str] | None) -> dict[str, Any] | None:

@@ -74,6 +74,8 @@ def _from_columns(data: Mapping[str, Any], columns: pa.Schema, whole: bool = Fal
 def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> pa.Array | pa.ChunkedArray:
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
+    if isinstance(values, (list, tuple)) and values and isinstance(values[0], pa.Scalar):
+        return _of_scalars(name, values)
     index = columns.get_field_index(name)
     kind = columns.field(index).type if index >= 0 else None
     try:
@@ -88,6 +90,14 @@ def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> 
         if absent:
             raise refuse_missing([f"{name}.{path}" for path in absent])
     return array
+
+
+def _of_scalars(name: str, values: Sequence[Any]) -> pa.Array:
+    """Arrow scalars as an array of their own type, which need not be that of the column."""
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InvalidInputError(f"column {name!r} cannot be converted: {reason_of(error)}") from None
 
 
 def _keys_left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
@@ -195,6 +205,8 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     types = pa.types
     if source == target or types.is_null(source):
         return True
+    if isinstance(source, pa.BaseExtensionType) != isinstance(target, pa.BaseExtensionType):
+        return may_cast(_storage(source), _storage(target))  # texts are JSON, 16 bytes are a UUID, and back
     if types.is_dictionary(source):
         return may_cast(source.value_type, target)
     if types.is_dictionary(target):
@@ -211,6 +223,10 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     families = (_is_number, _is_text, _is_binary, types.is_timestamp, types.is_date, types.is_time, types.is_duration)
     return any(family(source) and family(target) for family in families)
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _may_cast_struct(source: pa.DataType, target: pa.DataType) -> bool:

@@ -1,22 +1,24 @@
-"""Primary keys: which columns they are, which types they may have, and their two byte layouts.
+"""Primary keys: which columns they are, which types they may have, how they compare, and their two byte layouts.
 
-Owns discovery from schema metadata, the order-preserving encoding of composite keys (the `values` of an SSTable's
-sidecar) and the hashes behind its bloom filter. Invariants:
+Owns discovery from schema metadata, the form in which keys are compared, the order-preserving encoding of composite keys
+(the `values` of an SSTable's sidecar) and the hashes behind its bloom filter. Invariants:
 
 1. `encode_composite` preserves order: rows compare like their encodings, bytewise; nulls come first.
 2. No two keys have the same encoding (our tests decode it).
 3. `key_hashes` follows the reference layout also where that layout ignores the value; `hash_is_exact` says where, and
    there a filter may only ever answer "maybe".
+4. `comparable` keeps order and equality: numbers compare like the dates and timestamps that they stand for, bytes like the
+   UUIDs and decimals.
 
-Composite encoding, per key column: `00` for null, else `01` and the value: integers as 8 bytes big-endian (signed ones
-plus 2^63), booleans as one byte, strings and binaries with `00` escaped as `00 ff`, ended by `00 00`.
+Composite encoding, per key column: `00` for null, else `01` and the value: integers, dates and timestamps as 8 bytes
+big-endian (signed ones plus 2^63), booleans as one byte, decimals as 16 or 32 bytes big-endian with the sign bit turned,
+strings and binaries (UUIDs and those of a fixed size too) with `00` escaped as `00 ff`, ended by `00 00`.
 
 Hash layout, per key column: `01` for null, else `00` and the value: int32 and int64 little-endian in their width,
 strings as bytes plus `ff`, binaries as u64 length plus bytes. Every other type contributes nothing after the `00`.
 
-A new key type begins in the tables of this module. What follows from it: whether keys of it sort as numbers
-(`rows.keys.as_numbers`, `sstable.sidecar`), its Python class (`TableSchema.key_classes`) and its literal (`rows.sql`);
-`tests/format/test_keys.py` goes through all of them.
+A new key type begins in the tables of this module. What follows from it: the form that is compared (`comparable`), its
+Python class (`rows.one_key`) and its literal (`rows.sql`); `tests/format/test_keys.py` goes through all of them.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ from lance_memwal.rows.siphash import hash_messages, hash_words
 
 __all__ = [
     "check_primary_key",
+    "comparable",
     "encode_composite",
     "hash_is_exact",
     "is_key_mark",
     "is_key_type",
+    "is_key_type_of_others",
     "key_hashes",
     "key_marks",
     "primary_key_columns",
@@ -83,7 +87,23 @@ def is_key_mark(entry: bytes) -> bool:
 
 def is_key_type(data_type: pa.DataType) -> bool:
     """Whether a primary key column may have this type."""
+    return is_key_type_of_others(data_type) or _is_own_key_type(data_type)
+
+
+def is_key_type_of_others(data_type: pa.DataType) -> bool:
+    """Whether other implementations write tables whose key has this type, too."""
     return data_type in _KEY_TYPES
+
+
+def _is_own_key_type(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        isinstance(kind, pa.UuidType)
+        or types.is_date(kind)
+        or types.is_timestamp(kind)
+        or ((types.is_decimal128(kind) or types.is_decimal256(kind)) and kind.scale >= 0)
+        or (types.is_fixed_size_binary(kind) and kind.byte_width)
+    )
 
 
 def check_primary_key(schema: pa.Schema, columns: Sequence[str]) -> None:
@@ -93,10 +113,37 @@ def check_primary_key(schema: pa.Schema, columns: Sequence[str]) -> None:
             raise InvalidInputError(f"primary key column {name!r} is not in the schema")
         field = schema.field(name)
         if not is_key_type(field.type):
-            known = "integers, booleans, strings and binaries"
+            known = "integers, booleans, strings, binaries, UUIDs, dates, timestamps and decimals of 128 or 256 bits"
             raise InvalidInputError(f"primary key column {name!r} has type {field.type}; allowed are {known}")
         if field.nullable:
             raise InvalidInputError(f"primary key column {name!r} must not be nullable")
+
+
+def comparable(array: pa.Array) -> pa.Array:
+    """A key column as it is compared: integers, booleans, texts or binaries; `array` itself if it is one of these.
+
+    2020-01-02 becomes 18263, a UUID its 16 bytes, the decimal -0.01 the bytes 7f ff .. ff.
+    """
+    kind = array.type
+    if kind in _KEY_TYPES:
+        return array
+    if isinstance(kind, pa.BaseExtensionType):
+        return array.storage
+    if pa.types.is_date32(kind):
+        return array.view(pa.int32())
+    if pa.types.is_temporal(kind):
+        return array.view(pa.int64())
+    return _ordered_decimals(array) if pa.types.is_decimal(kind) else array
+
+
+def _ordered_decimals(array: pa.Array) -> pa.FixedSizeBinaryArray:
+    """Little-endian two's complements as big-endian bytes of which the first bit says "not negative"."""
+    width, start = array.type.byte_width, array.offset
+    data = np.frombuffer(array.buffers()[1] or b"", np.uint8, len(array) * width, start * width)
+    cells = data.reshape(len(array), width)[:, ::-1].copy()
+    cells[:, 0] ^= 0x80
+    valid = array.is_valid().buffers()[1] if array.null_count else None
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(array), [valid, pa.py_buffer(cells)])
 
 
 def encode_composite(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
@@ -183,9 +230,13 @@ def _hash_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
     return _or_null(array, parts, b"\1")
 
 
-def _encoded_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
+def _encoded_parts(column: pa.Array) -> list[pa.Array | pa.Scalar]:
+    array = comparable(column)
     kind = array.type
-    if pa.types.is_boolean(kind):
+    if pa.types.is_decimal(column.type):
+        cells = np.frombuffer(array.buffers()[1] or b"", np.dtype((np.void, kind.byte_width)), len(array))
+        parts = [_fixed(b"\1", cells)]
+    elif pa.types.is_boolean(kind):
         parts = [_fixed(b"\1", _numbers(array, pa.uint8()))]
     elif pa.types.is_signed_integer(kind):
         parts = [_fixed(b"\1", (_numbers(array, pa.int64()).view(np.uint64) ^ _SIGN).astype(">u8"))]

@@ -1,7 +1,7 @@
 """Primary keys of many rows: as one array, the newest row of each, sets of them, and whether each is there once.
 
 Owns all that compares keys of rows; their bytes are `lance_memwal.rows.key_encoding`. A key is one value: that of a
-single key column as it is, or the order-preserving encoding of several. Invariants:
+single key column in the form that is compared, or the order-preserving encoding of several. Invariants:
 
 1. Membership and uniqueness are exact, never probabilistic: a hash proposes a key, which is then compared.
 2. A `KeySet` is built once and asked per batch: nothing that grows with the set is rebuilt per batch.
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.key_encoding import encode_composite, hash_is_exact, key_hashes
+from lance_memwal.rows.key_encoding import comparable, encode_composite, hash_is_exact, key_hashes
 from lance_memwal.rows.siphash import hash_messages
 
 __all__ = [
@@ -42,9 +42,9 @@ _SHOWN_CHARACTERS = 60
 
 
 def key_array(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
-    """One array of keys: the column itself, or the order-preserving encoding of several."""
+    """One array of keys: the column, in the form that is compared, or the order-preserving encoding of several."""
     arrays = [one_array(column) for column in columns]
-    return arrays[0] if len(arrays) == 1 else encode_composite(arrays)
+    return comparable(arrays[0]) if len(arrays) == 1 else encode_composite(arrays)
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -251,7 +251,7 @@ def _hashes(batch: pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.uint64]
 
 def _hashable(batch: pa.RecordBatch, key: Sequence[str]) -> list[pa.Array]:
     """The key columns in types whose values the hash depends on."""
-    columns = [batch.column(name) for name in key]
+    columns = [comparable(batch.column(name)) for name in key]
     return columns if hash_is_exact([column.type for column in columns]) else [_widened(column) for column in columns]
 
 
@@ -274,8 +274,11 @@ def _among(batch: pa.RecordBatch, key: Sequence[str], hashes: npt.NDArray[np.uin
 
 
 def _refuse_equal_keys(suspects: list[pa.RecordBatch], key: Sequence[str]) -> None:
-    counted = pa.Table.from_batches(suspects).group_by(list(key), use_threads=False).aggregate([([], "count_all")])
-    twice = counted.filter(pc.greater(counted["count_all"], 1)).select(list(key))
+    rows = pa.Table.from_batches(suspects).combine_chunks()
+    keys = key_array(rows.columns)
+    counted = keys.value_counts()
+    often = counted.field(0).filter(pc.greater(counted.field(1), 1))
+    twice = rows.take(pc.index_in(often, value_set=keys))
     if twice.num_rows:
         shown = _listed(twice.slice(0, _SHOWN).to_pylist())
         raise InvalidInputError(

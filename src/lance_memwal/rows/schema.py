@@ -20,6 +20,7 @@ from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
+from lance_memwal.rows.one_key import KeyForm
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
@@ -92,7 +93,7 @@ class TableSchema:
     """Columns as the base table has them, its primary key in key order, and field ids where a base table exists.
 
     `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `wal` is `memory` with field ids.
-    `key_classes` are the Python types of the key's values, in key order.
+    `key_form` says how one key that Python code gives becomes one of a memtable.
     """
 
     columns: pa.Schema
@@ -102,7 +103,7 @@ class TableSchema:
     memory: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
     small_dictionaries: dict[Place, int] = field(init=False, compare=False, repr=False)
-    key_classes: tuple[type, ...] = field(init=False, compare=False, repr=False)
+    key_form: KeyForm = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         nullable = pa.schema([column.with_nullable(column.name not in self.primary_key) for column in self.columns])
@@ -111,8 +112,8 @@ class TableSchema:
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "wal", self._with_field_ids(memory))
         object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
-        key = (self.columns.field(name).type for name in self.primary_key)
-        object.__setattr__(self, "key_classes", tuple(map(_python_class, key)))
+        key = [self.columns.field(name).type for name in self.primary_key]
+        object.__setattr__(self, "key_form", KeyForm.of(key))
 
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
@@ -148,14 +149,6 @@ class TableSchema:
     def ids_of(self, column: str) -> FieldId | None:
         """The ids of a column and of the fields inside it; None while the table has none."""
         return None if self.field_ids is None else self.field_ids[self.columns.get_field_index(column)]
-
-
-def _python_class(key: pa.DataType) -> type:
-    if pa.types.is_integer(key):
-        return int
-    if pa.types.is_boolean(key):
-        return bool
-    return str if pa.types.is_string(key) or pa.types.is_large_string(key) else bytes
 
 
 def tagged(column: pa.Field, ids: FieldId) -> pa.Field:

@@ -7,7 +7,8 @@ Owns `parse`, which reads a text once for all who ask (rows, pruning of shards, 
    invented. Text that is not certainly understood (comments, prefixed strings, OR or CASE at the top) gives none.
 2. A null value matches nothing, as in SQL; only `IsNull` finds nulls.
 3. A value that is written into a text reads back as exactly that value: numbers are digits, binaries are hexadecimal
-   digits, and a quote inside of a string or a name is doubled.
+   digits, dates and timestamps are their numbers with their type, decimals their digits with their type, and a quote
+   inside of a string or a name is doubled.
 
 DataFusion's parser is not used: from Python it parses expressions only against a schema without columns, none of its
 dialects reads quotes, backslashes and names as Lance does, and it does not know Lance's functions.
@@ -24,6 +25,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.key_encoding import comparable
 
 __all__ = ["Equals", "In", "IsNotNull", "IsNull", "Parsed", "Predicate", "Range", "in_list", "parse"]
 
@@ -242,16 +244,39 @@ def _literal(tokens: list[Token]) -> object | None:
 # ------------------------------------------------------------------------------------------------------ values as text
 
 
-def in_list(column: str, values: pa.Array) -> str:
-    """SQL for "`column` has one of `values`" (without nulls)."""
-    encode = _encoder(values.type)
-    listed = ", ".join(encode(value) for value in values.unique().to_pylist())
+def in_list(column: str, values: pa.Array, kind: pa.DataType) -> str:
+    """SQL for "`column`, of type `kind`, has one of `values`" (without nulls), which may be in the form that is compared."""
+    encode = _encoder(kind)
+    listed = ", ".join(encode(value) for value in comparable(values).unique().to_pylist())
     return f"`{column.replace('`', '``')}` in ({listed})"
 
 
 def _integer(value: int) -> str:
     """The smallest 64-bit number has no literal: the minus sign is read after the digits, which are too large."""
     return str(value) if value > _SMALLEST else f"{_SMALLEST + 1} - 1"
+
+
+def _decimal(ordered: bytes, scale: int) -> str:
+    """The digits of a decimal that is in the form that is compared."""
+    number = int.from_bytes(ordered, "big") - (1 << (8 * len(ordered) - 1))
+    digits = str(abs(number)).zfill(scale + 1)
+    whole = f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits
+    return f"-{whole}" if number < 0 else whole
+
+
+_UNITS = {"s": "Second", "ms": "Millisecond", "us": "Microsecond", "ns": "Nanosecond"}
+
+
+def _type_name(kind: pa.DataType) -> str:
+    """A type as Lance's `arrow_cast` names it, inside of quotes."""
+    if pa.types.is_date(kind):
+        return "Date32" if pa.types.is_date32(kind) else "Date64"
+    if pa.types.is_decimal(kind):
+        return f"Decimal{kind.bit_width}({kind.precision}, {kind.scale})"
+    if kind.tz is not None and any(sign in kind.tz for sign in "'\"\\"):
+        raise InvalidInputError(f"a value of type {kind} cannot be written into a filter")
+    zone = "None" if kind.tz is None else f'Some("{kind.tz}")'
+    return f"Timestamp({_UNITS[kind.unit]}, {zone})"
 
 
 def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
@@ -262,6 +287,12 @@ def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
         return lambda value: "true" if value else "false"
     if types.is_string(kind) or types.is_large_string(kind):
         return lambda value: "'" + str(value).replace("'", "''") + "'"
-    if types.is_binary(kind) or types.is_large_binary(kind):
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return lambda value: "X'" + bytes(value).hex() + "'"
+    if isinstance(kind, pa.UuidType):
+        return lambda value: "X'" + bytes(value).hex() + "'"
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return lambda value: f"arrow_cast({_integer(value)}, '{_type_name(kind)}')"
+    if (types.is_decimal128(kind) or types.is_decimal256(kind)) and kind.scale >= 0:
+        return lambda value: f"arrow_cast('{_decimal(value, kind.scale)}', '{_type_name(kind)}')"
     raise InvalidInputError(f"a value of type {kind} cannot be written into a filter")

@@ -3,7 +3,8 @@
 Owns the mapping. Invariants:
 
 1. Every value of a table column that has a Spark type reaches Spark unchanged: unsigned integers become the next wider
-   signed type, uint64 a decimal(20, 0), 16-bit floats a float, lists of any kind an array, large types their plain ones.
+   signed type, uint64 a decimal(20, 0), 16-bit floats a float, lists of any kind an array, large types their plain ones,
+   JSON and UUIDs their texts.
 2. Every Spark type that Lance can hold has an Arrow type; the others are refused with the column's name.
 3. `to_spark_batch` returns exactly the Arrow schema that Spark checks: Spark looks at the first batch only, a later one
    with another schema would crash the JVM.
@@ -20,6 +21,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lance_memwal.errors import InvalidInputError, reason_of
+from lance_memwal.rows.uuid_text import uuids_as_texts, uuids_of_texts
 
 __all__ = ["arrow_schema_for", "spark_arrow_schema", "spark_type", "struct_type", "to_arrow_columns", "to_spark_batch"]
 
@@ -76,6 +78,8 @@ def spark_type(kind: pa.DataType, where: str = "a value") -> st.DataType:
     types = pa.types
     if types.is_dictionary(kind):
         return spark_type(kind.value_type, where)
+    if isinstance(kind, pa.UuidType | pa.JsonType):
+        return st.StringType()
     if types.is_fixed_size_binary(kind):
         return st.BinaryType()
     if types.is_decimal128(kind) or (types.is_decimal(kind) and kind.precision <= _MAX_DECIMAL_DIGITS):
@@ -129,6 +133,8 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
         return array
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if isinstance(array.type, pa.UuidType):
+        return uuids_as_texts(array)
     if pa.types.is_float16(array.type) and pa.types.is_float32(field.type):
         return array.cast(pa.float32())
     try:
@@ -165,7 +171,7 @@ def arrow_schema_for(schema: st.StructType) -> pa.Schema:
 
 
 def to_arrow_columns(batch: pa.RecordBatch, table: pa.Schema) -> pa.RecordBatch:
-    """A batch from Spark with the table's types where they need more than a plain cast (vectors, 16-bit floats)."""
+    """A batch from Spark with the table's types where they need more than a plain cast (vectors, 16-bit floats, UUIDs)."""
     arrays, fields = [], []
     for field, array in zip(batch.schema, batch.columns, strict=True):
         wanted = table.field(field.name).type if field.name in table.names else array.type
@@ -179,6 +185,11 @@ def _to_table_type(array: pa.Array, wanted: pa.DataType, name: str) -> Any:
         return _to_vectors(array, wanted, name)
     if pa.types.is_struct(wanted) and pa.types.is_struct(array.type) and array.type != wanted:
         return _cast(array, pa.field(name, wanted))
+    if isinstance(wanted, pa.UuidType) and pa.types.is_string(array.type):
+        try:
+            return uuids_of_texts(array)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"column {name!r}: {error}") from None
     if pa.types.is_duration(wanted) or pa.types.is_time(wanted):
         return _cast(array, pa.field(name, wanted))
     return array

@@ -5,7 +5,7 @@ smallest and largest key of every page), both Lance files of version 2.0, and as
 Invariants:
 
 1. Every physical row is listed, replaced rows and tombstones too; the newest row of a key is its last one.
-2. A composite key is stored in its order-preserving encoding, a single key as it is.
+2. A composite key is stored in its order-preserving encoding, a single key as it is, and handed out as it is compared.
 3. A lookup reads the one page that can hold the newest row of its key, and each page once.
 4. A sidecar that contradicts itself is `CorruptDataError`; it never turns into "no such key".
 5. A filter holds every key of the generation, also where the sidecar lacks rows: both writers fill it before a row is in
@@ -28,7 +28,7 @@ from lance.file import LanceFileReader, LanceFileWriter
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_errors, lance_read
-from lance_memwal.rows.key_encoding import hash_is_exact, key_hashes
+from lance_memwal.rows.key_encoding import comparable, hash_is_exact, key_hashes
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.sstable.bloom import might_contain
 from lance_memwal.store import paths
@@ -49,12 +49,13 @@ _Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 
 @dataclass(frozen=True, slots=True)
 class SortedKeys:
-    """The keys of a generation in sidecar order: `values[i]` is the key of row `order[i]`.
+    """The keys of a generation in sidecar order: `values[i]` is the key of row `order[i]`, as it is compared.
 
-    `replaced` are the rows that have a later row of the same key.
+    `stored` are the same as a sidecar holds them; `replaced` are the rows that have a later row of the same key.
     """
 
     values: pa.Array
+    stored: pa.Array
     order: npt.NDArray[np.integer]
     replaced: npt.NDArray[np.integer]
 
@@ -64,17 +65,27 @@ class WantedKeys:
     """Keys that are looked up, encoded and hashed once for all SSTables; without hashes where filters ignore their values."""
 
     values: pa.Array
+    stored_type: pa.DataType
     hashes: npt.NDArray[np.uint64] | None
 
     @classmethod
     def of(cls, columns: Sequence[pa.Array]) -> WantedKeys:
         """The keys of these key columns."""
         exact = hash_is_exact([column.type for column in columns])
-        return cls(key_array(columns), key_hashes(columns) if exact else None)
+        keys = key_array(columns)
+        return cls(keys, _stored(columns, keys).type, key_hashes(columns) if exact else None)
 
     def take(self, rows: npt.NDArray[np.int64]) -> WantedKeys:
         """Some of them."""
-        return WantedKeys(self.values.take(pa.array(rows)), None if self.hashes is None else self.hashes[rows])
+        hashes = None if self.hashes is None else self.hashes[rows]
+        return WantedKeys(self.values.take(pa.array(rows)), self.stored_type, hashes)
+
+
+def _stored(columns: Sequence[pa.Array], keys: pa.Array) -> pa.Array:
+    """`keys`, those of `columns`, as a sidecar holds them: a composite key encoded, a single one in its own type."""
+    if len(columns) > 1:
+        return keys
+    return columns[0].storage if isinstance(columns[0].type, pa.BaseExtensionType) else columns[0]
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -90,17 +101,19 @@ def sort_keys(columns: Sequence[pa.Array]) -> SortedKeys:
     else:
         order = _binary_order(keys.cast(pa.large_binary()))
     values = keys.take(pa.array(order))
-    return SortedKeys(values, order, order[:-1][_equals_next(values)])
+    stored = _stored(columns, keys)
+    as_stored = values if stored.type == values.type else stored.take(pa.array(order))
+    return SortedKeys(values, as_stored, order, order[:-1][_equals_next(values)])
 
 
 def write_sidecar(location: Location, shard_id: str, name: str, keys: SortedKeys) -> None:
     """Write both files of the sidecar."""
-    schema = pa.schema([pa.field("values", keys.values.type), pa.field("ids", pa.uint64(), nullable=False)])
-    data = pa.record_batch([keys.values, pa.array(keys.order.astype(np.uint64, copy=False))], schema=schema)
+    schema = pa.schema([pa.field("values", keys.stored.type), pa.field("ids", pa.uint64(), nullable=False)])
+    data = pa.record_batch([keys.stored, pa.array(keys.order.astype(np.uint64, copy=False))], schema=schema)
     pages = [data.slice(start, PAGE_ROWS) for start in range(0, len(data), PAGE_ROWS)]
     _write_file(location, _data_path(shard_id, name), pages, {})
     metadata = {"batch_size": str(PAGE_ROWS), "range_partitioned": "false"}
-    _write_file(location, _lookup_path(shard_id, name), [_page_lookup(keys.values)], metadata)
+    _write_file(location, _lookup_path(shard_id, name), [_page_lookup(keys.stored)], metadata)
 
 
 def _data_path(shard_id: str, name: str) -> str:
@@ -261,8 +274,8 @@ class PkSidecar:
     def offsets_of(self, wanted: WantedKeys) -> npt.NDArray[np.int64]:
         """The offset of the newest row of every key, -1 where there is none."""
         lookup, keys = self._load_lookup(), wanted.values
-        if keys.type != lookup.key_type:
-            raise InvalidInputError(f"the primary key has type {lookup.key_type}, not {keys.type}")
+        if wanted.stored_type != lookup.key_type:
+            raise InvalidInputError(f"the primary key has type {lookup.key_type}, not {wanted.stored_type}")
         values = _searchable(keys)
         pages = _last_at_most(lookup.smallest, values)
         found = np.full(len(keys), -1, np.int64)
@@ -323,7 +336,8 @@ class PkSidecar:
         smallest, largest = one_array(table.column("min")), one_array(table.column("max"))
         if smallest.null_count or largest.null_count or smallest.type != largest.type:
             raise CorruptDataError("page lookup of a sidecar has pages without bounds", path=self._lookup_path)
-        return _Lookup(smallest.type, int(stored), _searchable(smallest), _searchable(largest))
+        bounds = _searchable(comparable(smallest)), _searchable(comparable(largest))
+        return _Lookup(smallest.type, int(stored), *bounds)
 
     def _load_reader(self) -> LanceFileReader:
         reader = self._reader
@@ -368,7 +382,7 @@ class PkSidecar:
         numbers = offsets.to_numpy()
         if (numbers >= rows).any():
             raise CorruptDataError("a sidecar names a row that the generation does not have", path=self._data_path)
-        return values, numbers.astype(np.int64)
+        return comparable(values), numbers.astype(np.int64)
 
 
 def _searchable(keys: pa.Array) -> _Searchable:
