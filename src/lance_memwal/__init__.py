@@ -21,6 +21,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import set_cache_bytes
+from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.scan import Scan
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
 from lance_memwal.shard_writer import ShardWriter
@@ -42,6 +43,7 @@ from lance_memwal.write.writes import Ack, WriteResult
 __all__ = [
     "Ack",
     "BTreeIndex",
+    "BlobFile",
     "Bucket",
     "ClosedError",
     "CollectedError",

@@ -29,10 +29,11 @@ from lance.fragment import write_fragments
 from lance_memwal.arguments import check_flag, check_instance, check_text
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, ObjectExistsError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import mark as record
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
+from lance_memwal.lance.manifest import version_path
 from lance_memwal.lance.marks import counted
 from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, mark, unmark
@@ -41,6 +42,7 @@ from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.table_ids import new_table_id
 from lance_memwal.log.wal import list_positions
 from lance_memwal.memtable.memtable import aligned
+from lance_memwal.rows.blobs import FileVersion, version_of_new_files
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.key_encoding import is_key_type_of_others, primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
@@ -48,8 +50,8 @@ from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
 from lance_memwal.sstable.maintained import check_choice_of_indexes, named_indexes
 from lance_memwal.sstable.mirrors import check_maintained, mirrored_names
-from lance_memwal.sstable.probe import check_columns, check_table
-from lance_memwal.store.location import Location
+from lance_memwal.sstable.probe import check_columns, check_table, temporary_directory
+from lance_memwal.store.location import Location, resolve
 
 __all__ = [
     "LEFTOVERS",
@@ -100,7 +102,7 @@ def write_base(
     if key:
         check_unique_keys(rows.to_batches, key)
     choices.check(rows.schema, primary_key_columns(rows.schema), ())
-    check_columns(rows.schema)
+    check_columns(rows.schema, storage_version=version_of_new_files(rows.schema))
     _refuse_leftovers_here(location)
     try:
         with lance_errors("creating the base table"):
@@ -129,8 +131,11 @@ def _refuse_leftovers_here(location: Location) -> None:
 
 def _commit_first(location: Location, rows: pa.Table) -> None:
     """Create the first version; fails if there is one. (Lance's own "create" overwrites what came in between.)"""
-    uri, options = location.dataset_uri, location.storage_options
-    fragments = write_fragments(rows, uri, mode="create", storage_options=options)
+    uri, options, version = location.dataset_uri, location.storage_options, version_of_new_files(rows.schema)
+    if version is not None and not rows.num_rows:
+        _commit_empty(location, rows, version)
+        return
+    fragments = write_fragments(rows, uri, mode="create", data_storage_version=version, storage_options=options)
     lance.LanceDataset.commit(
         uri,
         LanceOperation.Overwrite(rows.schema, fragments),
@@ -138,6 +143,22 @@ def _commit_first(location: Location, rows: pa.Table) -> None:
         enable_v2_manifest_paths=True,
         storage_options=options,
     )
+
+
+def _commit_empty(location: Location, rows: pa.Table, version: FileVersion) -> None:
+    """The first version of a table without rows, with files of this version.
+
+    A commit of Lance takes the version from its fragments, of which there are none: the same table is made elsewhere, and its
+    objects are created here, the manifest last.
+    """
+    with temporary_directory("the first version of the table") as root:
+        lance.write_dataset(rows, root, data_storage_version=version, enable_v2_manifest_paths=True)
+        elsewhere = resolve(root).store
+        for path in (*(f"_transactions/{name}" for name in elsewhere.list_names("_transactions")), version_path(1)):
+            try:
+                location.store.put_new(path, elsewhere.get(path))
+            except ObjectExistsError:
+                raise ConflictError(f"another call made a table at {location.describe()} meanwhile; open it") from None
 
 
 def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) -> pa.Table:

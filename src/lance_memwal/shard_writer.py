@@ -29,6 +29,7 @@ from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.lazy import lazy
 from lance_memwal.process.waiting import is_on_top, on_top_error
+from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.memory_scan import MemTableScanner
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
@@ -253,6 +254,12 @@ class ShardWriter:
         self._shard.tables.need()
         self._shard.health.refuse()
         return self._reader.get(key, columns, writer=self)
+
+    def get_blob(self, key: Any, column: str) -> BlobFile | None:
+        """`Table.get_blob`, of this shard and the base table."""
+        self._shard.tables.need()
+        self._shard.health.refuse()
+        return self._reader.get_blob(key, column, writer=self)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys in this shard or the base table, in no order."""

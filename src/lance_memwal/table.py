@@ -30,6 +30,7 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import recorded
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable.index import Metric
+from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import MemTables, Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
@@ -280,6 +281,13 @@ class Table:
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The live row of one key, or None."""
         return self._reader.get(key, columns)
+
+    def get_blob(self, key: Any, column: str) -> BlobFile | None:
+        """The blob of the live row of one key, as a file that is open for reading: `read`, `seek`, `tell`, `size`, `close`.
+
+        None if there is no such row, or its blob is null. Ranges are read where the blob lies, in whichever tier.
+        """
+        return self._reader.get_blob(key, column)
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""

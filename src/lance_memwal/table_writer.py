@@ -30,6 +30,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
+from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
@@ -247,6 +248,10 @@ class TableWriter:
     def get(self, key: Any, columns: list[str] | None = None) -> dict[str, Any] | None:
         """`Table.get`, with everything that this writer acknowledged."""
         return self._reader.get(key, columns)
+
+    def get_blob(self, key: Any, column: str) -> BlobFile | None:
+        """`Table.get_blob`, with everything that this writer acknowledged."""
+        return self._reader.get_blob(key, column)
 
     def lookup(self, keys: Any, columns: list[str] | None = None) -> pa.Table:
         """`Table.lookup`, with everything that this writer acknowledged."""

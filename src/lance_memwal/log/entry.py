@@ -21,6 +21,7 @@ footer. Invariants:
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
@@ -34,6 +35,7 @@ import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.ipc_frames import end_of_stream
+from lance_memwal.rows.blobs import is_blob
 from lance_memwal.rows.fit import validate_rows
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
 
@@ -133,7 +135,7 @@ class RowEncoder:
 class EntryEncoder:
     """Encodes entries of one (epoch, generation): the schema message and its checksum are made once."""
 
-    __slots__ = ("_prefix", "_prefix_crc", "_rows", "epoch", "generation")
+    __slots__ = ("_has_blobs", "_prefix", "_prefix_crc", "_rows", "_schema", "epoch", "generation")
 
     def __init__(self, fields: pa.Schema, epoch: int, generation: int) -> None:
         """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
@@ -142,10 +144,28 @@ class EntryEncoder:
         self._rows = RowEncoder(fields)
         self._prefix = _prefix(fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)}))
         self._prefix_crc = zlib.crc32(self._prefix)
+        self._schema = fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)})
+        self._has_blobs = any(map(is_blob, fields))
 
     def encode(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter = _PLAIN) -> bytes:
         """The bytes of one entry that holds `batches`, whose columns are those of the WAL schema."""
+        if self._has_blobs:
+            return self._encode_in_place(batches, footer)
         return self.assemble(self._rows.messages(batches), footer)
+
+    def _encode_in_place(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter) -> bytes:
+        """The same bytes, written where they stay: rows with blobs are in memory once more while their entry is written,
+        not twice."""
+        sink, extension = io.BytesIO(), _encode_extension(footer)
+        try:
+            _write_stream(sink, self._schema, batches)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
+        with sink.getbuffer() as stream:
+            length, crc = len(stream), zlib.crc32(stream)
+        sink.write(extension)
+        sink.write(_footer(length, crc, extension))
+        return _bounded(sink.getvalue())
 
     def assemble(self, messages: Sequence[pa.Buffer], footer: EntryFooter = _PLAIN) -> bytes:
         """The bytes of one entry that holds `messages` of a `RowEncoder` of the same columns."""
@@ -184,7 +204,7 @@ def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> byte
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _write_stream(sink: pa.NativeFile, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+def _write_stream(sink: pa.NativeFile | io.BytesIO, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
     with ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))

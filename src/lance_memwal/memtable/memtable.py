@@ -10,7 +10,9 @@ indexes of one writer). Invariants:
    nothing for them. Combined rows replace the batches that they were made of.
 4. Rows get into the indexes by `index_rows`, in order and never ahead of what the writer knows to exist, so that a
    write that was interrupted and forgotten leaves nothing there. Batches are combined only after that.
-5. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
+5. Readers see blob columns in shown form: the blobs themselves lie beside the rows (`lance_memwal.memtable.blobs`), and
+   `stored` brings both together again, part by part.
+6. Bytes are resident bytes: buffers, an estimate of the objects around them, and indexes. `unpinned` copies a small
    slice out of a large parent that it would keep alive; a large slice counts its parent.
 """
 
@@ -18,7 +20,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +29,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.memtable.blobs import Again, MemBlobs
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.blobs import blob_buffer, by_bytes, sizes_of
 from lance_memwal.rows.dictionaries import SmallDictionaries
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
@@ -107,6 +113,7 @@ class MemTable:
     """An append log of record batches. Appends are serialised by the writer; readers go through captures."""
 
     __slots__ = (
+        "_blobs",
         "_chunks",
         "_index",
         "_index_lock",
@@ -146,6 +153,7 @@ class MemTable:
         self.first_batch = first_batch
         self.covered_position = covered_position
         self.indexes = tuple(indexes)
+        self._blobs = MemBlobs(schema) if schema.blobs else None
         self._log: list[tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]] = []
         self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
         self._lock = threading.RLock()
@@ -193,12 +201,23 @@ class MemTable:
         """The writer-wide number after its last batch."""
         return self.first_batch + len(self._log)
 
-    def append(self, batch: pa.RecordBatch, tombstone: pa.BooleanArray | None, size_bytes: int | None = None) -> None:
-        """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known."""
+    def append(
+        self,
+        batch: pa.RecordBatch,
+        tombstone: pa.BooleanArray | None,
+        size_bytes: int | None = None,
+        again: Again | None = None,
+    ) -> None:
+        """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known.
+
+        `again` reads the batch again: then the memtable does not hold its blobs.
+        """
         rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
         size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
         if self._values is not None:
             self._values.add(batch)
+        if self._blobs is not None:
+            batch = self._blobs.take_in(len(self._log), batch, again)
         self._log.append((batch, tombstone, rows + batch.num_rows, size))
 
     def can_hold(self, batches: Sequence[pa.RecordBatch]) -> bool:
@@ -208,6 +227,8 @@ class MemTable:
     def truncate(self, num_batches: int) -> None:
         """Forget what was appended after the first `num_batches` batches; no capture may hold it."""
         del self._log[num_batches:]
+        if self._blobs is not None:
+            self._blobs.truncate(num_batches)
 
     def detach(self) -> None:
         """Stop counting in the writer's meter: the memtable is not the writer's any more."""
@@ -317,9 +338,46 @@ class MemTable:
         with self._lock:
             self._combine(num_batches)
             chunks = [chunk for _, chunk in self._chunks]
-        table = pa.Table.from_batches(chunks, schema=self.schema.memory)
+        table = pa.Table.from_batches(chunks, schema=self.schema.shown.memory)
         rows = self._rows_of(num_batches)
         return table if table.num_rows == rows else table.slice(0, rows)
+
+    def stored(self, num_batches: int) -> Iterator[pa.RecordBatch]:
+        """The rows of the first `num_batches` batches as they are written, with `_tombstone`: in few batches, or, where
+        there are blobs, in parts of a few megabytes of them."""
+        table = self.combined(num_batches)
+        if self._blobs is None:
+            yield from table.to_batches()
+            return
+        sizes = sizes_of([table.column(name) for name in self.schema.blobs], table.num_rows)
+        for start, end in by_bytes(sizes):
+            part = table.slice(start, end - start)
+            spans = list(self._spans(start, end))
+            columns = [
+                self._blobs.rows(spans, name) if name in self.schema.blobs else one_array(part.column(name))
+                for name in part.schema.names
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema.memory)
+
+    def _spans(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The rows from `start` to `end` by batch: its number, the first row there, and how many."""
+        while start < end:
+            number, begin = self._place_of(start)
+            stop = min(end, self._log[number][2])
+            yield number, start - begin, stop - start
+            start = stop
+
+    def _place_of(self, row: int) -> tuple[int, int]:
+        """The number of the batch that brought a row, and the first row of that batch."""
+        number = bisect_right(self._log, row, key=lambda item: item[2])
+        return number, self._log[number - 1][2] if number else 0
+
+    def blob(self, row: int, column: str) -> pa.Buffer | None:
+        """The bytes of one blob, without a copy if they are in memory; None if it is null."""
+        if self._blobs is None:
+            raise InvalidInputError(f"column {column!r} holds no blobs")
+        number, begin = self._place_of(row)
+        return blob_buffer(self._blobs.of(number, column)[row - begin])
 
     def locate(self, num_batches: int, row: int) -> tuple[dict[str, pa.Array], int]:
         """The combined columns that hold a row of the first `num_batches` batches, and its place there."""
@@ -365,11 +423,11 @@ class MemTable:
             (_, older), (end, newer) = self._chunks[-2:]
             if newer.num_rows * 2 <= older.num_rows or older.nbytes + newer.nbytes > _CHUNK_BYTES:
                 return
-            self._chunks[-2:] = [(end, _concat([older, newer], self.schema.memory))]
+            self._chunks[-2:] = [(end, _concat([older, newer], self.schema.shown.memory))]
             self._last_located = None  # it may hold on to what was joined
 
     def _combine_new(self, start: int, end: int) -> pa.RecordBatch:
-        columns, memory = self.schema.nullable, self.schema.memory
+        columns, memory = self.schema.shown.nullable, self.schema.shown.memory
         appended = [(batch, flags) for batch, flags, _, _ in self._log[start:end] if batch is not None]
         rows = _concat(
             [
@@ -422,7 +480,7 @@ class InMemoryMemTableRef:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns as users see them."""
-        return self.memtable.schema.columns
+        return self.memtable.schema.shown.columns
 
     @property
     def indexes(self) -> tuple[MemIndex, ...]:
@@ -437,6 +495,10 @@ class InMemoryMemTableRef:
     def table(self) -> pa.Table:
         """All captured rows, older versions and tombstones included, `_tombstone` last."""
         return self.memtable.combined(self.num_batches)
+
+    def stored(self) -> Iterator[pa.RecordBatch]:
+        """The captured rows as they are written, blobs included, streaming."""
+        return self.memtable.stored(self.num_batches)
 
     def newest_mask(self) -> npt.NDArray[np.bool_]:
         """Per captured row: whether no later captured row has its key. Every row of an append-only table counts."""

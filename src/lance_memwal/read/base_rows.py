@@ -1,43 +1,41 @@
-"""Rows of the base table: by key, by row id, and what a read must say to Lance so that it gets the bytes of blobs.
+"""Rows of the base table: by key, by row id.
 
-Owns `BaseLookup`, `BaseRows` and which columns are blobs. The first lookups of a base version go through its scalar index
+Owns `BaseLookup`, `BaseRows` and `shown_rows`. The first lookups of a base version go through its scalar index
 where there is one; after a few, or where there is none, an index of key hashes and row ids is built in memory, if it fits
 the cache. Invariants:
 
 1. A hash only ever proposes rows; the key of every proposed row is compared before it is an answer.
 2. The index belongs to one version of one table; that of another version takes its place.
 3. Where it does not fit, lookups are filters that Lance answers itself.
-4. A read gives the bytes of a blob, or says that it cannot; never where they are. Such columns are read only, in the base
-   table of a table that another implementation initialised; ours refuses them.
+4. Rows come in shown form (`lance_memwal.rows.blobs`), whatever version the files have.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.errors import UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable, take_rows
 from lance_memwal.process.cache import CACHE
+from lance_memwal.rows.blobs import as_fresh
 from lance_memwal.rows.keys import as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
 from lance_memwal.rows.sql import in_list
 
-__all__ = ["BLOB_HANDLING", "BaseLookup", "BaseRows", "refuse_unreadable", "rows_by_id"]
+__all__ = ["BaseLookup", "BaseRows", "rows_by_id", "shown_rows"]
 
-BLOB_HANDLING: Literal["all_binary"] = "all_binary"  # else Lance shows where the bytes are, not what they are
-_BLOB = b"lance-encoding:blob"
-_SECOND_LAYOUT = "lance.blob"
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
 _INDEX_AFTER_LOOKUPS = 8
 _ROW_ID = "_rowid"
+_OTHER_NULLS = "2.0"  # files of this version hold a null blob as one
 
 
 class BaseLookup:
@@ -51,7 +49,7 @@ class BaseLookup:
     def find(self, base: BaseTable, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
         wanted = list(dict.fromkeys([*columns, *base.primary_key]))
-        schema = pa.schema([base.schema.field(name) for name in wanted])
+        schema = pa.schema([base.columns.shown.columns.field(name) for name in wanted])
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
             return no_rows(schema)
         index = self._index_for(base)
@@ -62,6 +60,20 @@ class BaseLookup:
             return no_rows(schema)
         rows = rows_by_id(base, row_ids, wanted)
         return rows if index.exact else _verified(rows, keys, base.primary_key)
+
+    def row_id(self, base: BaseTable, key: pa.RecordBatch) -> int | None:
+        """The row id of the row of `base` that has this one key, or None."""
+        if base.dataset.count_rows() == 0:
+            return None
+        index = self._index_for(base)
+        if index is None:
+            found = _by_filter(base, key, [*base.primary_key, _ROW_ID]).column(_ROW_ID).to_pylist()
+            return found[0] if found else None
+        for proposed in index.propose(key):
+            rows = rows_by_id(base, np.array([proposed]), base.primary_key)
+            if _verified(rows, key, base.primary_key).num_rows:
+                return int(proposed)
+        return None
 
     def _index_for(self, base: BaseTable) -> _HashIndex | None:
         with self._lock:
@@ -84,10 +96,9 @@ class BaseLookup:
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
     conditions = [in_list(name, keys.column(i), keys.column(i).type) for i, name in enumerate(base.primary_key)]
-    refuse_unreadable([base.schema.field(name) for name in wanted])
     with base.reading("looking keys up in the base table"):
-        scanner = base.dataset.scanner(columns=wanted, filter=" and ".join(conditions), blob_handling=BLOB_HANDLING)
-        return _verified(scanner.to_table(), keys, base.primary_key)
+        scanner = base.dataset.scanner(columns=wanted, filter=" and ".join(conditions))
+        return shown_rows(base, _verified(scanner.to_table(), keys, base.primary_key))
 
 
 def _verified(table: pa.Table, keys: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
@@ -146,31 +157,21 @@ def _hashes(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.generic], bool]
 # ------------------------------------------------------------------------------------------------------------ by row id
 
 
-def refuse_unreadable(columns: Collection[pa.Field]) -> None:
-    """Raise `UnsupportedFormatError` for a blob in the layout of Lance files 2.2, of which nobody here gets the bytes."""
-    for column in columns:
-        kind = column.type
-        if isinstance(kind, pa.BaseExtensionType) and kind.extension_name.startswith(_SECOND_LAYOUT):
-            raise UnsupportedFormatError(
-                f"column {column.name!r} ({kind.extension_name}) is not understood by this version: name the other columns "
-                "(columns=[...]), and read this one with Lance"
-            )
+def shown_rows(base: BaseTable, rows: Rows) -> Rows:
+    """Rows that Lance read of `base`, with blobs as they are shown."""
+    if not base.columns.blobs or base.data_storage_version != _OTHER_NULLS:
+        return rows
+    columns = [
+        as_fresh(one_array(column), fresh=False) if name in base.columns.blobs else column
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    ]
+    return type(rows).from_arrays(columns, schema=rows.schema)
 
 
 def rows_by_id(base: BaseTable, row_ids: npt.NDArray[Any], columns: Sequence[str]) -> pa.Table:
     """`columns` of the base rows with these ids, in that order."""
-    fields = [base.schema.field(name) for name in columns]
-    refuse_unreadable(fields)
     with base.reading("reading rows of the base table"):
-        if not any(_BLOB in (field.metadata or {}) for field in fields):
-            return take_rows(base.dataset, row_ids.tolist(), columns)
-        # Lance takes no blobs with their bytes: such rows are scanned
-        asked = in_list(_ROW_ID, pa.array(row_ids.astype(np.uint64)), pa.uint64())
-        scanner = base.dataset.scanner(list(columns), asked, with_row_id=True, blob_handling=BLOB_HANDLING)
-        rows = scanner.to_table()
-    found = rows.column(_ROW_ID).to_numpy()
-    order = np.argsort(found)
-    return rows.select(list(columns)).take(pa.array(order[np.searchsorted(found, row_ids, sorter=order)]))
+        return shown_rows(base, take_rows(base.dataset, row_ids.tolist(), columns))
 
 
 class BaseRows:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from lance_memwal.clock import in_order
 from lance_memwal.process.lazy import lazy
-from lance_memwal.read.base_rows import BLOB_HANDLING, refuse_unreadable
+from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import ShardMerge, live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.snapshot import Snapshot
@@ -164,11 +164,9 @@ class Merge:
         shared = pushdown(self.row_filter)
         columns = list(dict.fromkeys([*projection.columns, *self.hiding_columns, *shared.columns]))
         base, dataset = snapshot.base, snapshot.base.dataset
-        refuse_unreadable([base.schema.field(name) for name in columns])
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(
-                blob_handling=BLOB_HANDLING,
                 columns=columns,
                 filter=shared.told,
                 fragments=some,
@@ -186,7 +184,7 @@ class Merge:
                         continue
                     if not live.all():
                         batch = batch.filter(pa.array(live))
-                for part in shared.finish(pa.Table.from_batches([batch])).to_batches():
+                for part in shared.finish(pa.Table.from_batches([shown_rows(base, batch)])).to_batches():
                     if part.num_rows:
                         yield self._dress(part, _BASE)
 

@@ -9,9 +9,9 @@ Owns `Reader`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_rows import BaseLookup
+from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
@@ -33,6 +34,7 @@ from lance_memwal.types import ShardManifest
 
 __all__ = ["MemTables", "Reader"]
 
+T = TypeVar("T")
 MemTables = InMemoryMemTables | Iterable[InMemoryMemTables]
 
 
@@ -101,6 +103,18 @@ class Reader:
         found = self._rows_of(base, [key], columns, shards=None if writer is None else [writer.shard_id])
         return found.to_pylist()[0] if found.num_rows else None
 
+    def get_blob(self, key: Any, column: str, *, writer: live.LiveShard | None = None) -> BlobFile | None:
+        """The blob of the live row of one key, as a file; None if there is no row, or its blob is null."""
+        base = self._newest.with_index()
+        check_blob_column(base.columns.shown.columns, column)
+        memtables = None if writer is None else writer.capture()
+        shards = None if writer is None else [writer.shard_id]
+
+        def read(snapshot: Snapshot, named: pa.RecordBatch) -> BlobFile | None:
+            return find_blob(snapshot, self._lookup, named, column)
+
+        return self._of_keys(base, [key], read, shards, memtables)
+
     def lookup(
         self,
         keys: Any,
@@ -120,6 +134,21 @@ class Reader:
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
     ) -> pa.Table:
+        def read(snapshot: Snapshot, named: pa.RecordBatch) -> pa.Table:
+            wanted = snapshot.schema.columns.names if columns is None else columns
+            return lookup_rows(snapshot, self._lookup, named, wanted)
+
+        return self._of_keys(base, keys, read, shards, in_memory)
+
+    def _of_keys(
+        self,
+        base: BaseTable,
+        keys: Any,
+        read: Callable[[Snapshot, pa.RecordBatch], T],
+        shards: Collection[str] | None,
+        in_memory: MemTables | None,
+    ) -> T:
+        """What `read` finds of `keys` in the shards that can hold them, and in the base table."""
         named = key_batch(keys, base.columns)
 
         def of_keys(base: BaseTable) -> Collection[str] | None:
@@ -128,11 +157,7 @@ class Reader:
         def capture() -> Snapshot:
             return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=of_keys, before=base)
 
-        def read(snapshot: Snapshot) -> pa.Table:
-            wanted = snapshot.schema.columns.names if columns is None else columns
-            return lookup_rows(snapshot, self._lookup, named, wanted)
-
-        return with_restarts(capture, read)
+        return with_restarts(capture, lambda snapshot: read(snapshot, named))
 
     def search(self, request: SearchRequest, consistency: Consistency = "fresh") -> pa.Table:
         """The best live rows for a vector, a text, or both, best first."""

@@ -26,6 +26,7 @@ from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE
 from lance_memwal.process.lazy import lazy
+from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.merge import Merge
@@ -184,7 +185,7 @@ class FragmentSource:
         shared = pushdown(row_filter)
         with self._merge.snapshot.base.reading("filtering the base table", given=True):
             found = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_address=True).to_table()
-        found = shared.finish(found)
+        found = shared.finish(shown_rows(self._merge.snapshot.base, found))
         mask = np.zeros(self.num_rows, dtype=bool)
         mask[np.searchsorted(self.addresses, one_array(found.column("_rowaddr")).to_numpy())] = True
         return mask & self.live

@@ -51,7 +51,7 @@ from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import settled, unflushed
 from lance_memwal.log.understood import KnownColumns, warn_unknown
-from lance_memwal.log.wal import read_tail, tail_end
+from lance_memwal.log.wal import read_run, read_tail, tail_end
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.rows.adapt import RowAdapter
@@ -114,7 +114,8 @@ class ShardView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All tiers of a table at one moment; `base_table` is None where only memory is read."""
+    """All tiers of a table at one moment, with the columns that readers see; `base_table` is None where only memory is
+    read."""
 
     location: Location
     schema: TableSchema
@@ -126,7 +127,7 @@ class Snapshot:
     def of_memory(cls, location: Location, schema: TableSchema, memtables: InMemoryMemTables) -> Snapshot:
         """The memtables of one writer alone."""
         manifest = ShardManifest(0, memtables.shard_id, writer_epoch=memtables.epoch)
-        return cls(location, schema, None, (ShardView(manifest, memtables.ascending).above(0, schema),))
+        return cls(location, schema.shown, None, (ShardView(manifest, memtables.ascending).above(0, schema),))
 
     @property
     def base(self) -> BaseTable:
@@ -206,7 +207,7 @@ class SnapshotSource:
             return self._each(wanted, lambda s: self._pin_shard(s, consistency, before.tag))
 
         base, found, _ = self._of_one_table(candidates, None, read)
-        return Pin(base.table_id, base.version, base.columns, tuple(shard for shard, _ in found))
+        return Pin(base.table_id, base.version, base.columns.shown, tuple(shard for shard, _ in found))
 
     def _of_one_table(
         self,
@@ -293,10 +294,21 @@ def _tail_memtables(
     for generation, entry in unflushed(looked_at(), manifest.current_generation):
         if not tables or tables[-1].generation != generation:
             tables.append(MemTable(schema, generation, 0, entry.position))
-        for batch in entry.batches:
-            tables[-1].append(*adapter.adapt(batch, position=entry.position))
+        for number, batch in enumerate(entry.batches):
+            again = partial(_read_again, location, manifest, schema, tag, entry.position, number)
+            tables[-1].append(*adapter.adapt(batch, position=entry.position), again=again if schema.blobs else None)
     warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
     return tuple(table.capture() for table in tables)
+
+
+def _read_again(
+    location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None, position: int, number: int
+) -> pa.RecordBatch:
+    """One batch of a tail, whose blobs nobody holds; `CollectedError` if its entry is gone."""
+    for entry in read_run(location, manifest.shard_id, position, position + 1, tag=tag):
+        rows, _ = RowAdapter(schema).adapt(entry.batches[number], position=position)
+        return rows
+    raise CollectedError(f"position {position} of shard {manifest.shard_id} was collected meanwhile; read again")
 
 
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
@@ -314,7 +326,7 @@ def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None)
 def _snapshot(base: BaseTable, views: Iterable[tuple[ShardView, int]], pruned: tuple[str, ...] = ()) -> Snapshot:
     """The tiers of a table, each without what a lower one holds."""
     shards = tuple([view.above(mark, base.columns) for view, mark in views])
-    return Snapshot(base.location, base.columns, base, shards, pruned)
+    return Snapshot(base.location, base.columns.shown, base, shards, pruned)
 
 
 def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMemTableRef:
@@ -323,7 +335,7 @@ def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMem
     if known == schema:
         return ref
     adapter, table = RowAdapter(schema), MemTable(schema, ref.generation, 0, 0)
-    for batch in ref.batches:
+    for batch in ref.stored():
         table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.wal)))
     return table.capture()
 
@@ -333,7 +345,10 @@ def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMem
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A snapshot of storage, by name: it can be pickled, and rebuilt wherever the table can be read."""
+    """A snapshot of storage, by name: it can be pickled, and rebuilt wherever the table can be read.
+
+    `schema` is what readers see.
+    """
 
     table_id: str | None
     base_version: int

@@ -24,7 +24,7 @@ from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
 from lance_memwal.memtable.index.vectors import Nearest, nearest_in_block
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.base_rows import BLOB_HANDLING, refuse_unreadable
+from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import live_rows, not_in
 from lance_memwal.read.merge import Merge
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
@@ -178,7 +178,6 @@ def nearest_in_base(
     if shared.late is not None:  # Lance cannot be told what the search is restricted to
         return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, asked)
     wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, asked.column]))
-    refuse_unreadable([merge.snapshot.base.schema.field(name) for name in wanted])
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
     while True:
@@ -213,7 +212,7 @@ def _stream_base(merge: Merge, asked: VectorQuery) -> Nearest:
             batch_size=asked.stream_rows,
         )
         for batch in scanner.to_batches():
-            rows = shared.finish(pa.Table.from_batches([batch]))
+            rows = shared.finish(pa.Table.from_batches([shown_rows(merge.snapshot.base, batch)]))
             best = asked.better(best, rows.column(asked.column), _row_ids(rows), merge.live_in_base(rows))
     return best
 
@@ -238,7 +237,6 @@ def _ask_lance(
             filter=told,
             prefilter=True,
             with_row_id=True,
-            blob_handling=BLOB_HANDLING,
             disable_scoring_autoprojection=True,
         )
-        return scanner.to_table()
+        return shown_rows(merge.snapshot.base, scanner.to_table())

@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError, is_panic, reason_of
+from lance_memwal.rows.blobs import is_described, unmarked
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import Predicate, parse
 
@@ -66,6 +67,8 @@ class RowFilter:
             self._alike = _reads_alike(source, schema, self.columns)
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
+        if any(is_described(schema.field(name)) for name in self.columns):
+            self._alike = False  # Lance shows a null blob in several ways, and does not know the fields of all
         self._needed = self.columns
         if also is not None:
             self.columns = list(dict.fromkeys([*also.columns, *self._needed]))
@@ -162,6 +165,7 @@ def _evaluated(run: Callable[[], T]) -> T:
 
 def _image(rows: pa.Table) -> lance.LanceDataset:
     """`rows` as one fragment of a dataset in memory, which goes when nobody holds it."""
+    rows = unmarked(rows)
     nested = any(pa.types.is_nested(column.type) for column in rows.schema)
     return lance.write_dataset(
         rows.unify_dictionaries(),

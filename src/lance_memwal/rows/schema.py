@@ -18,6 +18,7 @@ from lance.schema import LanceSchema
 
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.blobs import is_blob, shown_field
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.one_key import KeyForm
@@ -94,6 +95,9 @@ class TableSchema:
 
     `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `wal` is `memory` with field ids.
     `key_form` says how one key that Python code gives becomes one of a memtable.
+
+    `blobs` are the blob columns, whose values are bytes here. `shown` is the same table as readers see it, this value
+    itself if there are none (`lance_memwal.rows.blobs`).
     """
 
     columns: pa.Schema
@@ -104,6 +108,8 @@ class TableSchema:
     wal: pa.Schema = field(init=False, compare=False, repr=False)
     small_dictionaries: dict[Place, int] = field(init=False, compare=False, repr=False)
     key_form: KeyForm = field(init=False, compare=False, repr=False)
+    blobs: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    shown: TableSchema = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         nullable = pa.schema([column.with_nullable(column.name not in self.primary_key) for column in self.columns])
@@ -114,6 +120,14 @@ class TableSchema:
         object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
         key = [self.columns.field(name).type for name in self.primary_key]
         object.__setattr__(self, "key_form", KeyForm.of(key))
+        object.__setattr__(self, "blobs", tuple(column.name for column in self.columns if is_blob(column)))
+        object.__setattr__(self, "shown", self._shown() if self.blobs else self)
+
+    def _shown(self) -> TableSchema:
+        names, ids = self.columns.names, self.field_ids
+        if ids is not None:  # what is shown of a blob is no field of the table
+            ids = tuple(FieldId(i.id) if name in self.blobs else i for name, i in zip(names, ids, strict=True))
+        return TableSchema(pa.schema(map(shown_field, self.columns)), self.primary_key, ids)
 
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:

@@ -117,4 +117,4 @@ class ChangesSource(DataSource):
 
 def _feed_schema(options: Options) -> StructType:
     table = open_table(options.path, storage_options=options.storage_options)
-    return feed_schema(table.schema, options.columns)
+    return feed_schema(table.base.columns.shown.columns, options.columns)

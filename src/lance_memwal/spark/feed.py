@@ -9,6 +9,8 @@ offset names, per shard, the next position to read. Invariants:
 4. Positions that collection removed before they were read are a `CollectedError`; with `failOnDataLoss=false` the feed
    goes on where the log begins, and says so in the log.
 
+A blob column shows what a scan shows of fresh rows: the size, not the bytes.
+
 Rows that were published as a generation without a WAL entry (bulk writes above `maxEntryBytes`) are not in the feed.
 """
 
@@ -29,6 +31,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.rows.adapt import RowAdapter
+from lance_memwal.rows.blobs import shown_batch
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.store import paths
@@ -154,7 +157,8 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one shard between two positions, in order."""
         span: _Span = partition.value
         location = self._location()
-        adapter = RowAdapter(BaseTable.need(location).columns)
+        columns = BaseTable.need(location).columns
+        adapter, shown = RowAdapter(columns), columns.shown.nullable
         wanted = spark_arrow_schema(self._schema)
         tailer = WalTailer(location, span.shard_id)
         position = span.start
@@ -168,6 +172,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise InvalidInputError(f"the log of shard {span.shard_id} ends before position {position}")
             for batch in entry.batches:
                 rows, flags = adapter.adapt(batch, position=position)
+                rows = shown_batch(rows, shown) if columns.blobs else rows
                 yield _dressed(rows, flags, span.shard_id, position, wanted)
             position += 1
 

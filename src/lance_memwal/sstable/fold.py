@@ -6,6 +6,7 @@ Owns `fold`; how rows are read is `lance_memwal.sstable.read`. Invariants:
    tombstone that decides is a delete, never a row.
 2. Keys and tombstone flags are held in memory; rows only of generations that fit the given limit, the others are read
    again as a stream. Of generations that are streamed one after the other, the next ones are read ahead, within a limit.
+   Rows with blobs are neither kept nor read ahead.
 3. A key that several shards hold (tables that allow it) is folded once: a row beats a tombstone, the last shard wins.
 """
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 from lance_memwal.clock import in_order
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.blobs import is_blob
 from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema
@@ -98,7 +100,8 @@ class Folded:
         waiting: list[_Chosen] = []
         size_bytes = 0
         enough = 1 if any(_has_dictionary(field.type) for field in schema) else _JOINED_BYTES  # Arrow cannot join these
-        for batch, mask in _read_ahead([(part, mask) for part, mask in self._parts if mask is None or mask.any()]):
+        parts = [(part, mask) for part, mask in self._parts if mask is None or mask.any()]
+        for batch, mask in _one_by_one(parts) if any(map(is_blob, schema)) else _read_ahead(parts):
             waiting.append((pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema), mask))
             size_bytes += batch.nbytes
             if size_bytes >= enough:
@@ -127,11 +130,15 @@ def _read_ahead(parts: Sequence[tuple[Generation, _Mask | None]]) -> Iterator[_C
     Several generations are only ever folded together if they fit the memory limit together.
     """
     if len(parts) < 2 or all(generation.is_in_memory for generation, _ in parts):
-        for generation, mask in parts:
-            yield from generation.chosen(mask)
+        yield from _one_by_one(parts)
         return
     for rows in in_order(lambda part: list(part[0].chosen(part[1])), parts, _LOAD_AT_ONCE, "memwal-fold"):
         yield from rows
+
+
+def _one_by_one(parts: Sequence[tuple[Generation, _Mask | None]]) -> Iterator[_Chosen]:
+    for generation, mask in parts:
+        yield from generation.chosen(mask)
 
 
 def fold(location: Location, members: Iterable[tuple[str, SsTable]], schema: TableSchema, memory_bytes: int) -> Folded:
@@ -139,7 +146,7 @@ def fold(location: Location, members: Iterable[tuple[str, SsTable]], schema: Tab
 
     The rows of those that fit `memory_bytes` together are kept.
     """
-    left = memory_bytes if schema.primary_key else 0
+    left = memory_bytes if schema.primary_key and not schema.blobs else 0
     generations = []
     for shard_id, sstable in members:
         size = size_of(sstable)

@@ -16,7 +16,7 @@ machine, and its rows go the way that all rows go, with the functions that they 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -36,6 +36,7 @@ from lance_memwal.lance.prepared import Unheld
 from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter
+from lance_memwal.rows.blobs import SECOND_LAYOUT, as_fresh, as_stored, described, is_blob
 from lance_memwal.rows.fit import Fitter, tombstones
 from lance_memwal.rows.key_encoding import is_key_mark, primary_key_columns
 from lance_memwal.rows.keys import KeySet
@@ -48,13 +49,14 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.metering import Recorder
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, SsTable
 
-__all__ = ["check_columns", "check_table", "is_plain"]
+__all__ = ["check_columns", "check_table", "is_plain", "temporary_directory"]
 
 _SHARD = "00000000-0000-4000-8000-000000000000"
 _PLAIN_VERSIONS = frozenset({"2.0", "2.1", "2.2"})
 _KEPT_ANSWERS = 1024
 _FORMS = ("whole", "hollow", "empty", "null")
 _BASE_ROWS = 3
+_PURPOSE = "a trial of the columns"
 _MEMORY_BYTES = 1 << 20
 _CONTROL = pa.field("id", pa.int64())
 
@@ -64,9 +66,20 @@ def check_columns(schema: pa.Schema, *, storage_version: str | None = None, stab
 
     `storage_version`: of the data files, None for the one that a new table gets.
     """
+    refuse_unwritable(schema)
     known = storage_version is None or storage_version in _PLAIN_VERSIONS
     if not known or not all(map(is_plain, schema)):
         _tried(_Layout.of(schema, storage_version or _version_of_new_tables(), stable_row_ids))
+
+
+def refuse_unwritable(schema: pa.Schema) -> None:
+    """Raise `InvalidInputError` for blobs of the second layout: they are read, not written."""
+    for column in schema:
+        if is_blob(column) and not pa.types.is_large_binary(column.type):
+            raise InvalidInputError(
+                f"column {column.name!r} holds blobs of the layout {SECOND_LAYOUT}, which is read here and not written: write "
+                "them with Lance, or make the table with a large_binary column whose metadata has lance-encoding:blob"
+            )
 
 
 def check_table(base: BaseTable) -> None:
@@ -162,7 +175,7 @@ def _tried(layout: _Layout) -> None:
 
 def _failure(layout: _Layout) -> str | None:
     """Why rows with these columns are not the same in every tier, or None."""
-    with _directory() as root:
+    with temporary_directory(_PURPOSE) as root:
         try:
             with lance_errors("storing rows"):
                 _Probe(resolve(root, metrics=Recorder()), layout).run()
@@ -173,16 +186,17 @@ def _failure(layout: _Layout) -> str | None:
 
 @lru_cache(maxsize=1)
 def _version_of_new_tables() -> str:
-    with _directory() as root, lance_errors("asking Lance for its file version"):
+    with temporary_directory(_PURPOSE) as root, lance_errors("asking Lance for its file version"):
         return str(lance.write_dataset(no_rows(pa.schema([_CONTROL])), root).data_storage_version)
 
 
 @contextmanager
-def _directory() -> Iterator[str]:
+def temporary_directory(purpose: str) -> Iterator[str]:
+    """A directory of this machine that goes afterwards; `UnavailableError` says what it was for if there is none."""
     try:
         made = tempfile.TemporaryDirectory(prefix="memwal-probe-", ignore_cleanup_errors=True)
     except OSError as error:
-        raise UnavailableError(f"there is no temporary directory to try the columns in (see TMPDIR): {error}") from None
+        raise UnavailableError(f"there is no temporary directory for {purpose} (see TMPDIR): {error}") from None
     with made as root:
         yield root
 
@@ -216,7 +230,7 @@ class _Probe:
 
     def run(self) -> None:
         """Return only if all tiers have the same rows."""
-        _compare("a new table", self._base.dataset.to_table(), self._first)
+        _compare("a new table", self._stored(self._base), self._first)
         part = self._first.slice(1)  # whoever routes, copies or filters rows has Arrow gather them, often from a part
         _compare("a part of a batch", part.take(pa.array(range(len(part)))), self._first.slice(1).combine_chunks())
         batches = self._storable()
@@ -225,11 +239,12 @@ class _Probe:
         for batch, flags in self._logged(batches):
             memtable.append(batch, flags)
         rows = memtable.capture()
-        _compare("the log", rows.live(), live)
-        sstable = self._target.write_sstable(_SHARD, WriterConfig(fsync=False), SYSTEM_CLOCK, 1, rows.table())
+        _compare("the log", rows.live(), self._shown(live))
+        whole = pa.Table.from_batches(rows.stored())
+        sstable = self._target.write_sstable(_SHARD, WriterConfig(fsync=False), SYSTEM_CLOCK, 1, whole)
         self._check_sstable(sstable, live)
         streamed = self._target.write_sstable(
-            _SHARD, WriterConfig(fsync=False), SYSTEM_CLOCK, 2, iter(rows.table().to_batches())
+            _SHARD, WriterConfig(fsync=False), SYSTEM_CLOCK, 2, iter(whole.to_batches())
         )
         self._check_sstable(streamed, live)
         folded = fold(self._location, [(_SHARD, sstable)], self._schema, _MEMORY_BYTES)
@@ -269,8 +284,8 @@ class _Probe:
         reader = SsTableReader(self._location, _SHARD, sstable)
         offsets = np.arange(len(live))
         if self._key:
-            found = reader.take(self._schema, offsets, self._schema.columns.names)
-            _compare("a lookup in an SSTable", found.drop_columns([TOMBSTONE]), live)
+            found = reader.take(self._schema.shown, offsets, self._schema.columns.names)
+            _compare("a lookup in an SSTable", found.drop_columns([TOMBSTONE]), self._shown(live))
         scanned, _ = reader.all_rows(self._schema)
         _compare("an SSTable", scanned.slice(0, len(live)).drop_columns([TOMBSTONE]), live)
 
@@ -289,11 +304,32 @@ class _Probe:
         expected = pa.concat_tables([first.slice(0, 1) if self._key else first, _as(live, first.schema)])
         if self._key:
             if ready is not None:
-                _compare("the base table", base.dataset.to_table(), expected)
+                _compare("the base table", self._stored(base), expected)
             base = merge_rows(base, folded.deletes, batches, {_SHARD: 2})
-        _compare("the base table", base.dataset.to_table(), expected)
-        addresses = list(range(base.dataset.count_rows()))
-        _compare("a lookup in the base table", base.dataset.take(addresses), expected)
+        _compare("the base table", self._stored(base), expected)
+        taken = base.dataset.take(list(range(base.dataset.count_rows())))
+        _compare("a lookup in the base table", self._shown(taken), self._shown(expected))
+
+    def _stored(self, base: BaseTable) -> pa.Table:
+        """All rows of the base table, with the bytes of blobs."""
+        found = base.dataset.scanner(blob_handling="all_binary").to_table()
+        return self._with_blobs(found, lambda values: as_stored(values, self._kind_of_blobs))
+
+    def _shown(self, rows: pa.Table) -> pa.Table:
+        """Rows as readers see them, whether they hold the bytes of blobs or what Lance shows of them."""
+        return self._with_blobs(
+            rows, lambda values: as_fresh(values, fresh=True) if pa.types.is_struct(values.type) else described(values)
+        )
+
+    @property
+    def _kind_of_blobs(self) -> pa.DataType:
+        return self._schema.columns.field(self._schema.blobs[0]).type
+
+    def _with_blobs(self, rows: pa.Table, change: Callable[[pa.Array], pa.Array]) -> pa.Table:
+        for name in self._schema.blobs:
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, name, pa.chunked_array(map(change, rows.column(name).chunks)))
+        return rows
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:

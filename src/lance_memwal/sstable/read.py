@@ -9,7 +9,8 @@ Owns `SsTableReader` and `find_newest`. Invariants:
 3. Rows are read from the data file itself, which costs a fraction of planning a scan, if that is all there is to them: one
    fragment, one data file, no deletion vector or a bitmap, no feature or type that Lance translates while it scans. All
    other layouts, filters that Lance is told, and indexes are left to the dataset.
-4. Memory of a stream: one part of about eight megabytes, however large the file is.
+4. Memory of a stream: one part of about eight megabytes, however large the file is. Where a table has blobs, it is asked
+   for with `TableSchema.shown`, and no blob is read, or with its stored form, and parts are as large as their blobs.
 5. Few keys of an SSTable whose keys are not in memory cost one small read, of its bloom filter, and more only if that says
    "maybe": the one page of the sidecar that can have the key. Filters and pages are kept.
 6. A sidecar that does not list every row (pylance's writer makes one, at times, when a flush overtakes its index) is not
@@ -32,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.blob import BlobFile
 from lance.file import LanceFileReader
 
 from lance_memwal.clock import in_order
@@ -58,6 +60,7 @@ from lance_memwal.lance.manifest import (
     version_path,
 )
 from lance_memwal.process.cache import CACHE, Slot
+from lance_memwal.rows.blobs import as_fresh, as_stored, by_bytes, is_blob, is_described, shown_field, sizes_of
 from lance_memwal.rows.field_match import ColumnMatch
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
@@ -303,7 +306,9 @@ class SsTableReader:
         """Which column is which; remembered, since a generation never changes."""
         known = self._known
         if known is None or known[0] != schema:
-            known = self._known = schema, ColumnMatch(self.columns, schema, path=self.directory)
+            shows = any(map(is_described, schema.columns))
+            stored = pa.schema(map(shown_field, self.columns)) if shows else self.columns
+            known = self._known = schema, ColumnMatch(stored, schema, path=self.directory)
         return known[1]
 
     def name_of(self, column: str, schema: TableSchema) -> str | None:
@@ -357,7 +362,13 @@ class SsTableReader:
         wanted = list(dict.fromkeys([*columns, *shared.columns]))
         stored = [name for column in wanted if (name := self.name_of(column, schema)) is not None]
         with self.reading(given=shared.told is not None):
-            for batch, offsets in self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows):
+            names = [name for column in wanted if column in schema.blobs and (name := self.name_of(column, schema))]
+            found = (
+                self._blob_batches([*stored, TOMBSTONE], names)
+                if names
+                else self._stored_batches([*stored, TOMBSTONE], shared.told, batch_rows)
+            )
+            for batch, offsets in found:
                 if batch.num_rows == 0:
                     continue
                 table = self._conform(pa.Table.from_batches([batch]), wanted, schema)
@@ -385,6 +396,30 @@ class SsTableReader:
         for limit in limits:
             for batch in self.dataset.scanner(**limit, **options).to_batches():
                 yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+
+    def _blob_batches(self, columns: list[str], blobs: list[str]) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
+        """All newest rows with the bytes of their blobs, and their offsets, in parts of about as many bytes."""
+        shown = self.dataset.to_table(columns=blobs)
+        sizes = sizes_of(shown.columns, shown.num_rows)
+        for start, end in by_bytes(sizes):
+            scanner = self.dataset.scanner(
+                columns=columns,
+                limit=end - start,
+                offset=start,
+                batch_size=end - start,
+                with_row_address=True,
+                blob_handling="all_binary",
+            )
+            for batch in scanner.to_batches():
+                yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+
+    def open_blob(self, schema: TableSchema, offset: int, column: str) -> BlobFile | None:
+        """The blob of the row at `offset`; None if it is null, or the generation does not have the column."""
+        name = self.name_of(column, schema)
+        if name is None:
+            return None
+        with self.reading():
+            return self.dataset.take_blobs(name, addresses=[offset])[0]  # the fragment is 0
 
     def _file_batches(
         self, file: DataFile, columns: list[str], batch_rows: int, part_rows: int
@@ -459,13 +494,23 @@ class SsTableReader:
         match, arrays = self._match(schema), []
         for column in columns:
             at, fit = match.find(column)
-            arrays.append(fit.chunks(table.column(self.columns.field(at).name if at >= 0 else TOMBSTONE)))
+            values = table.column(self.columns.field(at).name if at >= 0 else TOMBSTONE)
+            arrays.append(fit.chunks(values if at < 0 else _as_asked(values, schema.nullable.field(column))))
             if arrays[-1].type != fit.kind:
                 raise UnsupportedFormatError(f"column {column!r} is read as {arrays[-1].type}, not {fit.kind}")
         arrays.append(table.column(TOMBSTONE).fill_null(False))
         return pa.Table.from_arrays(
             arrays, schema=pa.schema([schema.memory.field(name) for name in (*columns, TOMBSTONE)])
         )
+
+
+def _as_asked(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
+    """What Lance read of a column, in the form in which it was asked for: of blobs, what is shown of them or the bytes."""
+    if is_described(column):
+        return pa.chunked_array([as_fresh(chunk, fresh=True) for chunk in values.chunks], column.type)
+    if is_blob(column):
+        return pa.chunked_array([as_stored(chunk, column.type) for chunk in values.chunks], column.type)
+    return values
 
 
 def _is_translated(field: LanceField) -> bool:

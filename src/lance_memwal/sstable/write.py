@@ -10,7 +10,7 @@ the bloom filter. Invariants:
    match by id) and file version. `_tombstone` is the last column and has the id after the largest one.
 4. Of the rows of one key, all but the last are in the deletion vector; a tombstone counts as a row. The sidecar and
    the filter list all rows.
-5. Of rows that come as a stream, memory holds a few batches, and the keys of all.
+5. Of rows that come as a stream, memory holds a few batches, and the keys of all. Rows with blobs always do.
 6. An attempt that failed, or that will certainly never be published, removes its own directory; the first error is the
    one that is raised, whatever becomes of the removal. One whose commit has an unknown outcome is left to collection.
 
@@ -53,6 +53,7 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
 from lance_memwal.memtable.memtable import aligned_array
+from lance_memwal.rows.blobs import by_bytes, described, sizes_of
 from lance_memwal.rows.key_encoding import key_hashes
 from lance_memwal.rows.keys import concat_keys, one_array
 from lance_memwal.rows.schema import TableSchema
@@ -162,8 +163,8 @@ def _write(
     location, shard_id, name = attempt.location, attempt.shard_id, attempt.name
     schema, clock = attempt.schema, attempt.clock
     threads = f"memwal-flush-{generation}"
-    if isinstance(table, Iterator):
-        rows: pa.Table | _Stream = _Stream(table, schema)
+    if isinstance(table, Iterator) or schema.blobs:
+        rows: pa.Table | _Stream = _Stream(table if isinstance(table, Iterator) else _in_parts(table, schema), schema)
         data = attempt.write_data(rows.reader, "2.1" if storage_version == "2.0" else storage_version)
         keys = rows.keys()
         deletion, _ = _share([lambda: attempt.write_keys(keys), lambda: attempt.write_filter(keys)], clock, threads)
@@ -192,6 +193,14 @@ def _write(
         physical_rows=rows.num_rows,
         primary_key_bytes=sum(column.nbytes for column in keys) if schema.primary_key else None,
     )
+
+
+def _in_parts(table: pa.Table | Sequence[pa.RecordBatch], schema: TableSchema) -> Iterator[pa.RecordBatch]:
+    """All rows, in parts of which none has more than a few megabytes of blobs, or it has one row."""
+    for batch in table.to_batches() if isinstance(table, pa.Table) else table:
+        shown = [pa.chunked_array([described(batch.column(name))]) for name in schema.blobs]
+        for start, end in by_bytes(sizes_of(shown, batch.num_rows)):
+            yield batch.slice(start, end - start)
 
 
 class _Stream:

@@ -68,7 +68,8 @@ def flush_once(shard: Shard) -> FlushResult | None:
     health.look_at_table()  # before anything is written, since that would bring a removed table's directories back
     tables.indexing.refresh(tables.active)
     reach("flush.before_write")
-    sstable = shard.write_sstable(memtable.generation, memtable.capture().table())
+    rows = memtable.capture()
+    sstable = shard.write_sstable(memtable.generation, rows.stored() if memtable.schema.blobs else rows.table())
     with not_published(shard.manifests.location, shard.log.shard_id, sstable.path):
         reach("flush.before_commit")
         with health.lock:

@@ -44,7 +44,8 @@ _size = attrgetter("size")
 class WriteRows:
     """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live) and bytes.
 
-    `messages` are the rows as they stand in an entry, once they are encoded, and `wire_bytes` what these add to it.
+    `messages` are the rows as they stand in an entry, once they are encoded, and `wire_bytes` what these add to it. Rows
+    with blobs are `flagged` instead, and encoded with their entry: their bytes would be in memory twice until then.
     """
 
     batches: list[pa.RecordBatch]
@@ -53,6 +54,7 @@ class WriteRows:
     num_rows: int
     size_bytes: int
     messages: list[pa.Buffer] | None = None
+    flagged: Sequence[pa.RecordBatch] = ()
     wire_bytes: int = 0
 
     @classmethod
@@ -258,7 +260,7 @@ class Entry:
 class EntryBuilder:
     """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
 
-    __slots__ = ("_all_live", "_arrays", "_encoder", "_epoch", "_limit_bytes", "_rows", "_schema")
+    __slots__ = ("_all_live", "_arrays", "_encoder", "_epoch", "_has_blobs", "_limit_bytes", "_rows", "_schema")
 
     def __init__(self, schema: TableSchema, epoch: int, limit_bytes: int) -> None:
         """`limit_bytes`: of the rows of one entry."""
@@ -266,6 +268,7 @@ class EntryBuilder:
         self._epoch = epoch
         self._limit_bytes = limit_bytes
         self._rows = RowEncoder(schema.wal)
+        self._has_blobs = bool(schema.blobs)
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
         self._encoder: EntryEncoder | None = None
         self._all_live = LiveFlags()
@@ -280,6 +283,9 @@ class EntryBuilder:
         for batch, flags in zip(rows.batches, rows.flags, strict=True):
             flags = self._all_live[batch.num_rows] if flags is None else flags
             flagged.append(batch.append_column(TOMBSTONE_FIELD, flags))
+        if self._has_blobs:
+            rows.flagged, rows.wire_bytes = flagged, self._rows.measure(flagged)
+            return rows.wire_bytes <= self._limit_bytes
         bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
         if bound > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
             return False
@@ -293,6 +299,8 @@ class EntryBuilder:
         generation = group[0].run.generation
         if self._encoder is None or self._encoder.generation != generation:
             self._encoder = EntryEncoder(self._schema, self._epoch, generation)
+        if self._has_blobs:
+            return self._encoder.encode([batch for item in group for batch in item.rows.flagged], entry.footer)
         messages = [message for item in group for message in item.rows.messages or ()]
         return self._encoder.assemble(messages, entry.footer)
 

@@ -64,7 +64,7 @@ def _stream(shard: Shard, tail: _Tail) -> int:
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal count, covered
-        yield from memtable.capture().table().to_batches()
+        yield from memtable.capture().stored()
         memtable.truncate(0)
         for _, position, batch, flags in tail.of_generation(generation):
             count, covered = count + 1, position
