@@ -45,7 +45,7 @@ class WriteRows:
     """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live) and bytes.
 
     `messages` are the rows as they stand in an entry, once they are encoded, and `wire_bytes` what these add to it. Rows
-    with blobs are `flagged` instead, and encoded with their entry: their bytes would be in memory twice until then.
+    with blobs are `unencoded` instead, and encoded with their entry: their bytes would be in memory twice until then.
     """
 
     batches: list[pa.RecordBatch]
@@ -54,7 +54,7 @@ class WriteRows:
     num_rows: int
     size_bytes: int
     messages: list[pa.Buffer] | None = None
-    flagged: Sequence[pa.RecordBatch] = ()
+    unencoded: Sequence[pa.RecordBatch] = ()
     wire_bytes: int = 0
 
     @classmethod
@@ -284,7 +284,7 @@ class EntryBuilder:
             flags = self._all_live[batch.num_rows] if flags is None else flags
             flagged.append(batch.append_column(TOMBSTONE_FIELD, flags))
         if self._has_blobs:
-            rows.flagged, rows.wire_bytes = flagged, self._rows.measure(flagged)
+            rows.unencoded, rows.wire_bytes = flagged, self._rows.measure(flagged)
             return rows.wire_bytes <= self._limit_bytes
         bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
         if bound > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
@@ -300,7 +300,7 @@ class EntryBuilder:
         if self._encoder is None or self._encoder.generation != generation:
             self._encoder = EntryEncoder(self._schema, self._epoch, generation)
         if self._has_blobs:
-            return self._encoder.encode([batch for item in group for batch in item.rows.flagged], entry.footer)
+            return self._encoder.encode([batch for item in group for batch in item.rows.unencoded], entry.footer)
         messages = [message for item in group for message in item.rows.messages or ()]
         return self._encoder.assemble(messages, entry.footer)
 
