@@ -24,6 +24,7 @@ __all__ = [
     "MemWalError",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "SearchIncompleteWarning",
     "TableReplacedError",
     "UnavailableError",
     "UnsupportedFormatError",
@@ -151,3 +152,11 @@ class ObjectExistsError(MemWalError):
 
 class DirectoryNotFoundError(ObjectNotFoundError):
     """A put that must make no directory met one that is not there: nothing was written (local paths)."""
+
+
+class SearchIncompleteWarning(UserWarning):
+    """A search answered from the base table alone: `left_out` fresh rows were not searched."""
+
+    def __init__(self, text: str, left_out: int) -> None:
+        self.left_out = left_out
+        super().__init__(text)

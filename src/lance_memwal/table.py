@@ -298,8 +298,10 @@ class Table:
         *,
         vector: Any = None,
         text: Any = None,
-        column: str | None = None,
+        column: str | Sequence[str] | None = None,
         k: int = 10,
+        offset: int = 0,
+        distance_range: tuple[float | None, float | None] | None = None,
         filter: FilterLike | None = None,  # noqa: A002
         columns: Sequence[str] | None = None,
         metric: Metric | None = None,
@@ -308,11 +310,26 @@ class Table:
         ef: int | None = None,
         consistency: Consistency = "fresh",
     ) -> pa.Table:
-        """The best `k` live rows for a vector, a text, or both (fused by rank), best first.
+        """The best `k` live rows for a vector, a text, or both (fused by rank), best first, without the first `offset`.
 
-        They come with `_distance`, `_score` or, for both, `_relevance`. `filter` restricts the rows before they are ranked.
+        They come with `_distance`, `_score` or, for both, `_relevance`. `filter` restricts the rows before they are ranked,
+        `distance_range` to distances from its first value up to, not including, its second (None: no bound). A text may be
+        looked for in several columns (`column=[...]`): the best one counts.
         """
-        request = SearchRequest(vector, text, column, k, filter, columns, metric, nprobes, refine_factor, ef)
+        request = SearchRequest(
+            vector=vector,
+            text=text,
+            column=column,
+            k=k,
+            offset=offset,
+            distance_range=distance_range,
+            filter=filter,
+            columns=columns,
+            metric=metric,
+            nprobes=nprobes,
+            refine_factor=refine_factor,
+            ef=ef,
+        )
         return self._reader.search(request, consistency)
 
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002

@@ -40,6 +40,7 @@ __all__ = [
     "encode_fragment",
     "encode_timestamp",
     "generation_manifest",
+    "index_path",
     "join_manifest_file",
     "join_section",
     "old_version_path",
@@ -206,6 +207,11 @@ def data_path(name: str) -> str:
     if "/" in name or name.startswith("."):
         raise CorruptDataError(f"data file name is malformed: {name[:80]!r}")
     return f"data/{name}"
+
+
+def index_path(uuid: str, name: str) -> str:
+    """The path of a file of an index."""
+    return f"_indices/{uuid}/{name}"
 
 
 def deletion_path(fragment_id: int, deletion: DeletionFile) -> str:

@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable, take_rows
-from lance_memwal.process.cache import CACHE
+from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.blobs import as_fresh
-from lance_memwal.rows.keys import as_numbers, key_array, one_array
+from lance_memwal.rows.keys import KeySet, as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
 from lance_memwal.rows.sql import in_list
 
-__all__ = ["BaseLookup", "BaseRows", "rows_by_id", "shown_rows"]
+__all__ = ["BaseLookup", "BaseRows", "ids_of_keys", "rows_by_id", "shown_rows", "version_of"]
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
@@ -55,7 +55,7 @@ class BaseLookup:
         index = self._index_for(base)
         if index is None:
             return _by_filter(base, keys, wanted)
-        row_ids = index.propose(keys)
+        row_ids = index.propose(keys.columns)
         if not len(row_ids):
             return no_rows(schema)
         rows = rows_by_id(base, row_ids, wanted)
@@ -69,7 +69,7 @@ class BaseLookup:
         if index is None:
             found = _by_filter(base, key, [*base.primary_key, _ROW_ID]).column(_ROW_ID).to_pylist()
             return found[0] if found else None
-        for proposed in index.propose(key):
+        for proposed in index.propose(key.columns):
             rows = rows_by_id(base, np.array([proposed]), base.primary_key)
             if _verified(rows, key, base.primary_key).num_rows:
                 return int(proposed)
@@ -77,9 +77,8 @@ class BaseLookup:
 
     def _index_for(self, base: BaseTable) -> _HashIndex | None:
         with self._lock:
-            version = (base.table_id, base.version, base.stamp)  # a table made anew has versions of the same number
-            slot = ("base keys", base.location.key)
-            found: _HashIndex | None = CACHE.find(slot, version)
+            version = version_of(base)
+            found: _HashIndex | None = CACHE.find(_slot_of(base), version)
             if found is not None:
                 return found
             if version != self._known:
@@ -87,11 +86,52 @@ class BaseLookup:
             self._asked += 1
             if not self._worth_building(base):
                 return None
-            return CACHE.fetch(slot, lambda: _HashIndex.build(base, list(base.primary_key)), version)
+            return _key_index(base)
 
     def _worth_building(self, base: BaseTable) -> bool:
-        fits = base.dataset.count_rows() * _BYTES_PER_ROW <= CACHE.limit_bytes
-        return fits and (not base.is_key_indexed or self._asked > _INDEX_AFTER_LOOKUPS)
+        return _keys_fit(base) and (not base.is_key_indexed or self._asked > _INDEX_AFTER_LOOKUPS)
+
+
+def version_of(base: BaseTable) -> tuple[object, ...]:
+    """What tells one version of one table from every other."""
+    return base.table_id, base.version, base.stamp  # a table made anew has versions of the same number
+
+
+def _slot_of(base: BaseTable) -> Slot:
+    return "base keys", base.location.key
+
+
+def _keys_fit(base: BaseTable) -> bool:
+    return base.dataset.count_rows() * _BYTES_PER_ROW <= CACHE.limit_bytes
+
+
+def _key_index(base: BaseTable) -> _HashIndex:
+    return CACHE.fetch(_slot_of(base), lambda: _HashIndex.build(base, list(base.primary_key)), version_of(base))
+
+
+def ids_of_keys(base: BaseTable, keys: pa.Array) -> npt.NDArray[np.int64]:
+    """The ids of all rows of `base` that have one of `keys`, in no order.
+
+    By the index of keys in memory, where it fits; else by one pass over the keys.
+    """
+    if not len(keys) or base.dataset.count_rows() == 0:
+        return np.empty(0, np.int64)
+    if not _keys_fit(base):
+        return _ids_by_a_pass(base, KeySet(keys))
+    index = _key_index(base)
+    row_ids = index.propose([keys])
+    if not index.exact and len(row_ids):
+        row_ids = row_ids[KeySet(keys).of_rows(rows_by_id(base, row_ids, base.primary_key), base.primary_key)]
+    return row_ids.astype(np.int64)
+
+
+def _ids_by_a_pass(base: BaseTable, keys: KeySet) -> npt.NDArray[np.int64]:
+    names, found = list(base.primary_key), []
+    with base.reading("looking keys up in the base table"):
+        for batch in base.dataset.scanner(columns=names, with_row_id=True, batch_size=262_144).to_batches():
+            row_ids = one_array(batch.column(_ROW_ID)).to_numpy()
+            found.append(row_ids[keys.of_rows(batch, names)].astype(np.int64))
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
@@ -134,17 +174,18 @@ class _HashIndex:
         """Resident bytes."""
         return int(self._hashes.nbytes + self._row_ids.nbytes)
 
-    def propose(self, keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-        """Row ids whose key has the hash of one of `keys`."""
-        wanted, _ = _hashes(keys.columns)
+    def propose(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
+        """Row ids whose key has the hash of one of `keys`, which are columns (or whole keys, as one)."""
+        wanted, _ = _hashes(keys)
         wanted = np.unique(wanted)
         low = np.searchsorted(self._hashes, wanted, side="left")
         high = np.searchsorted(self._hashes, wanted, side="right")
         if len(wanted) == 1:
             return self._row_ids[low[0] : high[0]]
         hits = np.flatnonzero(high > low)
-        spans = [self._row_ids[low[i] : high[i]] for i in hits]
-        return np.concatenate(spans) if spans else self._row_ids[:0]
+        counts = (high - low)[hits]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.asarray(self._row_ids[np.repeat(low[hits], counts) + within])
 
 
 def _hashes(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.generic], bool]:

@@ -49,6 +49,10 @@ class Ranked:
         order = np.lexsort((positions, sources, scores if ascending else -scores))[:k]
         return cls(sources[order], positions[order], scores[order])
 
+    def after(self, offset: int) -> Ranked:
+        """What is left without the first `offset` rows."""
+        return Ranked(self.sources[offset:], self.positions[offset:], self.scores[offset:])
+
     def __len__(self) -> int:
         return len(self.positions)
 

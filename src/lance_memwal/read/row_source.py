@@ -1,6 +1,6 @@
 """Rows that a search can address by position: of a memtable, an SSTable or a base fragment.
 
-Owns `RowSource`: its rows have positions 0 .. `num_rows`, and all kinds answer alike. Invariants:
+Owns the sources: their rows have positions 0 .. `num_rows`, and all kinds answer alike. Invariants:
 
 1. `live` masks what the snapshot hides: superseded rows, deleted rows, tombstones. A search scores and returns live rows
    only.
@@ -26,11 +26,11 @@ from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE
 from lance_memwal.process.lazy import lazy
-from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.merge import Merge
-from lance_memwal.rows.filter import RowFilter, pushdown
+from lance_memwal.read.superseded_rows import SupersededRows
+from lance_memwal.rows.filter import RowFilter
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
@@ -40,7 +40,6 @@ __all__ = [
     "FreshSource",
     "LargeSsTableSource",
     "MemorySource",
-    "RowSource",
     "SsTableSource",
     "fresh_sources",
 ]
@@ -168,27 +167,24 @@ class LargeSsTableSource:
 class FragmentSource:
     """The rows of one fragment of the base table, as of one version."""
 
-    def __init__(self, fragment: Any, merge: Merge) -> None:
+    def __init__(self, fragment: Any, merge: Merge, hidden: SupersededRows) -> None:
         self._fragment = fragment
         self._merge = merge
-        with merge.snapshot.base.reading("reading the base table"):
-            rows = fragment.scanner(columns=merge.hiding_columns, with_row_address=True, with_row_id=True).to_table()
-        self.addresses = one_array(rows.column("_rowaddr")).to_numpy()
-        self.row_ids = one_array(rows.column("_rowid")).to_numpy()
-        self.num_rows = len(self.addresses)
-        self.live = merge.live_in_base(rows)
+        self.row_ids = self._kept_ids()
+        self.num_rows = len(self.row_ids)
+        self.live = ~hidden.hides(self.row_ids)
 
-    def matching(self, row_filter: RowFilter | None) -> Mask:
-        """Per row: whether it is live and the filter is true."""
-        if row_filter is None:
-            return self.live
-        shared = pushdown(row_filter)
-        with self._merge.snapshot.base.reading("filtering the base table", given=True):
-            found = self._fragment.scanner(columns=shared.columns, filter=shared.told, with_row_address=True).to_table()
-        found = shared.finish(shown_rows(self._merge.snapshot.base, found))
-        mask = np.zeros(self.num_rows, dtype=bool)
-        mask[np.searchsorted(self.addresses, one_array(found.column("_rowaddr")).to_numpy())] = True
-        return mask & self.live
+    def _kept_ids(self) -> npt.NDArray[np.int64]:
+        """The ids of the rows that are not deleted, kept: equal messages are the same files with the same deletions."""
+        base = self._merge.snapshot.base
+        slot = ("row ids", base.location.key, base.fragment_messages[self._fragment.fragment_id])
+        found: npt.NDArray[np.int64] | None = CACHE.find(slot)
+        if found is None:
+            with base.reading("reading the base table"):
+                rows = self._fragment.scanner(columns=[], with_row_id=True).to_table()
+            found = one_array(rows.column("_rowid")).to_numpy().astype(np.int64)
+            CACHE.keep(slot, found, found.nbytes)
+        return found
 
     def column(self, name: str) -> pa.Array:
         """One column of all rows."""
@@ -210,7 +206,6 @@ def _kept_texts(key: tuple[str, ...], column: str, analyzer: Analyzer, read: Cal
 
 
 FreshSource: TypeAlias = MemorySource | SsTableSource | LargeSsTableSource
-RowSource: TypeAlias = FreshSource | FragmentSource
 
 
 def fresh_sources(merge: Merge) -> list[FreshSource]:

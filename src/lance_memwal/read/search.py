@@ -13,34 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_number
+from lance_memwal.arguments import check_choice, check_names, check_number
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.memtable.index import (
-    METRICS,
-    FtsIndex,
-    FtsMemIndex,
-    HnswMemIndex,
-    MemIndex,
-    Metric,
-    TextQuery,
-    analyzer_for,
-    as_query,
-    bind_over,
-    terms_of,
-)
-from lance_memwal.memtable.index.analyzer import AnalyzerOptions, is_text
-from lance_memwal.memtable.index.bm25 import CorpusStats
-from lance_memwal.memtable.index.fts import search_texts
+from lance_memwal.memtable.index import METRICS, HnswMemIndex, Metric, TextQuery, as_query
+from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.query import columns_of
 from lance_memwal.memtable.index.vectors import is_vector, query_vector
+from lance_memwal.read.analyzers import memory_indexes, text_analyzers
+from lance_memwal.read.base_alone import best_in_base_alone
 from lance_memwal.read.base_rows import BaseRows
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.ranked import Ranked, fuse, to_table
-from lance_memwal.read.row_source import FragmentSource, LargeSsTableSource, MemorySource, RowSource, fresh_sources
+from lance_memwal.read.row_source import fresh_sources
 from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.text_search import TextSearch, best_texts
 from lance_memwal.read.vector_search import VectorQuery, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.schema import checked_columns
@@ -57,8 +45,10 @@ class SearchRequest:
 
     vector: Any = None
     text: str | TextQuery | Any = None
-    column: str | None = None
+    column: str | Sequence[str] | None = None
     k: int = 10
+    offset: int = 0
+    distance_range: tuple[float | None, float | None] | None = None
     filter: FilterLike | RowFilter | None = None
     columns: Sequence[str] | None = None
     metric: Metric | None = None
@@ -68,41 +58,55 @@ class SearchRequest:
 
 
 def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
-    """The best `k` live rows, best first, with `_distance`, `_score` or (hybrid) `_relevance`."""
+    """The `k` live rows after the first `offset`, best first, with `_distance`, `_score` or (hybrid) `_relevance`."""
     _check(request, snapshot.schema.columns)
     table = snapshot.schema.columns
     columns = list(checked_columns(request.columns, table))
     row_filter = as_filter(request.filter, table)
     merge = Merge(snapshot, Projection(tuple(columns)), row_filter)
     merge.prepare()
+    deep = replace(request, k=request.k + request.offset)
     if request.text is None:
-        ranked, sources = _vector(merge, request, columns)
-        return to_table(ranked, sources, columns, table, "_distance")
-    if request.vector is None:
-        ranked, sources = _text(merge, request)
-        return to_table(ranked, sources, columns, table, "_score")
-    return _hybrid(merge, request, columns)
+        (ranked, sources), score = _vector(merge, deep, columns), "_distance"
+    elif request.vector is None:
+        (ranked, sources), score = _text(merge, deep), "_score"
+    else:
+        (ranked, sources), score = _hybrid(merge, deep, columns), "_relevance"
+    return to_table(ranked.after(request.offset), sources, columns, table, score)
 
 
 def _check(request: SearchRequest, table: pa.Schema) -> None:
     if request.vector is None and request.text is None:
         raise InvalidInputError("search needs a vector, a text, or both")
     check_number("k", request.k, least=1)
+    check_number("offset", request.offset)
     if request.metric is not None:
         check_choice("metric", request.metric, METRICS)
     if request.column is not None:
-        checked_columns([request.column], table)
+        checked_columns(_names(request.column), table)
+    if request.distance_range is not None and request.vector is None:
+        raise InvalidInputError("a distance_range restricts a search by vector: give one")
+
+
+def _names(column: str | Sequence[str] | None) -> list[str]:
+    """The columns that the caller named."""
+    if column is None:
+        return []
+    names = [column] if isinstance(column, str) else list(check_names("column", column))
+    if not names:
+        raise InvalidInputError("column names no column: leave it out, or name one or several")
+    return names
 
 
 # ---------------------------------------------------------------------------------------------------------- vector
 
 
-def _vector_column(snapshot: Snapshot, named: str | None) -> str:
+def _vector_column(snapshot: Snapshot, named: Sequence[str]) -> str:
     columns = snapshot.schema.columns
-    if named is not None and is_vector(columns.field(named).type):
-        return named
+    if len(named) == 1 and is_vector(columns.field(named[0]).type):
+        return named[0]
     candidates = [field.name for field in columns if is_vector(field.type)]
-    if named is None and len(candidates) == 1:
+    if not named and len(candidates) == 1:
         return str(candidates[0])
     listed = ", ".join(candidates) or "none"
     raise InvalidInputError(f"name the vector column to search (column=...); the vector columns are: {listed}")
@@ -111,7 +115,7 @@ def _vector_column(snapshot: Snapshot, named: str | None) -> str:
 def _indexed_metric(snapshot: Snapshot, column: str) -> Metric | None:
     """The metric of the base table's vector index on `column`, or of the memtables' where there is no base table."""
     if snapshot.base_table is None:
-        indexes = _memory_indexes(snapshot)
+        indexes = memory_indexes(snapshot)
         return next((i.metric for i in indexes if isinstance(i, HnswMemIndex) and i.column == column), None)
     number = snapshot.base.column_ids[column]
     known: dict[str, Metric] = {metric: metric for metric in METRICS}
@@ -125,7 +129,7 @@ def _indexed_metric(snapshot: Snapshot, column: str) -> Metric | None:
 
 def _vector(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tuple[Ranked, list[Any]]:
     snapshot, k = merge.snapshot, request.k
-    column = _vector_column(snapshot, request.column)
+    column = _vector_column(snapshot, _names(request.column))
     kind = snapshot.schema.columns.field(column).type
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
     indexed = _indexed_metric(snapshot, column)
@@ -147,105 +151,44 @@ def _vector(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tup
 # ---------------------------------------------------------------------------------------------------------- text
 
 
-def _text_column(snapshot: Snapshot, named: str | None) -> tuple[str, AnalyzerOptions]:
-    """The column to search and the analyzer of the index on it (the default one where there is none)."""
-    columns = snapshot.schema.columns
-    analyzers, unknown = _analyzers(snapshot)
-    if named is not None and is_text(columns.field(named).type):
-        if named in unknown and named not in analyzers:
-            raise unknown[named]
-        return named, analyzers.get(named, AnalyzerOptions())
-    texts = [field.name for field in columns if is_text(field.type)]
-    for candidates in (list(analyzers), texts):
-        if named is None and len(candidates) == 1:
-            return candidates[0], analyzers.get(candidates[0], AnalyzerOptions())
-    listed = ", ".join(analyzers or texts) or "none"
-    raise InvalidInputError(f"name the text column to search (column=...); the candidates are: {listed}")
-
-
-def _memory_indexes(snapshot: Snapshot) -> list[MemIndex]:
-    """The indexes of the memtables, newest first."""
-    return [index for view in snapshot.shards for ref in reversed(view.memory) for index in ref.indexes]
-
-
-def _analyzers(snapshot: Snapshot) -> tuple[dict[str, AnalyzerOptions], dict[str, InvalidInputError]]:
-    """The analyzers of the base table's text indexes by column (of the newest memtable's, where there is no base table),
-    and why some columns' cannot be had."""
-    if snapshot.base_table is None:
-        texts = [index for index in reversed(_memory_indexes(snapshot)) if isinstance(index, FtsMemIndex)]
-        return {index.column: index.analyzer.options for index in texts}, {}
-    found: dict[str, AnalyzerOptions] = {}
-    unknown: dict[str, InvalidInputError] = {}
-    by_id = {number: name for name, number in snapshot.base.column_ids.items()}
-    for entry in snapshot.base.index_entries:
-        if len(entry.field_ids) == 1 and "Inverted" in entry.details_type and entry.field_ids[0] in by_id:
-            column = by_id[entry.field_ids[0]]
-            try:
-                params = index_facts(snapshot.base, entry).params or {}
-                found[column] = FtsIndex.from_lance(column, params).analyzer_options()
-            except InvalidInputError as error:
-                unknown[column] = error
-    return found, unknown
-
-
 def _text(merge: Merge, request: SearchRequest) -> tuple[Ranked, list[Any]]:
-    k, (query, named) = request.k, _text_query(merge.snapshot, request.text, request.column)
-    column, options = _text_column(merge.snapshot, named)
-    analyzer = analyzer_for(options)
-    fresh = fresh_sources(merge)
-    base = merge.snapshot.base_table
-    fragments = [] if base is None else [FragmentSource(item, merge) for item in base.dataset.get_fragments()]
-    sources: list[RowSource] = [*fresh, *fragments]
-    indexes = [source.text_index(column, analyzer) for source in sources]
-    views = [index.view(source.num_rows, source.live) for index, source in zip(indexes, sources, strict=True)]
-    answers: list[Any] = [*fresh] if base is None else [*fresh, BaseRows(base)]
-    if not views:
-        return Ranked.merge([], k, ascending=False), answers
-    bound = bind_over(query, {column: views}, column=column)
-    terms = terms_of(bound).get(column, set())
-    stats = sum((view.stats(terms) for view in views), CorpusStats())
-    parts = []
-    for number, (source, index) in enumerate(zip(sources, indexes, strict=True)):
-        allowed = source.matching(merge.row_filter)
-        if not allowed.any():
-            continue
-        positions, scores = search_texts(
-            {column: index}, bound, source.num_rows, k, stats={column: stats}, allowed=allowed, live=source.live
-        )
-        if isinstance(source, FragmentSource):
-            number, positions = len(fresh), source.row_ids[positions].astype(np.int64)
-        elif isinstance(source, LargeSsTableSource):
-            positions = source.offsets[positions]
-        elif isinstance(source, MemorySource):
-            source.ref.memtable.searched()
-        parts.append((number, positions, scores))
-    return Ranked.merge(parts, k, ascending=False), answers
-
-
-def _text_query(snapshot: Snapshot, text: Any, column: str | None) -> tuple[TextQuery, str | None]:
-    """The query, and the column to search if `column` or the query itself names one."""
+    snapshot = merge.snapshot
     texts = [field.name for field in snapshot.schema.columns if is_text(field.type)]
-    query = as_query(text, texts if column is None else [column])
-    named = columns_of(query) - {None}
-    if column is None and len(named) > 1:
-        raise InvalidInputError(f"a search is of one column, the query names {', '.join(sorted(map(str, named)))}")
-    return query, column if column is not None else next(iter(named), None)
+    known = text_analyzers(snapshot)
+    given = _names(request.column)
+    query = as_query(request.text, given or texts)
+    named = given or sorted(name for name in columns_of(query) if name is not None)
+    columns = _text_columns(named, texts, known.names)
+    if len(columns) == 1 and columns[0] in known.only_in_base:
+        return best_in_base_alone(merge, query, columns[0], request.k, known.only_in_base[columns[0]])
+    return best_texts(merge, TextSearch(query, {name: known.of(name) for name in columns}, request.k))
+
+
+def _text_columns(named: Sequence[str], texts: Sequence[str], indexed: Sequence[str]) -> list[str]:
+    """The columns to search: those that were named, else the only one with an index, else the only one with texts."""
+    if named and all(name in texts for name in named):
+        return list(dict.fromkeys(named))
+    for candidates in (indexed, texts):
+        if not named and len(candidates) == 1:
+            return [candidates[0]]
+    listed = ", ".join(indexed or texts) or "none"
+    raise InvalidInputError(f"name the text column to search (column=...); the candidates are: {listed}")
 
 
 # ---------------------------------------------------------------------------------------------------------- hybrid
 
 
-def _hybrid(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> pa.Table:
+def _hybrid(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tuple[Ranked, list[Any]]:
     """Both rankings, deeper than k, fused; a row is the same in both by its source and position (or row id)."""
     deeper = replace(request, k=request.k * _HYBRID_DEPTH)
-    vectors, texts = _hybrid_columns(merge.snapshot, request.column)
+    vectors, texts = _hybrid_columns(merge.snapshot, _names(request.column))
     near, _ = _vector(merge, replace(deeper, column=vectors), columns)
     matching, sources = _text(merge, replace(deeper, column=texts))
-    return to_table(fuse([near, matching], request.k), sources, columns, merge.snapshot.schema.columns, "_relevance")
+    return fuse([near, matching], request.k), sources
 
 
-def _hybrid_columns(snapshot: Snapshot, named: str | None) -> tuple[str | None, str | None]:
-    """The vector and the text column: one of them may be named, the other must be the only one."""
-    if named is None:
-        return None, None
-    return (named, None) if is_vector(snapshot.schema.columns.field(named).type) else (None, named)
+def _hybrid_columns(snapshot: Snapshot, named: Sequence[str]) -> tuple[list[str] | None, list[str] | None]:
+    """The vector and the text columns of those that were named; where none was, it must be the only one."""
+    schema = snapshot.schema.columns
+    vectors = [name for name in named if is_vector(schema.field(name).type)]
+    return vectors or None, [name for name in named if name not in vectors] or None

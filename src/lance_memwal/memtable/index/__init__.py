@@ -9,7 +9,7 @@ from lance_memwal.memtable.index.bm25 import BoundQuery, CorpusStats, terms_of
 from lance_memwal.memtable.index.btree import BTreeMemIndex
 from lance_memwal.memtable.index.fts import FtsMemIndex, Vocabulary, bind_over, search_texts
 from lance_memwal.memtable.index.hnsw import HnswMemIndex
-from lance_memwal.memtable.index.lance_query import as_query, from_lance
+from lance_memwal.memtable.index.lance_query import as_query, from_lance, to_lance
 from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
 from lance_memwal.memtable.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
@@ -53,4 +53,5 @@ __all__ = [
     "from_lance",
     "search_texts",
     "terms_of",
+    "to_lance",
 ]

@@ -14,7 +14,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import lance
 import lance.query
@@ -23,7 +23,7 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery, columns_of, parse
 
-__all__ = ["as_query", "from_lance"]
+__all__ = ["as_query", "from_lance", "to_lance"]
 
 _probes = itertools.count()
 _PREFIX = "BooleanQuery: should=["
@@ -62,6 +62,40 @@ def from_lance(query: lance.query.FullTextQuery, columns: Sequence[str]) -> Text
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise InvalidInputError("this Lance query is not understood; use memwal's own query classes") from error
     return parsed
+
+
+def to_lance(query: TextQuery) -> lance.query.FullTextQuery:
+    """Return our value, which names its columns, as a `lance.query` object."""
+    known = lance.query
+    match query:
+        case Match():
+            return known.MatchQuery(
+                query.text,
+                str(query.column),
+                boost=query.boost,
+                fuzziness=cast("int", query.fuzziness),  # None lets the term's length decide
+                max_expansions=query.max_expansions,
+                operator=_operator(query.operator),
+                prefix_length=query.prefix_length,
+            )
+        case Phrase():
+            return known.PhraseQuery(query.text, str(query.column), slop=query.slop)
+        case MultiMatch():
+            boosts = None if query.boosts is None else list(query.boosts)
+            return known.MultiMatchQuery(
+                query.text, list(query.columns), boosts=boosts, operator=_operator(query.operator)
+            )
+        case Boost():
+            positive, negative = to_lance(query.positive), to_lance(query.negative)
+            return known.BoostQuery(positive, negative, negative_boost=query.negative_boost)
+        case Boolean():
+            kinds = ((known.Occur.MUST, query.must), (known.Occur.SHOULD, query.should))
+            parts = [*kinds, (known.Occur.MUST_NOT, query.must_not)]
+            return known.BooleanQuery([(occur, to_lance(part)) for occur, some in parts for part in some])
+
+
+def _operator(operator: str) -> lance.query.FullTextOperator:
+    return lance.query.FullTextOperator.AND if operator == "and" else lance.query.FullTextOperator.OR
 
 
 @lru_cache(maxsize=16)
