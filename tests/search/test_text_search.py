@@ -157,9 +157,9 @@ def test_a_query_object_names_its_column(tmp_path: Path) -> None:
         assert ids(table.search(text=lq.PhraseQuery("quick fox", "t", slop=1), column="t")) == [1]
         assert ids(table.search(text=Phrase("quick fox", "u"))) == [2]
         assert ids(writer.scan().full_text_search("u", lq.PhraseQuery("brown quick", "u")).to_table()) == [2]
-        for options in ({}, {"column": "t"}):
-            with pytest.raises(InvalidInputError, match="u"):
-                table.search(text=lq.MultiMatchQuery("dog", ["t", "u"]), **options)
+        assert sorted(ids(table.search(text=lq.MultiMatchQuery("dog", ["t", "u"])))) == [1, 2]
+        with pytest.raises(InvalidInputError, match="u"):
+            table.search(text=lq.MultiMatchQuery("dog", ["t", "u"]), column="t")
         with pytest.raises(InvalidInputError, match="names 'u'"):
             table.search(text=Phrase("quick fox", "u"), column="t")
         with pytest.raises(InvalidInputError, match="a text query is a string"):
