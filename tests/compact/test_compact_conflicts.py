@@ -14,7 +14,7 @@ from lance_memwal import crash_points
 from lance_memwal.lance import commit
 from lance_memwal.lance.marks import COUNTER_SHARD, commit_number, unmarked
 from tests.harness.points import run_once_at
-from tests.kit.compaction import Kept, with_key
+from tests.kit.compaction import Kept, by_lance_only, with_key
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,9 @@ OVERLAPS = [
     ("append", "compact.chosen"),
     ("append", "compact.after_fragments"),
     ("append", "compact.before_manifest"),
+    ("stable", "compact.chosen"),
+    ("stable", "compact.after_fragments"),
+    ("stable", "compact.before_manifest"),
     ("append_in_two", "compact.chosen"),
     ("append_in_two", "compact.after_fragments"),
 ]
@@ -59,10 +62,10 @@ def test_a_compaction_that_was_overtaken_starts_over(tmp_path: Path, kind: str, 
 def _deleted_in_the_third(uri: str) -> mw.Table:
     """Key 1 is put in generation 1 and deleted in generation 3; the base table has never seen it.
 
-    Stable row ids rule the hand-made commit out: Lance merges.
+    Its features rule the hand-made commit out: Lance merges.
     """
     schema = with_key(pa.schema([("id", pa.int64()), ("v", pa.int64())]))
-    lance.write_dataset(schema.empty_table(), uri, enable_stable_row_ids=True)
+    lance.write_dataset(schema.empty_table(), uri, **by_lance_only(uri))
     table = mw.enable(uri, sharding=mw.Unsharded())
     with table.writer(compaction=None) as writer:
         for step, action in enumerate([lambda: None, lambda: None, lambda: writer.delete([1])]):

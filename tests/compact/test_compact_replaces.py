@@ -20,7 +20,7 @@ from lance_memwal.lance.superseded import replaced_rows
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
-from tests.kit.compaction import unheld_files, with_key
+from tests.kit.compaction import by_lance_only, unheld_files, with_key
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 
@@ -153,9 +153,9 @@ def test_where_the_key_is_indexed_few_keys_are_found_by_the_index(tmp_path: Path
 
 
 def test_a_key_that_somebody_appends_while_lance_merges_is_not_there_twice(tmp_path: Path) -> None:
-    """A merge that asks an index would not notice it. Stable row ids rule the hand-made version out."""
+    """A merge that asks an index would not notice it. The features of this table rule the hand-made version out."""
     uri = str(tmp_path / "t")
-    lance.write_dataset(pa.table(rows(range(10), "old"), schema=with_key(SCHEMA)), uri, enable_stable_row_ids=True)
+    lance.write_dataset(pa.table(rows(range(10), "old"), schema=with_key(SCHEMA)), uri, **by_lance_only(uri))
     lance.dataset(uri).create_scalar_index("id", "BTREE")
     table = mw.enable(uri, sharding=mw.Unsharded())
     write(table, put=[5, 50])

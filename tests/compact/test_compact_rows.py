@@ -16,7 +16,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
-from tests.kit.compaction import KINDS, Kept, as_rows
+from tests.kit.compaction import KINDS, Kept, as_rows, by_lance_only
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,16 +250,15 @@ def test_without_fsync_nothing_is_synced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append-only"])
-@pytest.mark.parametrize("stable_row_ids", [False, True], ids=["by hand", "by Lance"])
-def test_small_dictionaries_of_several_generations_stay_readable(
-    tmp_path: Path, keyed: bool, stable_row_ids: bool
-) -> None:
+@pytest.mark.parametrize("way", ["by hand", "with row ids", "by Lance"])
+def test_small_dictionaries_of_several_generations_stay_readable(tmp_path: Path, keyed: bool, way: str) -> None:
     """Lance writes a file whose dictionary has more values than its indices can count, and never reads it again."""
     kind = pa.dictionary(pa.int8(), pa.string())
     key = {"lance-schema:unenforced-primary-key": "true"} if keyed else None
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=key), ("c", kind)])
     uri = str(tmp_path / "table")
-    lance.write_dataset(schema.empty_table(), uri, enable_stable_row_ids=stable_row_ids)
+    features = by_lance_only(uri) if way == "by Lance" else {"enable_stable_row_ids": way == "with row ids"}
+    lance.write_dataset(schema.empty_table(), uri, **features)
     table = mw.enable(uri, sharding=mw.Unsharded())
     expected = {}
     for generation in range(3):

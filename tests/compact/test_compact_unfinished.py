@@ -17,13 +17,14 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import unmarked
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
-from tests.kit.compaction import unheld_files
+from tests.kit.compaction import by_lance_only, unheld_files
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
 KINDS: dict[str, dict[str, Any]] = {
+    "other bases": {"by_lance_only": True},
     "stable row ids": {"enable_stable_row_ids": True},
     "old manifest names": {"enable_v2_manifest_paths": False},
-    "both": {"enable_stable_row_ids": True, "enable_v2_manifest_paths": False},
+    "both": {"by_lance_only": True, "enable_v2_manifest_paths": False},
 }
 AT_ONCE = dt.timedelta(0)
 
@@ -39,7 +40,10 @@ def _rows(numbers: Any) -> pa.Table:
 
 
 def _table(place: Path, kind: str) -> mw.Table:
-    lance.write_dataset(_rows(range(40)), str(place), max_rows_per_file=10, **KINDS[kind])
+    options = dict(KINDS[kind])
+    if options.pop("by_lance_only", False):
+        options |= by_lance_only(str(place))
+    lance.write_dataset(_rows(range(40)), str(place), max_rows_per_file=10, **options)
     return mw.enable(str(place), sharding=mw.Unsharded(), writer_defaults={"fsync": False})
 
 
@@ -122,7 +126,7 @@ def test_maintenance_by_lance_leaves_the_table_readable_and_compactable(tmp_path
 def test_a_compaction_that_stopped_between_its_commits_counts_once_whatever_lance_does_then(
     tmp_path: Path, action: str
 ) -> None:
-    table = _table(tmp_path / "t", "stable row ids")
+    table = _table(tmp_path / "t", "other bases")
     maintain, added = MAINTENANCE[action]
     _write(table, [100], [101, 101])
     run_once_at("compact.between_commits", _stop)
@@ -145,7 +149,7 @@ def test_a_compaction_that_stopped_between_its_commits_counts_once_whatever_lanc
 
 
 def test_a_restore_drops_the_rows_together_with_their_name(tmp_path: Path) -> None:
-    table = _table(tmp_path / "t", "stable row ids")
+    table = _table(tmp_path / "t", "other bases")
     _write(table, [100], [101])
     before = lance.dataset(table.uri).version
     run_once_at("compact.between_commits", _stop)
@@ -163,7 +167,7 @@ def test_a_restore_drops_the_rows_together_with_their_name(tmp_path: Path) -> No
 
 def test_columns_and_their_numbers_stay_as_they_are(tmp_path: Path) -> None:
     """The commit of the rows carries a schema: field ids with gaps, and metadata of the user, are kept."""
-    table = _table(tmp_path / "t", "stable row ids")
+    table = _table(tmp_path / "t", "other bases")
     lance.dataset(table.uri).add_columns(pa.field("gone", pa.int32()))
     lance.dataset(table.uri).add_columns(pa.field("kept", pa.int32()))
     lance.dataset(table.uri).drop_columns(["gone"])
@@ -182,7 +186,7 @@ def test_columns_and_their_numbers_stay_as_they_are(tmp_path: Path) -> None:
 
 def test_pylance_opens_a_shard_with_unflushed_rows_after_a_compaction(tmp_path: Path) -> None:
     """It replays no entry if the metadata of the schema is another one: the name of the marks must not stay."""
-    table = _table(tmp_path / "t", "stable row ids")
+    table = _table(tmp_path / "t", "other bases")
     _write(table, [100])
     table.compact()
     assert lance.dataset(table.uri).schema.metadata is None
@@ -196,7 +200,7 @@ def test_pylance_opens_a_shard_with_unflushed_rows_after_a_compaction(tmp_path: 
 
 
 def test_rows_are_written_once_where_others_commit_all_the_time(tmp_path: Path) -> None:
-    table = _table(tmp_path / "t", "stable row ids")
+    table = _table(tmp_path / "t", "other bases")
     _write(table, [100], [101])
     disturbed: list[int] = []
     written: set[str] = set()
@@ -216,7 +220,7 @@ def test_rows_are_written_once_where_others_commit_all_the_time(tmp_path: Path) 
 
 
 def test_a_compaction_that_gives_up_takes_its_files_along(tmp_path: Path) -> None:
-    table = _table(tmp_path / "t", "stable row ids")
+    table = _table(tmp_path / "t", "other bases")
     _write(table, [100])
     run_once_at("compact.after_fragments", _stop)
     with pytest.raises(_StoppedError):

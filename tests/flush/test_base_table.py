@@ -11,6 +11,7 @@ import pytest
 from lance_memwal.errors import CorruptDataError, InvalidInputError, MemWalError, ObjectNotFoundError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors, lance_read
 from lance_memwal.store.location import resolve
+from tests.kit.compaction import by_lance_only
 from tests.kit.flush_peer import Tables, key_field
 
 SCHEMA = pa.schema(
@@ -121,6 +122,10 @@ def test_a_hand_made_commit_is_taken_where_the_manifest_is_known_to_be_safe(tmp_
     assert base.manifest_bytes.endswith(b"LANC")
     uri = str(tmp_path / "stable")
     lance.write_dataset(SCHEMA.empty_table(), uri, enable_stable_row_ids=True)
+    assert opened(uri).takes_hand_commit
+    assert not opened(uri).takes_staged_commit
+    uri = str(tmp_path / "other bases")
+    lance.write_dataset(SCHEMA.empty_table(), uri, **by_lance_only(uri))
     assert not opened(uri).takes_hand_commit
 
 

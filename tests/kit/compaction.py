@@ -15,7 +15,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import data_path, deletion_path
 from lance_memwal.store.location import resolve
 
-KINDS = ("key", "composite", "text", "merge", "append", "append_in_two")
+KINDS = ("key", "composite", "text", "merge", "stable", "append", "append_in_two", "append_stable")
 SHARDS = 2
 
 
@@ -34,6 +34,11 @@ def with_key(schema: pa.Schema) -> pa.Schema:
     return schema.set(0, key)
 
 
+def by_lance_only(uri: str) -> dict[str, Any]:
+    """Options for a new dataset that takes no hand-made version: it may hold data files in another place."""
+    return {"initial_bases": [lance.DatasetBasePath(f"{uri}-elsewhere", name="elsewhere")]}
+
+
 class Kept:
     """A table of one kind and the rows that it must show."""
 
@@ -47,10 +52,11 @@ class Kept:
         self.appended: list[dict[str, Any]] = []
         schema = schema_of(kind)
         defaults.setdefault("fsync", False)
-        if kind in ("append_in_two", "merge"):  # stable row ids rule the hand-made commit out
-            if kind == "merge":
+        if kind in ("append_in_two", "merge", "stable", "append_stable"):
+            if self.has_key:
                 schema = with_key(schema)
-            lance.write_dataset(schema.empty_table(), self.uri, enable_stable_row_ids=True)
+            features: dict[str, Any] = {"enable_stable_row_ids": True} if "stable" in kind else by_lance_only(self.uri)
+            lance.write_dataset(schema.empty_table(), self.uri, **features)
             self.table = mw.enable(self.uri, sharding=mw.Bucket("id", SHARDS), writer_defaults=defaults)
         else:
             key = {"composite": ["id", "region"]}.get(kind, "id") if self.has_key else None

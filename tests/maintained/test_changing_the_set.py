@@ -17,7 +17,7 @@ from lance.mem_wal import CompactedSsTable
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_details
-from lance_memwal.lance.hand_made import details_commit_is_safe
+from lance_memwal.lance.hand_made import hand_commit_is_safe
 from lance_memwal.testing.clocks import SkippingClock
 from tests.kit.maintained import (
     DIM,
@@ -181,7 +181,7 @@ def test_a_table_with_stable_row_ids_changes_its_set_too(tmp_path: Path) -> None
         "n", "BTREE", name="n_btree"
     )
     table = mw.enable(uri, primary_key="id", writer_defaults={"fsync": False})
-    assert details_commit_is_safe(table.base.manifest)
+    assert hand_commit_is_safe(table.base.manifest)
     ids = lance.dataset(uri).to_table(with_row_id=True)["_rowid"].to_pylist()
     table.maintain_indexes([])
     table.maintain_indexes(["n_btree"])

@@ -281,7 +281,7 @@ class Compactor:
     # ----------------------------------------------------------------------------------------------------- one commit
 
     def _fold(self, base: BaseTable, chosen: Chosen, tally: _Tally) -> BaseTable:
-        if self._stage is not None and base.takes_hand_commit:
+        if self._stage is not None and base.takes_staged_commit:
             staged = self._stage(chosen)
             newest, rows, deletes = self._land(staged, base, tally), staged.rows, staged.deletes
         else:

@@ -384,6 +384,16 @@ class BaseTable:
         """Whether a version made by `lance_memwal.lance.hand_made` may follow this one."""
         return hand_commit_is_safe(self.manifest)
 
+    @property
+    def takes_staged_commit(self) -> bool:
+        """Whether such a version may hold rows that others wrote: with stable row ids, whoever commits must know their keys."""
+        return self.takes_hand_commit and not self.has_stable_row_ids
+
+    @property
+    def has_stable_row_ids(self) -> bool:
+        """Whether rows keep their ids when they are replaced or moved."""
+        return self.manifest.has_stable_row_ids
+
     def path_of(self, version: int) -> str:
         """The path of a version's manifest, named as this one's is: Lance names all of a table in one way."""
         return version_path(version) if self.stamp.path == version_path(self.version) else old_version_path(version)

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.dataset import LanceOperation
 from lance.fragment import write_fragments
 from lance.mem_wal import CompactedSsTable
@@ -53,8 +54,9 @@ from lance_memwal.lance.marks import (
     unmarked,
 )
 from lance_memwal.lance.prepared import Unheld, Vectors
-from lance_memwal.lance.superseded import replaced_rows
-from lance_memwal.rows.keys import KeySet
+from lance_memwal.lance.row_ids import RowIds
+from lance_memwal.lance.superseded import replaced_rows, stable_ids
+from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 from lance_memwal.rows.normal_form import no_rows
 
 __all__ = [
@@ -137,6 +139,7 @@ class HandMade:
         self._files = files
         self._fsync = fsync
         self._fragments: list[Any] | None = None
+        self._written: list[pa.Array] = []
         self._vectors = Vectors(files)
 
     def commit(self, base: BaseTable) -> BaseTable:
@@ -144,13 +147,33 @@ class HandMade:
         with thread_pool(1, "memwal-replace") as pool:
             finding = pool.submit(self._look, base)
             if self._fragments is None:
-                self._fragments = [] if self._batches is None else write_rows(base, self._batches(), fsync=self._fsync)
+                self._fragments = [] if self._batches is None else write_rows(base, self._rows(base), fsync=self._fsync)
                 self._files.add(*paths_of(self._fragments))
             finding.result()
         reach("compact.after_fragments")
+        row_ids = self._row_ids(base, self._fragments) if base.has_stable_row_ids else None
         return commit_by_hand(
-            base, self._fragments, self._vectors, self._marks, self._clock, self._files, fsync=self._fsync
+            base, self._fragments, self._vectors, self._marks, self._clock, self._files, row_ids, fsync=self._fsync
         )
+
+    def _rows(self, base: BaseTable) -> Iterator[pa.RecordBatch]:
+        """The new rows; their keys are kept where each must get the id of the row that it replaces."""
+        for batch in self._batches() if self._batches is not None else ():
+            if self._keys is not None and base.has_stable_row_ids:
+                self._written.append(key_array([batch.column(name) for name in base.primary_key]))
+            yield batch
+
+    def _row_ids(self, base: BaseTable, fragments: Sequence[Any]) -> RowIds:
+        count = sum(int(fragment.physical_rows) for fragment in fragments)
+        next_id, version = base.manifest.next_row_id, base.version + 1
+        losing = sorted(self._vectors.of(base)) if self._keys is not None else []
+        if self._keys is None or not losing or not count:
+            return RowIds.of_new_rows(count, next_id, version)
+        keys, ids, created = stable_ids(base, self._keys, losing)
+        rows = pc.index_in(keys, value_set=concat_keys(self._written))
+        stay = rows.is_valid().to_numpy(zero_copy_only=False)
+        at = rows.drop_null().to_numpy().astype(np.int64)
+        return RowIds.replacing(count, next_id, version, at, ids[stay], created[stay])
 
     def _look(self, base: BaseTable) -> None:
         """Find the rows that go in fragments that nobody has looked at."""
@@ -188,6 +211,7 @@ def commit_by_hand(
     marks: Mapping[str, int],
     clock: Clock,
     files: Unheld,
+    row_ids: RowIds | None = None,
     *,
     fsync: bool,
 ) -> BaseTable:
@@ -201,6 +225,7 @@ def commit_by_hand(
         [fragment_of(fragment) for fragment in fragments],
         counted(base, marks) if keyed else marks,
         deletions=vectors.of(base) if keyed else {},
+        row_ids=row_ids,
         transaction_uuid=clock.uuid4(),
         index_uuid=clock.uuid4(),
         now_ms=clock.now_ms(),

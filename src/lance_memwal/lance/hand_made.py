@@ -10,9 +10,8 @@ Owns building the transaction and manifest bytes of that version from the bytes 
 3. Pure: the caller draws names and times, and creates both objects; whoever loses the race for the manifest's path has
    committed nothing.
 
-`hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know, stable row
-ids above all (their fragments carry row ids), would become unreadable. `details_commit_is_safe` admits these as well, since
-it changes no fragment.
+`hand_commit_is_safe` must hold for the old version: a table with features that this builder does not know would become
+unreadable. New fragments of a table with stable row ids carry theirs.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -27,23 +27,22 @@ from lance_memwal.errors import ConflictError, CorruptDataError, UnsupportedForm
 from lance_memwal.lance import manifest as lm
 from lance_memwal.lance import wire
 from lance_memwal.lance.details import DETAILS_TYPE_URL, INDEX_NAME, MemWalDetails, decode_details, encode_details
+from lance_memwal.lance.row_ids import RowIds
 from lance_memwal.lance.transaction import UPDATE, transaction_path
 
 __all__ = [
     "HandMadeVersion",
     "append_commit",
     "details_commit",
-    "details_commit_is_safe",
     "fragment_of",
     "hand_commit_is_safe",
 ]
 
 _DELETION_FILES = 1
-# Deletion files, the flag of old files of format 2, and table configuration: none of them concerns an append.
-_SAFE_FLAGS = _DELETION_FILES | 4 | 8
-# Everything else in a manifest is a feature that an append might have to keep up (row ids, base paths, branches ...).
-_SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 15, 16, 19, 23})
-_STABLE_ROW_IDS, _NEXT_ROW_ID = 2, 14  # kept as they are where no fragment is added
+# Deletion files, stable row ids, the flag of old files of format 2, and table configuration.
+_SAFE_FLAGS = _DELETION_FILES | 2 | 4 | 8
+# Everything else in a manifest is a feature that an append might have to keep up (base paths, branches ...).
+_SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 19, 23})
 _REPLACED_FIELDS = frozenset(
     {
         lm.FRAGMENTS,
@@ -53,6 +52,7 @@ _REPLACED_FIELDS = frozenset(
         lm.READER_FLAGS,
         lm.WRITER_FLAGS,
         lm.MAX_FRAGMENT_ID,
+        lm.NEXT_ROW_ID,
         lm.TRANSACTION_FILE,
         lm.TRANSACTION_SECTION,
     }
@@ -73,19 +73,10 @@ class HandMadeVersion:
 
 
 def hand_commit_is_safe(manifest: lm.LanceManifest) -> bool:
-    """Whether everything in this version is known to stay right when fragments are appended by hand."""
-    return _is_known(manifest, _SAFE_FLAGS, _SAFE_FIELDS)
-
-
-def details_commit_is_safe(manifest: lm.LanceManifest) -> bool:
-    """Whether everything in this version is known to stay right when the details of the MemWAL index change by hand."""
-    return _is_known(manifest, _SAFE_FLAGS | _STABLE_ROW_IDS, _SAFE_FIELDS | {_NEXT_ROW_ID})
-
-
-def _is_known(manifest: lm.LanceManifest, safe_flags: int, safe_fields: frozenset[int]) -> bool:
+    """Whether everything in this version is known to stay right in one that is made by hand."""
     flags = manifest.reader_flags | manifest.writer_flags
     fields = {field.number for field in manifest.message}
-    return not flags & ~safe_flags and fields <= safe_fields and manifest.data_storage_version.startswith("2.")
+    return not flags & ~_SAFE_FLAGS and fields <= _SAFE_FIELDS and manifest.data_storage_version.startswith("2.")
 
 
 def fragment_of(metadata: Any) -> lm.Fragment:
@@ -113,16 +104,21 @@ def append_commit(
     index_uuid: str,
     now_ms: int,
     deletions: Deletions = MappingProxyType({}),
+    row_ids: RowIds | None = None,
 ) -> HandMadeVersion:
     """The version after the manifest file `data`, with `fragments` appended and `compacted` generations marked.
 
     `deletions` gives fragments another deletion vector; with None the fragment goes, since no row of it is left.
+    `row_ids` are those of the new rows, in a table that has stable ones.
     `ConflictError` if a generation is not above the recorded one: somebody else was faster.
     """
     old = lm.parse_lance_manifest(data)
     if not hand_commit_is_safe(old):
         raise UnsupportedFormatError("the base table has features that a hand-made commit would not keep")
     first_id = 0 if old.max_fragment_id is None else old.max_fragment_id + 1
+    if old.has_stable_row_ids != (row_ids is not None):
+        raise AssertionError("rows have stable ids in a table that has them, and in no other")
+    fragments = fragments if row_ids is None else _with_row_ids(fragments, row_ids, old.version + 1)
     numbered = [replace(fragment, id=first_id + i) for i, fragment in enumerate(fragments)]
     changed, removed = _changed_fragments(old, deletions)
     return _version(
@@ -134,6 +130,7 @@ def append_commit(
         _marked(old, compacted),
         _transaction(old.version, transaction_uuid, fragments, compacted, changed, removed),
         last_fragment_id=first_id + len(numbered) - 1,
+        next_row_id=old.next_row_id if row_ids is None else row_ids.next_id,
         flags=_DELETION_FILES if changed else 0,
         transaction_uuid=transaction_uuid,
         index_uuid=index_uuid,
@@ -149,7 +146,7 @@ def details_commit(
     It is an update of no row: Lance lets every commit that started before it pass over it, on top of the new details.
     """
     old = lm.parse_lance_manifest(data)
-    if not details_commit_is_safe(old):
+    if not hand_commit_is_safe(old):
         raise UnsupportedFormatError("the base table has features that a hand-made commit would not keep")
     return _version(
         old,
@@ -157,6 +154,7 @@ def details_commit(
         details,
         _transaction(old.version, transaction_uuid, (), {}, {}, ()),
         last_fragment_id=-1 if old.max_fragment_id is None else old.max_fragment_id,
+        next_row_id=old.next_row_id,
         flags=0,
         transaction_uuid=transaction_uuid,
         index_uuid=index_uuid,
@@ -171,6 +169,7 @@ def _version(
     transaction: bytes,
     *,
     last_fragment_id: int,
+    next_row_id: int,
     flags: int,
     transaction_uuid: str,
     index_uuid: str,
@@ -190,6 +189,8 @@ def _version(
         wire.bytes_field(lm.TRANSACTION_FILE, transaction_name),
         wire.varint_field(lm.TRANSACTION_SECTION, len(indexes)),
     ]
+    if next_row_id:
+        renewed.append(wire.varint_field(lm.NEXT_ROW_ID, next_row_id))
     if last_fragment_id >= 0:
         renewed.append(wire.varint_field(lm.MAX_FRAGMENT_ID, last_fragment_id))
     kept = [field for field in old.message if field.number not in _REPLACED_FIELDS]
@@ -200,6 +201,14 @@ def _version(
         manifest_path=lm.version_path(version),
         manifest=lm.join_manifest_file(_in_order([*kept, *renewed]), indexes + lm.join_section(transaction)),
     )
+
+
+def _with_row_ids(fragments: Sequence[lm.Fragment], row_ids: RowIds, version: int) -> list[lm.Fragment]:
+    ends = list(accumulate((fragment.physical_rows for fragment in fragments), initial=0))
+    if ends[-1] != len(row_ids.ids):
+        raise AssertionError("every new row has an id")
+    spans = zip(fragments, pairwise(ends), strict=True)
+    return [replace(fragment, row_ids=row_ids.fields(start, end, version)) for fragment, (start, end) in spans]
 
 
 def _changed_fragments(old: lm.LanceManifest, deletions: Deletions) -> tuple[dict[int, bytes], frozenset[int]]:

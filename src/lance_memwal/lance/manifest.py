@@ -64,6 +64,7 @@ _MAX_VERSION = (1 << 64) - 1
 # Fields of the Manifest message.
 FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3, 5, 6, 7
 READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
+NEXT_ROW_ID = 14
 WRITER_VERSION, DATA_FORMAT, TABLE_CONFIG, TRANSACTION_SECTION = 13, 15, 16, 23
 _STABLE_ROW_IDS = 2
 
@@ -106,12 +107,13 @@ class DeletionFile:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One fragment of a dataset."""
+    """One fragment of a dataset; `row_ids` are those of a new one that carries any (`lance_memwal.lance.row_ids`)."""
 
     id: int
     files: tuple[DataFile, ...]
     deletion: DeletionFile | None
     physical_rows: int
+    row_ids: tuple[wire.Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class LanceManifest:
     transaction_file: str | None
     transaction: bytes | None
     index_entries: tuple[IndexEntry, ...]
+    next_row_id: int
     message: tuple[wire.Field, ...]
 
     @property
@@ -282,6 +285,7 @@ def encode_fragment(fragment: Fragment) -> bytes:
         *(wire.bytes_field(2, _encode_data_file(file)) for file in fragment.files),
         *([] if deletion is None else [wire.bytes_field(3, _encode_deletion_file(deletion))]),
         *_scalars((4, fragment.physical_rows)),
+        *fragment.row_ids,
     ]
     return wire.join(parts)
 
@@ -346,6 +350,7 @@ def _parse(data: bytes) -> LanceManifest:
         transaction_file=message.text(TRANSACTION_FILE) or None,
         transaction=_optional_section(data, message, TRANSACTION_SECTION),
         index_entries=_index_entries(_optional_section(data, message, INDEX_SECTION)),
+        next_row_id=message.number(NEXT_ROW_ID),
         message=message.fields,
     )
     _check_tree(manifest.fields)

@@ -1,6 +1,6 @@
 """Which rows of the base table newer rows replace, found by one pass over its keys, or by an index on them.
 
-Owns `replaced_rows`. Invariants:
+Owns `replaced_rows` and `stable_ids`. Invariants:
 
 1. What it finds is about the one version that it is given; whoever commits it does so on that version only.
 2. Every live row whose key is asked for is found, however often the key is there.
@@ -20,12 +20,12 @@ import pyarrow as pa
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import parse_fragment
-from lance_memwal.rows.keys import KeySet
+from lance_memwal.rows.keys import KeySet, key_array, one_array
 from lance_memwal.rows.sql import in_list
 
-__all__ = ["replaced_rows"]
+__all__ = ["replaced_rows", "stable_ids"]
 
-_ROW_ADDRESS = "_rowaddr"
+_ROW_ADDRESS, _ROW_ID, _CREATED = "_rowaddr", "_rowid", "_row_created_at_version"
 _OFFSET_BITS = np.uint64(32)
 _OFFSET = np.uint64((1 << 32) - 1)
 _BATCH_ROWS = 1 << 18
@@ -68,6 +68,25 @@ def replaced_rows(
         if loses:
             found[number] = np.flatnonzero(~stays).astype(np.uint32) if stays.any() else None
     return found
+
+
+def stable_ids(
+    base: BaseTable, keys: KeySet, fragments: Sequence[int]
+) -> tuple[pa.Array, npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Of the rows in `fragments` that are replaced: key, stable row id, and the version in which each was inserted."""
+    names, found = list(base.primary_key), []
+    with base.reading("finding the ids of replaced rows in the base table"):
+        scanner = base.dataset.scanner(
+            columns=[*names, _ROW_ID, _CREATED],
+            fragments=_fragments(base, fragments),
+            batch_size=_BATCH_ROWS,
+            io_buffer_size=_READ_AHEAD_BYTES,
+        )
+        for batch in scanner.to_batches():
+            found.append(batch.filter(pa.array(keys.of_rows(batch, names))))
+    rows = pa.Table.from_batches(found).combine_chunks()
+    numbers = (one_array(rows.column(name)).to_numpy().astype(np.uint64) for name in (_ROW_ID, _CREATED))
+    return (key_array([rows.column(name) for name in names]), *numbers)
 
 
 def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:

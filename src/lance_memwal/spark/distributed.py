@@ -14,7 +14,7 @@ reported is `lance_memwal.compact.run`'s. Invariants:
 4. Staged keys, and the files of a commit that is lost for good, are deleted when the run ends, whatever its end is; what
    a dead driver left is collected.
 
-A base table that takes no hand-made commit (`BaseTable.takes_hand_commit`: stable row ids above all) is compacted by
+A base table that takes no staged commit (`BaseTable.takes_staged_commit`: stable row ids above all) is compacted by
 one process.
 """
 

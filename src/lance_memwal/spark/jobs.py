@@ -98,13 +98,13 @@ def compact(
     options = dict(storage_options or {})
     location = open_table(uri, storage_options=options).location
     base = BaseTable.need(location)
-    if mode == "distributed" and not base.takes_hand_commit:
+    if mode == "distributed" and not base.takes_staged_commit:
         raise InvalidInputError(
             "the base table has a feature that a distributed commit does not keep (stable row ids, a branch, an old "
             "file format): use mode='single'"
         )
     if mode == "distributed" or (
-        mode == "auto" and base.takes_hand_commit and is_big(location, base, distributed_bytes)
+        mode == "auto" and base.takes_staged_commit and is_big(location, base, distributed_bytes)
     ):
         fsync = writer_config(base, None, {}, ()).fsync
         job = Job(uri, SYSTEM_CLOCK.uuid4(), memory_bytes, fsync, options)
