@@ -37,6 +37,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, Unsupported
 from lance_memwal.log.ipc_frames import end_of_stream
 from lance_memwal.rows.blobs import is_blob
 from lance_memwal.rows.fit import validate_rows
+from lance_memwal.rows.json_values import encoded, is_json_bytes
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
 
 __all__ = [
@@ -98,20 +99,34 @@ class RowEncoder:
     validated before they come here; what the encoding builds anew (dictionaries, above all) is read back.
     """
 
-    __slots__ = ("_is_read_back", "_prefix", "_schema")
+    __slots__ = ("_is_read_back", "_json", "_prefix", "_schema")
 
     def __init__(self, fields: pa.Schema) -> None:
         """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
         self._schema = fields.with_metadata({_EPOCH_KEY: "1", _GENERATION_KEY: "1"})  # of the entry that is read back
         self._is_read_back = not all(_is_plain(field.type) for field in fields)
         self._prefix = _prefix(self._schema)
+        self._json = [i for i, field in enumerate(fields) if is_json_bytes(field)]
 
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""
         try:
+            batches = self.as_logged(batches)
             return self._read_back(batches) if self._is_read_back else list(map(pa.RecordBatch.serialize, batches))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
+
+    def as_logged(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        """The batches with JSON in the form that the log holds."""
+        if not self._json:
+            return batches
+        changed = []
+        for batch in batches:
+            arrays = batch.columns
+            for at in self._json:
+                arrays[at] = encoded(arrays[at])
+            changed.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema.remove_metadata()))
+        return changed
 
     def _read_back(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         stream = _encode_stream(self._schema, batches)
@@ -125,6 +140,7 @@ class RowEncoder:
 
     def measure(self, batches: Sequence[pa.RecordBatch]) -> int:
         """The bytes of `messages`, without making them."""
+        batches = self.as_logged(batches)
         if not self._is_read_back:
             return sum(ipc.get_record_batch_size(batch) for batch in batches)
         sink = pa.MockOutputStream()
@@ -158,7 +174,7 @@ class EntryEncoder:
         not twice."""
         sink, extension = io.BytesIO(), _encode_extension(footer)
         try:
-            _write_stream(sink, self._schema, batches)
+            _write_stream(sink, self._schema, self._rows.as_logged(batches))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
         with sink.getbuffer() as stream:

@@ -46,6 +46,7 @@ from lance_memwal.errors import (
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
+from lance_memwal.log.json_texts import with_texts
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.shards import list_shards
@@ -291,7 +292,7 @@ def _tail_memtables(
             unknown.extend(known.unknown_in(entry))
             yield entry
 
-    for generation, entry in unflushed(looked_at(), manifest.current_generation):
+    for generation, entry in with_texts(unflushed(looked_at(), manifest.current_generation), schema):
         if not tables or tables[-1].generation != generation:
             tables.append(MemTable(schema, generation, 0, entry.position))
         for number, batch in enumerate(entry.batches):
@@ -336,7 +337,7 @@ def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMem
         return ref
     adapter, table = RowAdapter(schema), MemTable(schema, ref.generation, 0, 0)
     for batch in ref.stored():
-        table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.wal)))
+        table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.with_ids)))
     return table.capture()
 
 

@@ -4,7 +4,8 @@ Owns `ColumnMatch`, `Fit` and `fit_of`, the one rule by which stored columns bec
 
 1. A column is matched by its Lance field id if the stored schema carries ids, else by name; so are the fields of a
    struct, at any depth; never by position. A field that the values lack is null, one that the table lacks is left out.
-2. Nothing is cast: another type is not understood, unless the id says that it is another field, which was dropped.
+2. Nothing is cast: another type is not understood, unless the id says that it is another field, which was dropped. (JSON
+   in Lance's bytes is the same type in another form.)
 3. What fits already is returned as it is.
 
 Worked example: stored struct<x 3, y 4>, the table has struct<z 4, w 5>: y is read as z, w is null, x is left out.
@@ -19,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.errors import UnsupportedFormatError
+from lance_memwal.rows.json_values import decoded, is_json_bytes
 from lance_memwal.rows.normal_form import nulls
 from lance_memwal.rows.schema import FieldId, TableSchema, id_of
 
@@ -30,17 +32,18 @@ class Fit:
     """How stored values become values of type `kind`.
 
     `parts` are the fields of a struct (or what is inside a list or map), each with its place among the stored ones; empty
-    if the values fit as they are. `absent`: there are none.
+    if the values fit as they are. `absent`: there are none. `from_json`: they are JSON in Lance's bytes.
     """
 
     kind: pa.DataType
     parts: tuple[tuple[int, Fit], ...] = ()
     absent: bool = False
+    from_json: bool = False
 
     @property
     def is_same(self) -> bool:
         """Whether the values are taken as they are."""
-        return not self.parts and not self.absent
+        return not self.parts and not self.absent and not self.from_json
 
     def chunks(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """`apply`, for values in several pieces."""
@@ -50,6 +53,8 @@ class Fit:
         """The values as the table has them; without a copy where they fit."""
         if self.absent:
             return nulls(len(values), self.kind)
+        if self.from_json:
+            return decoded(values)
         if not self.parts:
             return values
         if pa.types.is_struct(self.kind):
@@ -108,6 +113,8 @@ def fit_of(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, **whe
 
 def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
     kind = wanted.type
+    if stored is not None and isinstance(kind, pa.JsonType) and is_json_bytes(stored):
+        return Fit(kind, from_json=True)
     by_id = stored is not None and ids is not None and id_of(stored) is not None
     if stored is None or (by_id and _is_another_column(stored.type, kind)):
         return Fit(kind, absent=True)

@@ -10,7 +10,7 @@ Owns `Fitter`, through which every write goes, and `Fitted`, what it made. Invar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from lance_memwal.arguments import check_choice
 from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
+from lance_memwal.rows.json_values import holds_json, spelled
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
@@ -57,7 +58,7 @@ class Fitter:
     Threads may share it: what it remembers of its input is one value.
     """
 
-    __slots__ = ("_equal", "_fills", "_live", "_loose", "_met", "_not_null", "_relaxed", "schema")
+    __slots__ = ("_equal", "_fills", "_json", "_live", "_loose", "_met", "_not_null", "_relaxed", "schema")
 
     def __init__(self, schema: TableSchema) -> None:
         columns, key = schema.columns, schema.primary_key
@@ -66,6 +67,7 @@ class Fitter:
         self._live = LiveFlags()
         self._not_null = [i for i, column in enumerate(columns) if not column.nullable or column.name in key]
         self._loose = [i for i, column in enumerate(columns) if not is_always_normal(column.type)]
+        self._json = [i for i, column in enumerate(columns) if holds_json(column.type)]
         self._relaxed = pa.schema([column.with_nullable(True) for column in columns])
         self._met = _Met(columns, None, [], None)
 
@@ -121,8 +123,10 @@ class Fitter:
                 raise refuse_missing(met.absent)
         if met.plan is not None:
             batch = self._apply(batch, met.plan)
+        if self._json:
+            batch = self._changed(batch, self._json, spelled)
         if self._loose:
-            batch = self._in_normal_form(batch)
+            batch = self._changed(batch, self._loose, normal)
         for index in self._not_null:
             if batch.column(index).null_count:
                 self._check_nulls(batch.column(index), self.schema.columns.field(index).name, flags)
@@ -148,11 +152,14 @@ class Fitter:
         if not may_be_null or pc.and_not(column.is_null(), flags).true_count:
             raise InvalidInputError(f"column {name!r} must not be null (a key or NOT NULL column)")
 
-    def _in_normal_form(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _changed(
+        self, batch: pa.RecordBatch, indexes: Sequence[int], change: Callable[[pa.Array], pa.Array]
+    ) -> pa.RecordBatch:
+        """`batch` with some of its columns in another form."""
         arrays = batch.columns
-        for index in self._loose:
+        for index in indexes:
             try:
-                arrays[index] = normal(arrays[index])
+                arrays[index] = change(arrays[index])
             except InvalidInputError as error:
                 raise InvalidInputError(f"column {self.schema.columns.field(index).name!r}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)

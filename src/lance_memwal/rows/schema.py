@@ -20,6 +20,7 @@ from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import is_blob, shown_field
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
+from lance_memwal.rows.json_values import holds_json, logged
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.one_key import KeyForm
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
@@ -48,13 +49,8 @@ def as_lance(schema: pa.Schema) -> pa.Schema:
             stored = LanceSchema.from_pyarrow(pa.schema([column])).to_pyarrow().field(0)
         except (ValueError, OSError, pa.ArrowException):
             raise InvalidInputError(f"column {column.name!r}: Lance does not store {column.type}") from None
-        fields.append(column if _holds_json(column.type) else stored)
+        fields.append(column if holds_json(column.type) else stored)  # which Lance shows as it is given
     return pa.schema(fields)
-
-
-def _holds_json(kind: pa.DataType) -> bool:
-    """Whether Lance shows the column as it is given, although it stores other bytes."""
-    return isinstance(kind, pa.JsonType) or any(_holds_json(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
@@ -93,7 +89,8 @@ class FieldId:
 class TableSchema:
     """Columns as the base table has them, its primary key in key order, and field ids where a base table exists.
 
-    `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `wal` is `memory` with field ids.
+    `nullable` is what rows in memory look like, `memory` is that with `_tombstone`, `with_ids` is `memory` with
+    field ids, and `wal` is that as entries hold it.
     `key_form` says how one key that Python code gives becomes one of a memtable.
 
     `blobs` are the blob columns, whose values are bytes here. `shown` is the same table as readers see it, this value
@@ -105,6 +102,7 @@ class TableSchema:
     field_ids: tuple[FieldId, ...] | None = None
     nullable: pa.Schema = field(init=False, compare=False, repr=False)
     memory: pa.Schema = field(init=False, compare=False, repr=False)
+    with_ids: pa.Schema = field(init=False, compare=False, repr=False)
     wal: pa.Schema = field(init=False, compare=False, repr=False)
     small_dictionaries: dict[Place, int] = field(init=False, compare=False, repr=False)
     key_form: KeyForm = field(init=False, compare=False, repr=False)
@@ -116,7 +114,8 @@ class TableSchema:
         memory = nullable.append(TOMBSTONE_FIELD)
         object.__setattr__(self, "nullable", nullable)
         object.__setattr__(self, "memory", memory)
-        object.__setattr__(self, "wal", self._with_field_ids(memory))
+        object.__setattr__(self, "with_ids", self._with_field_ids(memory))
+        object.__setattr__(self, "wal", pa.schema(map(logged, self.with_ids)))
         object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
         key = [self.columns.field(name).type for name in self.primary_key]
         object.__setattr__(self, "key_form", KeyForm.of(key))

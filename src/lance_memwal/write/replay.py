@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError
+from lance_memwal.log.json_texts import with_texts
 from lance_memwal.log.tail import may_follow, unflushed_of
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.rows.adapt import RowAdapter, with_flags
@@ -90,7 +91,8 @@ class _Tail:
 
     def __init__(self, shard: Shard, opened: OpenedLog) -> None:
         self._opened = opened
-        self._adapter = RowAdapter(shard.columns.target.schema)
+        self._schema = shard.columns.target.schema
+        self._adapter = RowAdapter(self._schema)
         self._items = self._read(shard.log.shard_id, opened.manifest.current_generation)
         self._put_back: list[_Item] = []
 
@@ -111,7 +113,7 @@ class _Tail:
 
     def _read(self, shard_id: str, newest: int) -> Iterator[_Item]:
         empty = True
-        for generation, entry in unflushed_of(self._opened):
+        for generation, entry in with_texts(unflushed_of(self._opened), self._schema):
             if not may_follow(generation, newest, is_first=empty):
                 raise CorruptDataError(
                     f"generation {generation} follows generation {newest}; generations never fall and never skip",
