@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_number, check_text
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.memtable.index import METRICS, Metric, as_query
+from lance_memwal.memtable.index import SEARCH_METRICS, Metric, as_query
 from lance_memwal.memtable.index.analyzer import is_text
-from lance_memwal.memtable.index.vectors import is_vector
+from lance_memwal.memtable.index.vectors import is_searchable
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Snapshot
@@ -60,10 +60,10 @@ class MemTableScanner:
 
         `metric` is by default that of the memtable's index on the column, or l2. Another one is searched exactly.
         """
-        self._check_column(column, is_vector, "vector")
+        self._check_column(column, is_searchable, "vector")
         check_number("k", k, least=1)
         if metric is not None:
-            check_choice("metric", metric, METRICS)
+            check_choice("metric", metric, SEARCH_METRICS)
         self._search = SearchRequest(vector=query, column=column, k=k, metric=metric, ef=ef)
         return self
 

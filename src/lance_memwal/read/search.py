@@ -9,6 +9,7 @@ Owns `search`: which column, which metric, and the shape of the answer. Invarian
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,10 +18,10 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_names, check_number
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.memtable.index import METRICS, HnswMemIndex, Metric, TextQuery, as_query
+from lance_memwal.memtable.index import SEARCH_METRICS, HnswMemIndex, Metric, TextQuery, as_query
 from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.query import columns_of
-from lance_memwal.memtable.index.vectors import is_vector, query_vector
+from lance_memwal.memtable.index.vectors import ANY_DISTANCE, DistanceRange, is_searchable, query_vector
 from lance_memwal.read.analyzers import memory_indexes, text_analyzers
 from lance_memwal.read.base_alone import best_in_base_alone
 from lance_memwal.read.base_rows import BaseRows
@@ -81,7 +82,7 @@ def _check(request: SearchRequest, table: pa.Schema) -> None:
     check_number("k", request.k, least=1)
     check_number("offset", request.offset)
     if request.metric is not None:
-        check_choice("metric", request.metric, METRICS)
+        check_choice("metric", request.metric, SEARCH_METRICS)
     if request.column is not None:
         checked_columns(_names(request.column), table)
     if request.distance_range is not None and request.vector is None:
@@ -103,9 +104,9 @@ def _names(column: str | Sequence[str] | None) -> list[str]:
 
 def _vector_column(snapshot: Snapshot, named: Sequence[str]) -> str:
     columns = snapshot.schema.columns
-    if len(named) == 1 and is_vector(columns.field(named[0]).type):
+    if len(named) == 1 and is_searchable(columns.field(named[0]).type):
         return named[0]
-    candidates = [field.name for field in columns if is_vector(field.type)]
+    candidates = [field.name for field in columns if is_searchable(field.type)]
     if not named and len(candidates) == 1:
         return str(candidates[0])
     listed = ", ".join(candidates) or "none"
@@ -118,7 +119,7 @@ def _indexed_metric(snapshot: Snapshot, column: str) -> Metric | None:
         indexes = memory_indexes(snapshot)
         return next((i.metric for i in indexes if isinstance(i, HnswMemIndex) and i.column == column), None)
     number = snapshot.base.column_ids[column]
-    known: dict[str, Metric] = {metric: metric for metric in METRICS}
+    known: dict[str, Metric] = {metric: metric for metric in SEARCH_METRICS}
     for entry in snapshot.base.index_entries:
         if tuple(entry.field_ids) == (number,):
             metric = index_facts(snapshot.base, entry).metric
@@ -127,15 +128,45 @@ def _indexed_metric(snapshot: Snapshot, column: str) -> Metric | None:
     return None
 
 
+def _metric(named: Metric | None, kind: pa.FixedSizeListType, column: str) -> Metric:
+    """The metric of a search; vectors of unsigned bytes are compared by their bits, as in Lance, unless one is named."""
+    are_bits = kind.value_type == pa.uint8()
+    if named == "hamming" and not are_bits:
+        raise InvalidInputError(f"hamming counts the bits of uint8 vectors; column {column!r} is {kind}")
+    return named or ("hamming" if are_bits else "l2")
+
+
+def _distances(given: tuple[float | None, float | None] | None) -> DistanceRange:
+    if given is None:
+        return ANY_DISTANCE
+    try:
+        lower, upper = given
+        found = DistanceRange(-math.inf if lower is None else float(lower), math.inf if upper is None else float(upper))
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError("distance_range is a pair of numbers, or of None where there is no bound") from error
+    if not found.lower < found.upper:
+        raise InvalidInputError(f"distance_range is empty: {found.lower} to {found.upper}")
+    return found
+
+
 def _vector(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tuple[Ranked, list[Any]]:
     snapshot, k = merge.snapshot, request.k
     column = _vector_column(snapshot, _names(request.column))
     kind = snapshot.schema.columns.field(column).type
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
     indexed = _indexed_metric(snapshot, column)
-    metric: Metric = request.metric or indexed or "l2"
+    metric = _metric(request.metric or indexed, kind, column)
     asked = VectorQuery(
-        column, kind, query, k, metric, merge.row_filter, request.ef, request.nprobes, request.refine_factor
+        column,
+        kind,
+        query,
+        k,
+        metric,
+        merge.row_filter,
+        request.ef,
+        request.nprobes,
+        request.refine_factor,
+        _distances(request.distance_range),
     )
     sources: list[Any] = list(fresh_sources(merge))
     parts = [(number, *nearest_in_source(source, asked)) for number, source in enumerate(sources)]
@@ -190,5 +221,5 @@ def _hybrid(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tup
 def _hybrid_columns(snapshot: Snapshot, named: Sequence[str]) -> tuple[list[str] | None, list[str] | None]:
     """The vector and the text columns of those that were named; where none was, it must be the only one."""
     schema = snapshot.schema.columns
-    vectors = [name for name in named if is_vector(schema.field(name).type)]
+    vectors = [name for name in named if is_searchable(schema.field(name).type)]
     return vectors or None, [name for name in named if name not in vectors] or None

@@ -12,6 +12,7 @@ stream; the base table is searched by Lance, over indexed and unindexed fragment
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ import pyarrow as pa
 
 from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
-from lance_memwal.memtable.index.vectors import Nearest, nearest_in_block
+from lance_memwal.memtable.index.vectors import DistanceRange, Nearest, is_vector, nearest_in_block
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import live_rows, not_in
@@ -38,6 +39,7 @@ __all__ = ["VectorQuery", "nearest_in_base", "nearest_in_source"]
 _EXTRA = 16
 _DOT_REFINE = 5  # quantised inner products rank worse than distances: of 50,000 rows 0.88 were found without, 0.99 with
 _LARGE_EF = 256
+_ROUNDING = 1e-5
 _STREAM_BYTES = 32 << 20
 _ROW_ID = "_rowid"
 _ROW_ADDRESS = "_rowaddr"
@@ -57,14 +59,29 @@ class VectorQuery:
     ef: int | None
     nprobes: int
     refine_factor: int | None
+    within: DistanceRange
+
+    @property
+    def lance_can(self) -> bool:
+        """Whether Lance searches such vectors by this metric; it does not know int8, and uint8 only by hamming."""
+        return is_vector(self.kind) or self.metric == "hamming"
+
+    @property
+    def skips_near_ones(self) -> bool:
+        """Whether rows that are too near do not count: then the nearest rows say nothing about the others."""
+        return not math.isinf(self.within.lower)
 
     def exact(self, vectors: pa.Array | pa.ChunkedArray, allowed: npt.NDArray[np.bool_]) -> Nearest:
         """Row numbers and distances of the nearest of `vectors`."""
-        return exact_search(vectors, self.query, self.k, self.metric, allowed)
+        return exact_search(vectors, self.query, self.k, self.metric, allowed, self.within)
 
     def to_lance(self, column: str, k: int, **options: Any) -> dict[str, Any]:
         """The query for the `k` nearest rows as Lance takes it; the column may have another name there."""
-        query = pa.array(self.query, type=self.kind.value_type)
+        query = pa.array(self.query.astype(self.kind.value_type.to_pandas_dtype()), type=self.kind.value_type)
+        if self.skips_near_ones:  # a little wider: Lance computes in single precision, what it returns is cut exactly
+            lower, upper = self.within.lower, self.within.upper
+            slack = _ROUNDING * (float(self.query @ self.query) + abs(lower))
+            options["distance_range"] = (lower - slack, None if math.isinf(upper) else upper + slack)
         return {"column": column, "q": query, "k": k, "metric": self.metric, **options}
 
     @property
@@ -96,13 +113,15 @@ def nearest_in_source(source: FreshSource, asked: VectorQuery) -> Nearest:
     if not allowed.any():
         return _NOTHING
     if isinstance(source, SsTableSource):
-        return nearest_in_block(source.vectors(asked.column), asked.query, asked.k, asked.metric, allowed)
+        vectors = source.vectors(asked.column)
+        return nearest_in_block(vectors, asked.query, asked.k, asked.metric, allowed, asked.within)
     for index in source.ref.indexes:
-        if isinstance(index, HnswMemIndex) and index.column == asked.column:
+        if isinstance(index, HnswMemIndex) and index.column == asked.column and not asked.skips_near_ones:
             rows = source.num_rows
             found = index.search(asked.query, asked.k, rows, ef=asked.ef, allowed=allowed, metric=asked.metric)
             source.ref.memtable.searched()
-            return found
+            near = asked.within.holds(found[1])
+            return found[0][near], found[1][near]
     return asked.exact(source.column(asked.column), allowed)
 
 
@@ -123,8 +142,8 @@ def _nearest_in_large(source: LargeSsTableSource, asked: VectorQuery) -> Nearest
                 break
             offsets, vectors = found
             alive = not_in(offsets, source.hidden)
-            if alive.sum() >= asked.k:
-                positions, distances = asked.exact(vectors, alive)
+            positions, distances = asked.exact(vectors, alive)
+            if (len(positions) if asked.skips_near_ones else alive.sum()) >= asked.k:
                 return offsets[positions], distances
             fetch *= 4
     return _stream_nearest(source, asked)
@@ -175,7 +194,7 @@ def nearest_in_base(
 ) -> tuple[pa.Table, npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The `k` nearest live, matching rows of the base table: the rows that were read, and ids and distances in order."""
     shared, k = pushdown(asked.row_filter), asked.k
-    if shared.late is not None:  # Lance cannot be told what the search is restricted to
+    if shared.late is not None or not asked.lance_can:  # or Lance cannot be told what the search is restricted to
         return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, asked)
     wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, asked.column]))
     total = merge.snapshot.base.dataset.count_rows()
@@ -183,7 +202,8 @@ def nearest_in_base(
     while True:
         rows = _ask_lance(merge, shared.told, asked, fetch, wanted, use_index=use_index)
         live = merge.live_in_base(rows)
-        if live.sum() >= min(k, total):
+        positions, distances = asked.exact(rows.column(asked.column), live) if live.any() else _NOTHING
+        if (len(positions) if asked.skips_near_ones else live.sum()) >= min(k, total):
             break
         if rows.num_rows < fetch or fetch >= total:
             if not use_index:
@@ -191,9 +211,6 @@ def nearest_in_base(
             use_index = False  # the index has no more, or missed some: slower, never short
         else:
             fetch = min(total, fetch * 4)
-    if not live.any():
-        return rows, *_NOTHING
-    positions, distances = asked.exact(rows.column(asked.column), live)
     return rows, _row_ids(rows)[positions], distances
 
 

@@ -14,11 +14,12 @@ from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.index.query import Boolean, Boost, Match, MultiMatch, Phrase, TextQuery
 from lance_memwal.memtable.index.spec import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
 from lance_memwal.memtable.index.text_view import FtsView
-from lance_memwal.memtable.index.vectors import METRICS, Metric, exact_search
+from lance_memwal.memtable.index.vectors import METRICS, SEARCH_METRICS, Metric, exact_search
 from lance_memwal.rows.sql import Equals, In, IsNotNull, IsNull, Predicate, Range
 
 __all__ = [
     "METRICS",
+    "SEARCH_METRICS",
     "Analyzer",
     "AnalyzerOptions",
     "BTreeIndex",
