@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pydantic
 import pytest
 
 import lance_memwal as mw
@@ -195,6 +199,21 @@ class ArrayOnly:
         return TABLE.to_batches()[0].__arrow_c_array__(requested_schema)
 
 
+@dataclasses.dataclass
+class Row:
+    """A row as an object."""
+
+    id: int
+    v: str
+
+
+class Model(pydantic.BaseModel):
+    """A row as a model."""
+
+    id: int
+    v: str
+
+
 FRAME = pd.DataFrame({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 KINDS: dict[str, Any] = {
     "record batch": TABLE.to_batches()[0],
@@ -210,7 +229,18 @@ KINDS: dict[str, Any] = {
     "dict of arrays": {"id": np.array([1, 2], dtype=np.int16), "v": pa.array(["a", "b"])},
     "stream capsule": StreamOnly(),
     "array capsule": ArrayOnly(),
+    "lazy frame": pl.LazyFrame({"id": [1, 2], "v": ["a", "b"]}),
+    "dataset": ds.dataset(TABLE),
+    "dataclasses": [Row(1, "a"), Row(2, "b")],
+    "models": [Model(id=1, v="a"), Model(id=2, v="b")],
+    "rows of several kinds": [Row(1, "a"), {"id": 2, "v": "b"}],
 }
+ITERATORS: dict[str, Callable[[], Any]] = {
+    "batches": lambda: iter(TABLE.to_batches()),
+    "dicts": lambda: ({"id": number, "v": value} for number, value in [(1, "a"), (2, "b")]),
+    "models": lambda: (Model(id=number, v=value) for number, value in [(1, "a"), (2, "b")]),
+}
+ONE_ROW: dict[str, Any] = {"dict": {"id": 1, "v": "a"}, "dataclass": Row(1, "a"), "model": Model(id=1, v="a")}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -218,6 +248,47 @@ def test_anything_arrow_like_can_be_put(tmp_path: Path, kind: str) -> None:
     with open_writer(tmp_path) as writer:
         writer.put(KINDS[kind])
         assert scanned(writer) == {1: "a", 2: "b"}
+
+
+@pytest.mark.parametrize("kind", ITERATORS)
+def test_an_iterator_is_run_once_into_one_put(tmp_path: Path, kind: str) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.put(ITERATORS[kind]())
+        assert scanned(writer) == {1: "a", 2: "b"}
+        assert writer.stats().put_count == 1
+
+
+@pytest.mark.parametrize("kind", ONE_ROW)
+def test_one_row_can_be_put(tmp_path: Path, kind: str) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.put(ONE_ROW[kind])
+        assert scanned(writer) == {1: "a"}
+
+
+def test_a_dict_with_a_value_that_is_no_collection_is_one_row(tmp_path: Path) -> None:
+    with open_writer(tmp_path, WIDE) as writer:
+        writer.put(FULL)
+        writer.put({name: [value] for name, value in (FULL | {"id": 2}).items()})
+        assert writer.scan().to_table().to_pylist() == [FULL, FULL | {"id": 2}]
+
+
+def test_one_key_can_be_given_as_it_is(tmp_path: Path) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.put(rows(range(5)))
+        for key in (0, np.int64(1), {"id": 2}, Row(3, "any")):
+            writer.delete(key)
+        assert scanned(writer) == {4: "a"}
+
+
+def test_one_composite_key_can_be_given_as_a_tuple(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.string()), ("b", pa.int64()), ("v", pa.int64())])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key=["a", "b"], writer_defaults={"fsync": False})
+    with table.writer() as writer:
+        writer.put({"a": ["x", "y", "z"], "b": [1, 2, 3], "v": [1, 2, 3]})
+        writer.delete(("x", 1))
+        writer.delete({"a": "y", "b": 2})
+        assert writer.lookup(("z", 3))["v"].to_pylist() == [3]
+        assert writer.count_rows() == 1
 
 
 def test_a_reader_is_drained_into_one_put(tmp_path: Path) -> None:
@@ -360,7 +431,7 @@ def test_plain_values_that_do_not_convert_are_refused_by_column(tmp_path: Path) 
         with pytest.raises(InvalidInputError, match="'id' cannot be converted"):
             writer.put([{"id": "one", "v": "a"}])
         with pytest.raises(InvalidInputError, match="'id' cannot be converted"):
-            writer.put({"id": 1, "v": "a"})
+            writer.put({"id": "one", "v": "a"})
 
 
 def test_input_that_fits_is_not_copied(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_keys_may_be_given_in_many_ways(tmp_path: Path, kind: str) -> None:
         assert scanned(writer) == {3: "a"}
 
 
-@pytest.mark.parametrize("keys", [5, "abc", ["a"], pa.array(["1"]), [1.5], [True, "x"], None, [dt.date(2024, 1, 1)]])
+@pytest.mark.parametrize("keys", [5.5, "abc", ["a"], pa.array(["1"]), [1.5], [True, "x"], None, [dt.date(2024, 1, 1)]])
 def test_what_is_no_key_is_refused(tmp_path: Path, keys: Any) -> None:
     with open_writer(tmp_path) as writer:
         writer.put(rows([1]))

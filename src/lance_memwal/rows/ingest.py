@@ -6,14 +6,18 @@ Owns the conversion of input. Invariants:
 2. Plain Python values are converted with the table's types, so that `[1, 2]` fits an int32 and a uint64 column alike.
 3. What cannot be converted is an `InvalidInputError` that names the column or the kind of input.
 4. A type fits another (`may_cast`) if a cast keeps what the values mean.
+5. A dict with a value that is no collection is one row; else it is columns. Objects with fields (dataclasses, models of
+   pydantic) are rows. What has to be run to give its rows (an iterator, a dataset, a lazy frame) is run once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyarrow.dataset import Dataset
 
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError, reason_of
@@ -22,6 +26,9 @@ from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
 
 __all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "to_batches", "with_rows"]
+
+# What a value that holds several has; a numpy scalar has none of these.
+_COLLECTIONS = ("__len__", "__iter__", "__arrow_c_stream__", "__arrow_c_array__", "to_batches", "to_arrow", "collect")
 
 
 def to_batches(data: Any, columns: pa.Schema, *, whole: bool = False) -> list[pa.RecordBatch]:
@@ -36,10 +43,28 @@ def to_batches(data: Any, columns: pa.Schema, *, whole: bool = False) -> list[pa
     if isinstance(data, pa.RecordBatchReader):
         return list(data)
     if isinstance(data, Mapping):
-        return _from_columns(data, columns, whole)
+        return _from_sequence([data], columns, whole) if _is_row(data) else _from_columns(data, columns, whole)
     if isinstance(data, (list, tuple)):
         return _from_sequence(data, columns, whole)
-    return _from_foreign(data)
+    if isinstance(data, Iterator):
+        return _from_sequence(list(data), columns, whole)
+    row = _as_row(data)
+    return _from_foreign(data) if row is None else _from_sequence([row], columns, whole)
+
+
+def _is_row(data: Mapping[str, Any]) -> bool:
+    """Whether a dict is one row: one of its values is no collection, so that it cannot be a column."""
+    return any(isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__len__") for value in data.values())
+
+
+def _as_row(item: Any) -> Mapping[str, Any] | None:
+    """An object with fields as a row; None if it is none."""
+    if isinstance(item, Mapping):
+        return item
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return dataclasses.asdict(item)
+    dump = getattr(item, "model_dump", None)  # pydantic
+    return dump() if callable(dump) and not isinstance(item, type) else None
 
 
 def _from_sequence(data: Sequence[Any], columns: pa.Schema, whole: bool) -> list[pa.RecordBatch]:
@@ -47,15 +72,16 @@ def _from_sequence(data: Sequence[Any], columns: pa.Schema, whole: bool) -> list
         return list(data)
     if all(isinstance(item, pa.Table) for item in data):
         return [batch for table in data for batch in table.to_batches()]
-    if all(isinstance(item, Mapping) for item in data):
-        names = list(dict.fromkeys(name for row in data for name in row))
+    rows = [row for row in map(_as_row, data) if row is not None]
+    if len(rows) == len(data):
+        names = list(dict.fromkeys(name for row in rows for name in row))
         if not names:
             raise InvalidInputError("the dicts are empty: each must have a value for every column that it gives")
-        if whole and sum(map(len, data)) < len(names) * len(data):
-            raise refuse_missing([name for name in names if any(name not in row for row in data)])
-        return _from_columns({name: [row.get(name) for row in data] for name in names}, columns, whole)
+        if whole and sum(map(len, rows)) < len(names) * len(rows):
+            raise refuse_missing([name for name in names if any(name not in row for row in rows)])
+        return _from_columns({name: [row.get(name) for row in rows] for name in names}, columns, whole)
     kinds = sorted({type(item).__name__ for item in data})
-    raise InvalidInputError(f"a list of {', '.join(kinds)} is no data; give record batches or dicts")
+    raise InvalidInputError(f"a list of {', '.join(kinds)} is no data; give record batches, dicts or dataclasses")
 
 
 def _from_columns(data: Mapping[str, Any], columns: pa.Schema, whole: bool = False) -> list[pa.RecordBatch]:
@@ -151,12 +177,17 @@ def _from_foreign(data: Any) -> list[pa.RecordBatch]:
             return list(pa.RecordBatchReader.from_stream(data))
         if hasattr(data, "__arrow_c_array__"):
             return [pa.record_batch(data)]
+        if hasattr(data, "collect"):  # a lazy frame
+            return _from_foreign(data.collect())
+        if isinstance(data, Dataset):
+            return list(data.to_batches())
         if hasattr(data, "to_arrow"):
             return list(pa.table(data.to_arrow()).to_batches())
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise InvalidInputError(f"{type(data).__name__} cannot be read as Arrow data: {error}") from None
     raise InvalidInputError(
-        f"{type(data).__name__} is no data; give record batches, a table, a reader, pandas, polars, dicts or columns"
+        f"{type(data).__name__} is no data; give record batches, a table, a reader, a dataset, pandas, polars, dicts, "
+        "dataclasses or columns"
     )
 
 
@@ -300,11 +331,22 @@ def _key_table(keys: Any, target: pa.Schema) -> pa.Table:
         return _single(keys, target)
     if isinstance(keys, (pa.StructArray, pa.ChunkedArray)):
         return pa.table(keys.flatten(), names=[f.name for f in keys.type])
+    if _is_one_key(keys, target):
+        return _listed([keys], target)
     if isinstance(keys, (list, tuple, set, frozenset, range)):
         return _listed(list(keys), target)
     if hasattr(keys, "__array__") and not hasattr(keys, "columns"):  # numpy, a series of pandas or polars
         return _single(_column(target.names[0], keys, target), target)
     return _one_table(to_batches(keys, target), target)
+
+
+def _is_one_key(keys: Any, target: pa.Schema) -> bool:
+    """Whether this is one key: a plain value, or a tuple of them where the key has several columns."""
+    if isinstance(keys, tuple):
+        return len(target) > 1 and bool(keys) and not any(isinstance(key, (tuple, list, Mapping)) for key in keys)
+    if isinstance(keys, (str, bytes)):
+        return True
+    return not any(hasattr(keys, name) for name in _COLLECTIONS) and _as_row(keys) is None
 
 
 def _one_table(batches: list[pa.RecordBatch], target: pa.Schema) -> pa.Table:
