@@ -234,6 +234,7 @@ class ShardWriter:
         limit: int | None = None,
         offset: int | None = None,
         *,
+        order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
     ) -> Scan:
@@ -243,6 +244,7 @@ class ShardWriter:
             filter,
             limit,
             offset,
+            order_by=order_by,
             with_row_address=with_row_address,
             with_generation=with_generation,
             shards=[self.shard_id],

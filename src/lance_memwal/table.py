@@ -259,18 +259,24 @@ class Table:
         limit: int | None = None,
         offset: int | None = None,
         *,
+        order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
     ) -> Scan:
-        """All live rows of all tiers as of now; see `Scan` for the ways to read them."""
+        """All live rows of all tiers as of now; see `Scan` for the ways to read them.
+
+        `columns` may name fields inside of structs (`meta.a`). `order_by` names columns or fields, with a "-" in front for
+        the largest first; nulls come last, and rows that it does not tell apart come in the order of their keys.
+        """
         return self._reader.scan(
             columns,
             filter,
             limit,
             offset,
+            order_by=order_by,
             with_row_address=with_row_address,
             with_generation=with_generation,
             consistency=consistency,

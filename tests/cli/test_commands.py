@@ -108,6 +108,8 @@ def test_keys_of_every_type_are_parsed(kind: pa.DataType, key: Any, text: str, t
 def test_scan_projects_filters_limits_and_explains(table: Path) -> None:
     assert rows("scan", table, "--columns", "id", "--filter", "id > 2", "--limit", 1)[0].keys() == {"id"}
     assert "base table version" in run("scan", table, "--explain").stdout
+    ordered = rows("scan", table, "--columns", "id", "--order-by", "-name", "--limit", 2)
+    assert [row["id"] for row in ordered] == [4, 3]
 
 
 def test_search_by_text_and_by_vector(table: Path) -> None:

@@ -24,6 +24,10 @@ def scan(
     uri: Uri,
     columns: Columns = None,
     filter: _Filter = None,  # noqa: A002
+    order_by: Annotated[
+        str | None,
+        typer.Option("--order-by", "-s", help="Columns, separated by commas; -name puts the largest first."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, help="Rows (default: 20, with --json all).")
     ] = None,
@@ -42,6 +46,7 @@ def scan(
         split_names(columns),
         filter,
         rows if cut is None else cut + 1,  # one more than is shown tells whether there are more
+        order_by=split_names(order_by),
         consistency="flushed" if flushed else "fresh",
     )
     if explain:

@@ -29,7 +29,8 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.schema import TableSchema, checked_columns
+from lance_memwal.rows.projection import checked_paths, column_at, field_at, roots_of, value_at
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import find_newest
 from lance_memwal.types import TOMBSTONE, ShardManifest
 
@@ -41,7 +42,12 @@ _KEPT_BYTES = 16 << 20
 def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
     """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
     table = snapshot.schema.columns
-    columns = checked_columns(columns, table)
+    columns = checked_paths(columns, table)
+    roots = roots_of(columns)
+    if roots != columns:
+        found = lookup_rows(snapshot, base_lookup, keys, roots)
+        schema = pa.schema([field_at(path, table) for path in columns])
+        return pa.Table.from_arrays([column_at(path, found) for path in columns], schema=schema)
     schema = pa.schema([table.field(name) for name in columns])
     if not columns:
         return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
@@ -176,4 +182,4 @@ def _row(ref: InMemoryMemTableRef, row: int, columns: Sequence[str] | None) -> d
     if arrays[TOMBSTONE][at].as_py():
         return None
     names = ref.schema.names if columns is None else columns
-    return {name: arrays[name][at].as_py() for name in names}
+    return {name: value_at(name, arrays, at) for name in names}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_number, check_text
+from lance_memwal.arguments import check_choice, check_names, check_number, check_text
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import SEARCH_METRICS, Metric, as_query
 from lance_memwal.memtable.index.analyzer import is_text
@@ -21,7 +21,7 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike, RowFilter
-from lance_memwal.rows.schema import checked_columns
+from lance_memwal.rows.projection import checked_paths
 
 __all__ = ["MemTableScanner"]
 
@@ -36,16 +36,22 @@ class MemTableScanner:
         self._columns: tuple[str, ...] | None = None
         self._filter: RowFilter | None = None
         self._limit: int | None = None
+        self._order: tuple[str, ...] | None = None
         self._search: SearchRequest | None = None
 
     def project(self, columns: Sequence[str]) -> MemTableScanner:
         """Return only `columns`, in this order (and the score of a search)."""
-        self._columns = checked_columns(columns, self._table)
+        self._columns = checked_paths(columns, self._table)
         return self
 
     def filter(self, expr: FilterLike) -> MemTableScanner:
         """Return only rows for which `expr` (SQL or a pyarrow expression) is true; several filters must all be true."""
         self._filter = RowFilter(expr, self._table, also=self._filter)
+        return self
+
+    def order_by(self, columns: Sequence[str]) -> MemTableScanner:
+        """Return the rows in this order ("-" in front of a name: the largest first); see `Table.scan`."""
+        self._order = check_names("order_by", columns)
         return self
 
     def limit(self, n: int) -> MemTableScanner:
@@ -86,12 +92,20 @@ class MemTableScanner:
             raise InvalidInputError("a scan ranks by one search: either nearest or full_text_search, once")
 
     def _scan(self) -> Scan:
-        return Scan(lambda: self._snapshot, columns=self._columns, filter=self._filter, limit=self._limit)
+        return Scan(
+            lambda: self._snapshot,
+            columns=self._columns,
+            filter=self._filter,
+            limit=self._limit,
+            order_by=self._order,
+        )
 
     def to_table(self) -> pa.Table:
         """The rows as a table."""
         if self._search is None:
             return self._scan().to_table()
+        if self._order is not None:
+            raise InvalidInputError("a search has an order of its own, the best first: leave order_by out")
         found = search(self._snapshot, replace(self._search, columns=self._columns, filter=self._filter))
         return found.slice(0, self._limit)
 

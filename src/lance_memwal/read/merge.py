@@ -26,6 +26,7 @@ from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
+from lance_memwal.rows.projection import column_at, field_at, root_of, roots_of
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
 
 __all__ = [
@@ -57,7 +58,7 @@ class Projection:
 
     def schema(self, table: pa.Schema) -> pa.Schema:
         """The Arrow schema of the answer."""
-        fields = [table.field(name) for name in self.columns]
+        fields = [field_at(path, table) for path in self.columns]
         fields += [pa.field(ROW_ADDRESS, pa.uint64())] if self.with_row_address else []
         fields += [pa.field(GENERATION, pa.uint64())] if self.with_generation else []
         return pa.schema(fields)
@@ -153,7 +154,7 @@ class Merge:
             table, offsets = reader.all_rows(schema)
             yield _Part(table, live_rows(table, offsets, hidden), generation)
             return
-        columns = list(self.projection.columns)
+        columns = list(roots_of(self.projection.columns))
         for batch, offsets in reader.batches(schema, columns, self.row_filter, self._batch_rows()):
             live = live_rows(batch, offsets, hidden)
             yield _Part(pa.Table.from_batches([batch]), live, generation, filtered=True)
@@ -162,7 +163,8 @@ class Merge:
         """The live rows of the base table, or of some of its fragments, that match."""
         snapshot, projection = self.snapshot, self.projection
         shared = pushdown(self.row_filter)
-        columns = list(dict.fromkeys([*projection.columns, *self.hiding_columns, *shared.columns]))
+        asked = (root_of(path) if root_of(path) in snapshot.schema.blobs else path for path in projection.columns)
+        columns = list(dict.fromkeys([*asked, *self.hiding_columns, *shared.columns]))
         base, dataset = snapshot.base, snapshot.base.dataset
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with base.reading("scanning the base table", given=shared.told is not None):
@@ -205,7 +207,7 @@ class Merge:
                     yield self._dress(batch, part.generation)
 
     def _dress(self, batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
-        arrays = [batch.column(name) for name in self.projection.columns]
+        arrays = [column_at(path, batch) for path in self.projection.columns]
         if self.projection.with_row_address:
             is_base = generation == _BASE
             arrays.append(batch.column(ROW_ADDRESS) if is_base else pa.nulls(batch.num_rows, pa.uint64()))
@@ -217,7 +219,7 @@ class Merge:
 
     def _batch_rows(self) -> int:
         """Rows per batch that make about one megabyte."""
-        width = sum(_width(self.snapshot.schema.columns.field(name).type) for name in self.projection.columns)
+        width = sum(_width(field.type) for field in self.schema)
         return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
 
 

@@ -28,7 +28,7 @@ from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.schema import checked_columns
+from lance_memwal.rows.projection import checked_paths
 from lance_memwal.rows.sharding import Sharding, shards_of_filter, shards_of_keys
 from lance_memwal.types import ShardManifest
 
@@ -71,6 +71,7 @@ class Reader:
         limit: int | None = None,
         offset: int | None = None,
         *,
+        order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
         consistency: Consistency = "fresh",
@@ -84,6 +85,7 @@ class Reader:
             filter=filter,
             limit=limit,
             offset=offset,
+            order_by=order_by,
             with_row_address=with_row_address,
             with_generation=with_generation,
         )
@@ -95,7 +97,7 @@ class Reader:
         base = self._newest.with_index()
         schema = base.columns
         if columns is not None:
-            columns = checked_columns(columns, schema.columns)
+            columns = checked_paths(columns, schema.columns)
         shards = live.all_of(base.location.key) if writer is None else [writer]
         row = get_from_memory(shards, base.table_id, schema, key, columns, self._newest_manifest)
         if not isinstance(row, Undecided):

@@ -1,9 +1,9 @@
-"""A scan of a table: all live rows of all tiers, projected, filtered, limited.
+"""A scan of a table: all live rows of all tiers, projected, filtered, ordered, limited.
 
 Owns the public `Scan`, and what its `explain` says. Invariants:
 
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
-2. Limit and offset count live, matching rows.
+2. Limit and offset count live, matching rows, after these were put in order.
 3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
    read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
    (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
@@ -13,6 +13,7 @@ Owns the public `Scan`, and what its `explain` says. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -22,14 +23,16 @@ import pyarrow as pa
 from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
+from lance_memwal.read.order import Order
 from lance_memwal.read.snapshot import ShardView, Snapshot, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
-from lance_memwal.rows.schema import checked_columns
+from lance_memwal.rows.projection import checked_paths
 from lance_memwal.sstable.catch_up import CatchUp
 
 __all__ = ["Scan"]
 
 T = TypeVar("T")
+_BATCH_ROWS = 1 << 16
 
 
 class Scan:
@@ -43,6 +46,7 @@ class Scan:
         filter: FilterLike | RowFilter | None = None,  # noqa: A002
         limit: int | None = None,
         offset: int | None = None,
+        order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
     ) -> None:
@@ -52,7 +56,8 @@ class Scan:
         self._capture = capture
         self._snapshot = capture()
         table = self._snapshot.schema.columns
-        self._projection = Projection(checked_columns(columns, table), with_row_address, with_generation)
+        self._projection = Projection(checked_paths(columns, table), with_row_address, with_generation)
+        self._order = Order.of(order_by, self._snapshot.schema)
         self._filter = as_filter(filter, table)
         self._limit = _count("limit", limit)
         self._offset = _count("offset", offset) or 0
@@ -70,11 +75,22 @@ class Scan:
     def _start(self, snapshot: Snapshot, projection: Projection) -> Iterator[pa.RecordBatch]:
         """The stream of a snapshot after its first batch: nothing that it needs was missing up to here."""
         self._snapshot = snapshot
+        if self._order is not None and projection is self._projection:
+            return self._ordered(snapshot, self._order)
         merge = Merge(snapshot, projection, self._filter)
         merge.prepare()
         batches = merge.batches()
         first = next(batches, None)
         return batches if first is None else chain([first], batches)
+
+    def _ordered(self, snapshot: Snapshot, order: Order) -> Iterator[pa.RecordBatch]:
+        """The rows in order, as many as the limit needs; the columns that decide are read along."""
+        columns = tuple(dict.fromkeys([*self._projection.columns, *order.paths]))
+        merge = Merge(snapshot, replace(self._projection, columns=columns), self._filter)
+        merge.prepare()
+        count = None if self._limit is None else self._offset + self._limit
+        rows = order.first(merge.batches(), merge.schema, count).select(self.schema.names)
+        return iter(rows.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
 
     def _cut(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The stream from the offset on, up to the limit."""
@@ -140,7 +156,9 @@ class Scan:
 
     def explain(self) -> str:
         """What this scan reads and what it leaves out, for people."""
-        return _explained(self._snapshot, self._projection, self._filter, self._limit, self._offset)
+        return _explained(
+            self._snapshot, self._projection, self._filter, self._order, limit=self._limit, offset=self._offset
+        )
 
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
@@ -159,7 +177,13 @@ def _count(name: str, value: int | None) -> int | None:
 
 
 def _explained(
-    snapshot: Snapshot, projection: Projection, row_filter: RowFilter | None, limit: int | None, offset: int
+    snapshot: Snapshot,
+    projection: Projection,
+    row_filter: RowFilter | None,
+    order: Order | None,
+    *,
+    limit: int | None,
+    offset: int,
 ) -> str:
     """Sources, newest tier first, with what was pruned."""
     key = ", ".join(snapshot.schema.primary_key)
@@ -167,6 +191,9 @@ def _explained(
     lines.append(f"  columns: {', '.join(projection.columns) or '(none)'}")
     if row_filter is not None:
         lines.append(f"  filter:  {row_filter} (after recency)")
+    if order is not None:
+        kept = "all rows are sorted in memory" if limit is None else f"the first {offset + limit} are kept"
+        lines.append(f"  order:   {order} ({kept})")
     if limit is not None or offset:
         lines.append(f"  limit:   {limit if limit is not None else 'none'}, offset {offset}")
     lines.append(f"  merge:   {f'newest row per ({key}), deletes hidden' if key else 'append-only, every row counts'}")
