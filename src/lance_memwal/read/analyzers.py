@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.manifest import IndexEntry
 from lance_memwal.memtable.index import Analyzer, AnalyzerOptions, FtsIndex, FtsMemIndex, MemIndex, analyzer_for
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.sstable.mirrors import index_facts
 
-__all__ = ["TextAnalyzers", "memory_indexes", "text_analyzers"]
+__all__ = ["TextAnalyzers", "is_over_rows", "memory_indexes", "text_analyzers"]
 
 _BY_ROW = "row"
 
@@ -52,6 +54,13 @@ def memory_indexes(snapshot: Snapshot) -> list[MemIndex]:
     return [index for view in snapshot.shards for ref in reversed(view.memory) for index in ref.indexes]
 
 
+def is_over_rows(base: BaseTable, entry: IndexEntry) -> bool:
+    """Whether an index is a text index of which every row is a document."""
+    if "Inverted" not in entry.details_type:
+        return False
+    return (index_facts(base, entry).params or {}).get("document_granularity") in (None, _BY_ROW)
+
+
 def text_analyzers(snapshot: Snapshot) -> TextAnalyzers:
     """The analyzers of all text columns that have an index."""
     if snapshot.base_table is None:
@@ -66,7 +75,7 @@ def text_analyzers(snapshot: Snapshot) -> TextAnalyzers:
             continue
         column = by_id[entry.field_ids[0]]
         params = index_facts(snapshot.base, entry).params or {}
-        if params.get("document_granularity", _BY_ROW) != _BY_ROW:
+        if not is_over_rows(snapshot.base, entry):
             refused[column] = InvalidInputError(
                 f"the documents of the text index on {column!r} are the elements of its lists, which is not searched here: "
                 "use Lance (table.dataset), after compaction, or an index over whole rows"

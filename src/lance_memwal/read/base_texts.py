@@ -28,6 +28,7 @@ from lance_memwal.lance.text_index import TextPart, TextSegment, open_segment
 from lance_memwal.memtable.index import Analyzer, CorpusStats, FtsMemIndex
 from lance_memwal.memtable.index.bm25 import BoundLeaf, Hits
 from lance_memwal.process.cache import CACHE, SMALL_BYTES
+from lance_memwal.read.analyzers import is_over_rows
 from lance_memwal.read.base_rows import rows_by_id, version_of
 from lance_memwal.read.best_texts import (
     Scored,
@@ -98,7 +99,7 @@ class BaseTexts:
 def _segments(base: BaseTable, column: str) -> list[TextSegment]:
     """The segments of the base table's text index on `column` that can be read."""
     number = base.column_ids[column]
-    entries = [e for e in base.index_entries if tuple(e.field_ids) == (number,) and "Inverted" in e.details_type]
+    entries = [e for e in base.index_entries if tuple(e.field_ids) == (number,) and is_over_rows(base, e)]
     names = {entry.name for entry in entries}
     if not entries or len(names) > 1 or base.manifest.index(_REUSED) is not None:
         return []

@@ -61,8 +61,15 @@ def _read_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
             return IndexFacts(kind, metric=vector_metric(base.dataset, entry.name))
         if kind == "Inverted":
             statistics = base.dataset.stats.index_stats(entry.name)
-            return IndexFacts(kind, params=(statistics.get("indices") or [{}])[0].get("params"))
+            params = (statistics.get("indices") or [{}])[0].get("params")
+            return IndexFacts(kind, params={**(params or {}), **_granularity(base, entry.name)})
     return IndexFacts(kind)
+
+
+def _granularity(base: BaseTable, name: str) -> dict[str, Any]:
+    """What the documents of a text index are, where that is said: the description does, the statistics do not."""
+    details = [index.details for index in base.dataset.describe_indices() if index.name == name]
+    return {key: value for told in details for key, value in told.items() if key == "document_granularity"}
 
 
 def spec_of(base: BaseTable, entry: IndexEntry, schema: TableSchema) -> IndexSpec:

@@ -77,10 +77,10 @@ class DistanceRange:
 ANY_DISTANCE = DistanceRange()
 
 
-def check_search(metric: str, allowed: Mask | None, n: int) -> None:
-    """Raise InvalidInputError for a metric that is none, or a mask that does not reach row `n`."""
-    if metric not in SEARCH_METRICS:
-        raise InvalidInputError(f"metric must be one of {', '.join(SEARCH_METRICS)}, not {metric!r}")
+def check_search(metric: str, allowed: Mask | None, n: int, metrics: Sequence[Metric] = METRICS) -> None:
+    """Raise InvalidInputError for a metric that is none of these, or a mask that does not reach row `n`."""
+    if metric not in metrics:
+        raise InvalidInputError(f"metric must be one of {', '.join(metrics)}, not {metric!r}")
     if allowed is not None and len(allowed) < n:
         raise InvalidInputError(f"the mask has {len(allowed)} entries for {n} rows")
 
@@ -280,7 +280,7 @@ def exact_search(
         block = VectorBlock.of_matrix(
             0, vectors.astype(np.float64 if precision == np.float64 else np.float32, copy=False)
         )
-    check_search(metric, allowed, len(block))
+    check_search(metric, allowed, len(block), SEARCH_METRICS if precision == np.uint8 else METRICS)
     return nearest_in_block(block, query_vector(query, block.matrix.shape[1], precision), k, metric, allowed, within)
 
 
