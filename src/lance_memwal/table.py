@@ -126,7 +126,9 @@ def enable(
     return Table(location, enable_base(base, primary_key, choices))
 
 
-def open_table(uri: str, *, storage_options: Mapping[str, str] | None = None, for_repair: bool = False) -> Table:
+def open_table(
+    uri: str | Location, *, storage_options: Mapping[str, str] | None = None, for_repair: bool = False
+) -> Table:
     """The table at `uri`; says so if it has no MemWAL index, or lost it.
 
     `for_repair=True` opens it all the same: `Table.verify` and `Table.repair` work then, reads and writes do not. If the
@@ -152,6 +154,10 @@ class Table:
     def __repr__(self) -> str:
         base = self._newest.known
         return f"Table({self.uri!r}, primary_key=({', '.join(base.primary_key) or 'none'}), version={base.version})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled table is its place, with the options that were given for it, and is opened again where it arrives."""
+        return open_table, (self.location,)
 
     # ------------------------------------------------------------------------------------------------------ the table
 

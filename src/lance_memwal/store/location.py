@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from lance_memwal.arguments import check_instance, check_text
@@ -55,6 +56,10 @@ class Location:
 
     def __repr__(self) -> str:
         return f"Location({self.describe()!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled location is its address and its options, credentials included."""
+        return resolve, (self.uri, self.storage_options)
 
     @property
     def dataset_uri(self) -> str:
