@@ -22,7 +22,7 @@ __all__ = ["WriterConfig"]
 _MIB = 1024 * 1024
 _LARGEST_ENTRY_BYTES = 1024 * _MIB  # readers refuse entries above 2 GiB, and encoding adds to the rows
 _NEVER_STORED = frozenset({"shard_id", "shard_spec_id"})
-_OPTIONAL_DURATIONS = frozenset({"max_wal_flush_interval_ms", "stats_log_interval_ms"})
+_OPTIONAL_DURATIONS = frozenset({"max_wal_flush_interval_ms", "max_memtable_age_ms", "stats_log_interval_ms"})
 _AT_LEAST_ONE = (
     "max_memtable_size",
     "max_memtable_rows",
@@ -41,7 +41,7 @@ class WriterConfig:
     """Settings of one writer; every field has the default of the behaviour contract.
 
     `shard_id=None` means a new random shard. `max_wal_buffer_size=0` switches the size trigger off; a duration of
-    None switches its timer off. `fsync` concerns local paths only.
+    None switches its timer off. A memtable freezes `max_memtable_age_ms` after its first row. `fsync` concerns local paths only.
     """
 
     shard_id: str | None = None
@@ -53,6 +53,7 @@ class WriterConfig:
     max_memtable_size: int = 256 * _MIB
     max_memtable_rows: int = 100_000
     max_memtable_batches: int = 8_000
+    max_memtable_age_ms: int | None = 300_000
     manifest_scan_batch_size: int = 2
     max_unflushed_memtable_bytes: int = 1024 * _MIB
     backpressure_log_interval_ms: int = 30_000

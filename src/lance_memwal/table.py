@@ -247,7 +247,9 @@ class Table:
             named = _settings(newest, shard_id, config, overrides)
             return ShardWriter.of_table(newest, named, routed=True, watch=watch, parked=parked)
 
-        return TableWriter(base, self._reader, open_shard, watch, compaction, max_open_shards)
+        age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
+        age_seconds = None if age_ms is None else age_ms / 1000
+        return TableWriter(base, self._reader, open_shard, watch, compaction, max_open_shards, age_seconds)
 
     def shard_writer(
         self, shard_id: str | None = None, *, config: WriterConfig | None = None, **overrides: Any

@@ -83,16 +83,18 @@ class TableWriter:
         watch: TableWatch,
         compaction: CompactionPolicy | None = None,
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
+        max_age_seconds: float | None = None,
     ) -> None:
         """Use `Table.writer`."""
         self._location = base.location
         self._reader = reader
         self._take_columns(base)
         self._lock = threading.RLock()
-        self._shards = OpenShards(open_shard, max_open_shards)
+        self._shards = OpenShards(open_shard, max_open_shards, max_age_seconds)
         self._watch = watch
         self._compaction = Background(compaction, base.location, watch.look, self._shards.names)
         weakref.finalize(self, self._compaction.stop).atexit = False
+        weakref.finalize(self, self._shards.stop_aging).atexit = False
         close_in_child(self)
 
     # ------------------------------------------------------------------------------------------------------ writing

@@ -131,7 +131,8 @@ class Flushing:
 
 
 class Ticking:
-    """The ticker's work: drain the log by time and size triggers, index what waits, log the statistics line."""
+    """The ticker's work: drain the log by time and size triggers, freeze what is old, index what waits, log the statistics
+    line."""
 
     __slots__ = ("_interval", "_next_stats", "_shard", "_stats_every")
 

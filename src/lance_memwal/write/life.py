@@ -40,12 +40,16 @@ _HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What remains of a writer that is put away; `owes_flush`: the log holds rows that are in no SSTable yet."""
+    """What remains of a writer that is put away; `owes_flush`: the log holds rows that are in no SSTable yet.
+
+    `since` is when (`monotonic`) it was put away.
+    """
 
     log: ShardLog
     transactions: TransactionMap
     stats: StatsHandle
     owes_flush: bool
+    since: float = 0.0
 
 
 def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: Parked | None = None) -> Shard:
@@ -137,4 +141,4 @@ def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
     except MemWalError:
         return None
     stop(JOIN_SECONDS)
-    return Parked(shard.log, shard.transactions, shard.stats, shard.is_unflushed())
+    return Parked(shard.log, shard.transactions, shard.stats, shard.is_unflushed(), shard.clock.monotonic())

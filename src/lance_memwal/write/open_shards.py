@@ -5,12 +5,15 @@ Owns `OpenShards`. Invariants:
 1. At most `limit` shard writers are open when no write runs; the ones that were not used for longest are parked first.
 2. A parked shard has everything durable, and keeps its epoch: no claim and no sentinel when it is used again.
 3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
-4. What is done alone (opening, making room) has an end: a writer that is too busy to be parked stays open, and the limit
+4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open: whoever looks for
+   logs without a writer does not find it.
+5. What is done alone (opening, making room) has an end: a writer that is too busy to be parked stays open, and the limit
    is kept by the next that opens one. Writes to shards that are open wait for none of it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -18,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.errors import ClosedError
+from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.write.life import Parked
@@ -28,6 +32,8 @@ __all__ = ["DEFAULT_OPEN_SHARDS", "OpenShards"]
 DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
 _ROOM_SECONDS = 10.0
+_AGED_SECONDS = 60.0
+_LOG = logging.getLogger(__name__)
 
 
 class ShardOwner(Protocol):
@@ -70,10 +76,20 @@ W = TypeVar("W", bound=ShardOwner)
 class OpenShards(Generic[W]):
     """The shards that one table writer writes. Threads may share it."""
 
-    def __init__(self, open_shard: Callable[[str | None, Parked | None], W], limit: int) -> None:
-        """`open_shard` claims a shard (None: the default one), or takes a parked one up again."""
+    def __init__(
+        self,
+        open_shard: Callable[[str | None, Parked | None], W],
+        limit: int,
+        max_age_seconds: float | None = None,
+    ) -> None:
+        """`open_shard` claims a shard (None: the default one), or takes a parked one up again.
+
+        After `max_age_seconds` a parked shard is flushed if it owes that; None: never.
+        """
         self._open_shard = open_shard
         self._limit = limit
+        self._max_age_seconds = max_age_seconds
+        self._aging = Task("compact")
         self._lock = threading.RLock()
         self._open: dict[str, W] = {}
         self._parked: dict[str, Parked] = {}
@@ -170,8 +186,35 @@ class OpenShards(Generic[W]):
                 self._parked[shard_id] = parked  # before it leaves the others: every shard has a name at any time
                 del self._open[shard_id]
                 self._used.pop(shard_id, None)
+                self._watch_age(parked)
             if len(self._open) < self._limit or not deadline.left_seconds:
                 return
+
+    # ------------------------------------------------------------------------------------------------- in background
+
+    def _watch_age(self, parked: Parked) -> None:
+        if self._max_age_seconds is not None and parked.owes_flush:
+            self._aging.start(self._flush_old, SYSTEM_CLOCK).poke()
+
+    def _flush_old(self) -> float | None:
+        """Flush parked shards that are old; returns the seconds until another one is."""
+        age = self._max_age_seconds
+        if age is None or self.closed:
+            return None
+        now = SYSTEM_CLOCK.monotonic()
+        owing = {shard_id: parked.since + age for shard_id, parked in list(self._parked.items()) if parked.owes_flush}
+        for shard_id in [shard_id for shard_id, due in owing.items() if due <= now]:
+            try:
+                self.write(shard_id, _flushed)
+            except Exception as error:  # a writer that closes, or a store that fails: the log has the rows
+                if not self.closed:
+                    _LOG.warning("a parked shard was not flushed [shard=%s]: %s", shard_id, error)
+        later = [due for due in owing.values() if due > now]
+        return min(later, default=now + age) - now if owing else None
+
+    def stop_aging(self) -> None:
+        """Flush no parked shard by itself any more; may be called anywhere."""
+        self._aging.cancel()
 
     # ------------------------------------------------------------------------------------------------------ ending
 
@@ -227,6 +270,7 @@ class OpenShards(Generic[W]):
 
     def _end(self, end: Callable[[W], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
         was_closed, self.closed = self.closed, True
+        self.stop_aging()
         waits = not is_on_top()
         if waits:
             with self._lock:  # whoever opens a shard now is done, or sees that it is too late
@@ -252,6 +296,13 @@ class OpenShards(Generic[W]):
     def orphan(self) -> None:
         """Become closed in a forked child."""
         self._lock, self.closed = threading.RLock(), True
+        self._aging.orphan()
+
+
+def _flushed(writer: ShardOwner) -> None:
+    """Turn what was written into SSTables."""
+    writer.force_seal_active()
+    writer.wait_for_flush_drain(_AGED_SECONDS)
 
 
 def _failure(end: Callable[[W], None], writer: W) -> Exception | None:

@@ -83,7 +83,7 @@ class Shard:
             run = LogRun(opened.manifest.current_generation)
             indexes = self.columns.indexes
             indexing = Indexing(indexes, config, health, self.stats, clock, self.ticker, self.grower)
-            self.tables = Tables(config, target.schema, health, indexing, self.flusher)
+            self.tables = Tables(config, target.schema, health, indexing, self.flusher, self.ticker, clock)
             self.tables.begin(run.generation, 0, log.next_position - 1)
         else:
             run = LogRun.of_tail(opened)

@@ -9,6 +9,7 @@ answer what the group commit asks: which generation a write belongs to, and what
 4. What was appended by a write that was interrupted before it was pending is forgotten by the next write, and by a
    freeze: the numbers of the caller say what exists.
 5. A freeze is one step, as far as interrupts go.
+6. A memtable that has rows freezes at its age limit at the latest, whether or not somebody writes.
 
 Whoever calls holds the `lock` of the writer, where nothing else is said.
 """
@@ -20,6 +21,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.tail import LogRun
@@ -41,10 +43,22 @@ class Tables:
     """The active memtable, and the frozen ones that are not SSTables yet."""
 
     def __init__(
-        self, config: WriterConfig, schema: TableSchema, health: Health, indexing: Indexing, flusher: Task
+        self,
+        config: WriterConfig,
+        schema: TableSchema,
+        health: Health,
+        indexing: Indexing,
+        flusher: Task,
+        ticker: Task,
+        clock: Clock,
     ) -> None:
         """Has no memtable before `begin`."""
         self._limits = config
+        age_ms = config.max_memtable_age_ms
+        self._max_age_seconds = None if age_ms is None else age_ms / 1000
+        self._old_at: float | None = None  # when the active memtable is too old; None while it is empty
+        self._ticker = ticker
+        self._clock = clock
         self._schema = schema
         self._health = health
         self.indexing = indexing
@@ -55,6 +69,7 @@ class Tables:
 
     def begin(self, generation: int, first_batch: int, covered_position: int) -> None:
         """Go on with an empty memtable; whatever the active one held is on storage."""
+        self._old_at = None
         self.active = self._new(generation, first_batch, covered_position)
 
     def _new(self, generation: int, first_batch: int, covered_position: int) -> MemTable:
@@ -105,7 +120,9 @@ class Tables:
             or batches + len(rows.batches) > limits.max_memtable_batches
             or not active.can_hold(rows.batches)
         ):
-            active = self.freeze(start)
+            active, batches = self.freeze(start), 0
+        if not batches:
+            self._begin_to_age()
         for batch, flags, size in zip(rows.batches, rows.flags, rows.sizes, strict=True):
             active.append(batch, flags, size)
         return run if run.generation == active.generation else LogRun(active.generation)
@@ -134,6 +151,8 @@ class Tables:
 
     def replayed(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None, position: int) -> None:
         """Put rows that the log holds at `position` into the active memtable."""
+        if self._old_at is None:
+            self._begin_to_age()
         self.active.append(batch, flags)
         self.active.covered_position = position
 
@@ -148,8 +167,20 @@ class Tables:
         fresh = self._new(active.generation + 1, active.end_batch, active.covered_position)
         frozen, size = (*self.frozen, active), self._frozen_bytes + active.size_bytes
         self.frozen, self._frozen_bytes, self.active = frozen, size, fresh  # one step
+        self._old_at = None
         self._flusher.poke()
         return fresh
+
+    def _begin_to_age(self) -> None:
+        """The active memtable gets its first row."""
+        if self._max_age_seconds is not None:
+            self._old_at = self._clock.monotonic() + self._max_age_seconds
+            self._ticker.poke()  # it may sleep for longer
+
+    def _freeze_if_old(self, now: float, end: int) -> None:
+        if self._old_at is not None and now >= self._old_at:
+            self._old_at = None  # also if there is nothing to freeze: a write was interrupted
+            self.freeze(end)
 
     def make_room(self, end: int) -> None:
         """Freeze the active memtable if nothing else will give room."""
@@ -178,7 +209,8 @@ class Tables:
     # --------------------------------------------------------------------------------------------------- in background
 
     def due_work(self, now: float, end: int) -> list[Callable[[], None]]:
-        """What the ticker must do for the indexes now, without the lock."""
+        """Freeze a memtable that is too old; what the ticker must do for the indexes now, without the lock."""
+        self._freeze_if_old(now, end)
         work: list[Callable[[], None]] = []
         if self.indexing.take_graph():
             work.append(partial(self.indexing.grow, lambda: self.active))
@@ -190,7 +222,8 @@ class Tables:
     @property
     def next_due(self) -> float | None:
         """When (`monotonic`) there is work for the ticker, if nothing else happens."""
-        return self.indexing.next_due
+        due = (self.indexing.next_due, self._old_at)
+        return min((moment for moment in due if moment is not None), default=None)
 
 
 class WalOnly:
