@@ -166,6 +166,11 @@ class ShardWriter:
 
     # -------------------------------------------------------------------------------------------------------- closing
 
+    def publish(self, timeout_seconds: float) -> None:
+        """Turn everything that was written so far into SSTables, within so many seconds."""
+        self.force_seal_active()
+        self.wait_for_flush_drain(timeout_seconds)
+
     def close(self) -> None:
         """Flush the log and all memtables, end the background work, and raise the first failure. Idempotent.
 

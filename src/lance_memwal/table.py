@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import lance
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number
+from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number, check_timeout
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
@@ -43,11 +44,23 @@ from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.upkeep.after_restore import Restored
+from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
+from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance
 from lance_memwal.upkeep.repair import repair_table
-from lance_memwal.upkeep.reports import FlushReport, GcReport, RepairReport, ShardInfo, TableStats, VerifyReport
+from lance_memwal.upkeep.reports import (
+    FlushReport,
+    GcReport,
+    MaintenanceReport,
+    RepairReport,
+    SettleReport,
+    ShardInfo,
+    TableStats,
+    VerifyReport,
+)
+from lance_memwal.upkeep.settle import settle
 from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
-from lance_memwal.upkeep.tails import flush_tails
+from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
@@ -360,16 +373,24 @@ class Table:
         This claims the shards. Those whose newest entry is younger than `idle_seconds`, or that a writer of this process
         owns, are skipped and reported; `force=True` takes them too, and fences their writers.
         """
+        return flush_tails(
+            self.location,
+            self._flusher(),
+            shards=shards,
+            idle_seconds=idle_seconds,
+            force=force,
+            tag=self._newest.known.tag,
+        )
 
+    def _flusher(self) -> ShardOpener:
+        """Opens shards whose logs were left behind."""
         base = self.base
 
         def open_shard(shard_id: str) -> ShardWriter:
             settings = _settings(base, shard_id, None, {"enable_memtable": True})
             return ShardWriter.of_table(base, settings, routed=True)
 
-        return flush_tails(
-            self.location, open_shard, shards=shards, idle_seconds=idle_seconds, force=force, tag=base.tag
-        )
+        return open_shard
 
     def compact(
         self,
@@ -378,14 +399,56 @@ class Table:
         max_generations: int | None = None,
         progress: Progress | None = None,
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
+        flush: bool = False,
     ) -> CompactionReport:
         """Fold published generations into the base table, newest row per key, data and progress together.
 
         Runs beside writers and readers and fences nobody; several may run at once. `max_generations` bounds the work per
-        shard, `memory_bytes` the memory; `progress` is told what was done and how much is left.
+        shard, `memory_bytes` the memory; `progress` is told what was done and how much is left. Rows that are in a log only
+        stay there, and the report says so; with `flush` they are folded too, as far as `flush()` would publish them and
+        writers of this process do.
         """
-        compactor = Compactor(self.location, self._newest, memory_bytes=memory_bytes)
-        return compactor.run(shards=shards, max_generations=max_generations, progress=progress)
+        check_flag("flush", flush)
+        return compact_table(
+            self._newest,
+            (lambda named: self.flush(shards=named)) if flush else None,
+            shards=shards,
+            max_generations=max_generations,
+            progress=progress,
+            memory_bytes=memory_bytes,
+        )
+
+    def maintain(
+        self,
+        *,
+        indexes: IndexUpkeep = "catch_up",
+        base_files: bool = True,
+        versions: timedelta | None = DEFAULT_VERSIONS,
+        progress: Progress | None = None,
+        grace_seconds: float = 3600,
+    ) -> MaintenanceReport:
+        """Keep the table healthy: flush, compact, bring indexes up to date, merge small base files, remove what is old.
+
+        One call does all of it, beside writers and readers, and fences no living writer: only logs are claimed whose newest
+        entry is older than twice `max_memtable_age_ms`. `indexes="defer"` leaves the indexes of the base table as they
+        are, and SSTables wait for them; `base_files=False` leaves its files. Versions of the base table older than
+        `versions` go, except for those with a tag (None: all stay). What became unneeded within `grace_seconds` stays.
+        """
+        maintenance = Maintenance(self._newest, self._flusher(), progress=progress)
+        return maintenance.run(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
+
+    def settle(self, timeout: float | None = None, *, idle_seconds: float = 60) -> SettleReport:
+        """Flush and compact until nothing fresh is left; `converged` says whether that was reached.
+
+        Writers of this process are asked to flush. Logs of others are claimed once their newest entry is `idle_seconds`
+        old, and waited for until then. It ends after `timeout` seconds; None: after a quarter of an hour.
+        """
+        return settle(
+            self._newest.with_index,
+            lambda: self.flush(idle_seconds=idle_seconds).skipped,
+            lambda: Compactor(self.location, self._newest).run().generations,
+            check_timeout(timeout),
+        )
 
     def gc(
         self,

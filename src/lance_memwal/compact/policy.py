@@ -2,7 +2,7 @@
 
 Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
 
-1. A failed compaction is logged and tried again later; it never reaches a write.
+1. A failed compaction, or update of indexes, is logged and tried again later; it never reaches a write.
 2. The task ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
    that a writer waits for.
 """
@@ -17,11 +17,15 @@ from lance_memwal.arguments import check_number, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
+from lance_memwal.compact.trim import trim
 from lance_memwal.errors import InvalidInputError, ObjectNotFoundError, TableReplacedError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
+from lance_memwal.lance.optimize import optimize_indexes
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.process.background import Task, is_ending
+from lance_memwal.sstable.catch_up import CatchUp
+from lance_memwal.sstable.maintained import with_names
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
@@ -33,9 +37,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """A shard is compacted when it has this many uncompacted generations, bytes in them, or one of this age."""
+    """A shard is compacted when it has this many uncompacted generations, bytes in them, or one of this age.
+
+    The indexes of the base table are brought up to date when `max_waiting_generations` compacted ones wait for one of
+    them; None: never.
+    """
 
     max_generations: int = 16
+    max_waiting_generations: int | None = 8
     max_bytes: int = 1 << 30
     max_age_seconds: float = 900.0
     check_interval_seconds: float = 10.0
@@ -44,6 +53,8 @@ class CompactionPolicy:
     def __post_init__(self) -> None:
         for name in ("max_generations", "max_bytes", "memory_bytes"):
             check_number(name, getattr(self, name), least=1)
+        if self.max_waiting_generations is not None:
+            check_number("max_waiting_generations", self.max_waiting_generations, least=1)
         for name in ("max_age_seconds", "check_interval_seconds"):
             if check_seconds(name, getattr(self, name)) == 0:
                 raise InvalidInputError(f"{name} must be above 0")
@@ -137,6 +148,7 @@ class Background:
             return self._next_at - now
         try:
             self.compact_due(policy)
+            self.optimize_due(policy)
         except TableReplacedError as error:
             _LOG.warning("background compaction ends: %s", error)
             self._task.cancel()
@@ -157,3 +169,19 @@ class Background:
             return None
         compactor = Compactor(self._location, self._newest_base, memory_bytes=policy.memory_bytes, clock=self._clock)
         return compactor.run(shards=due)
+
+    def optimize_due(self, policy: CompactionPolicy) -> bool:
+        """Bring the indexes up to date if the policy wants it, and let go what waited for them; whether that was done."""
+        shards, most = list(self._shards()), policy.max_waiting_generations
+        if not shards or most is None or self._task.cancelled or is_ending():
+            return False
+        base = self._newest_base()
+        caught_up = CatchUp.of(base)
+        if not caught_up.indexes:
+            return False
+        manifests = {manifest.shard_id: manifest for manifest in newest_manifests(self._location, sorted(shards))}
+        if max(caught_up.waiting(manifests.values()).values(), default=0) < most:
+            return False
+        newest, made = optimize_indexes(with_names(base, self._clock))
+        trim(manifests, newest, None, self._newest_base, self._clock)
+        return made

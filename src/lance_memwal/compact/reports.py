@@ -34,6 +34,7 @@ class CompactionReport:
     """One call of `Table.compact`. `rows_written` and `rows_deleted` are rows handed to the base table.
 
     `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
+    `in_log_only` names the shards with rows that no SSTable holds yet, so that this call could not fold them, and says why.
     """
 
     shards: tuple[ShardCompaction, ...] = ()
@@ -44,6 +45,7 @@ class CompactionReport:
     conflicts: int = 0
     base_version: int = 0
     waiting_for_indexes: dict[str, int] = field(default_factory=dict)
+    in_log_only: dict[str, str] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 
     @property

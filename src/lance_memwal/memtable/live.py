@@ -37,6 +37,10 @@ class LiveShard(Protocol):
         """Active and frozen memtables together; None if it has none to show (closed, WAL-only)."""
         ...
 
+    def publish(self, timeout_seconds: float) -> None:
+        """Turn everything that was written so far into SSTables; raises why it could not, after so many seconds."""
+        ...
+
     def leave(self, deadline: float) -> None:
         """Let no other thread begin anything, until `deadline` (`monotonic`) at the latest: the program ends."""
         ...

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.types import ShardStatus
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "FlushReport",
     "FlushedShard",
     "GcReport",
+    "MaintenanceReport",
     "Problem",
     "RepairAction",
     "RepairReport",
+    "SettleReport",
     "ShardInfo",
     "ShardStats",
     "TableStats",
@@ -136,6 +139,35 @@ class FlushReport:
     def skipped(self) -> dict[str, str]:
         """Why shards were left alone."""
         return {shard.shard_id: shard.skipped for shard in self.shards if shard.skipped is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """One call of `Table.maintain`: what every step did.
+
+    `indexes` are those that got new parts, or fewer. `postponed` says which steps others kept from being done, and why.
+    """
+
+    flushed: FlushReport
+    compaction: CompactionReport
+    garbage: GcReport
+    indexes: tuple[str, ...] = ()
+    files_removed: int = 0
+    files_added: int = 0
+    versions_removed: int = 0
+    postponed: dict[str, str] = field(default_factory=dict)
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReport:
+    """One call of `Table.settle`. `left` says which shards still have fresh rows, and why; none if it converged."""
+
+    converged: bool
+    rounds: int = 0
+    generations: int = 0
+    left: dict[str, str] = field(default_factory=dict)
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

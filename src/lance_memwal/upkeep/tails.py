@@ -16,7 +16,7 @@ from typing import Protocol
 
 from lance_memwal.arguments import check_flag, check_names, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import FencedError, ObjectNotFoundError
+from lance_memwal.errors import FencedError, MemWalError, ObjectNotFoundError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import unflushed
@@ -27,7 +27,7 @@ from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, ShardStatus
 from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 
-__all__ = ["ShardOpener", "flush_tails"]
+__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only"]
 
 
 class _OpenShard(Protocol):
@@ -62,13 +62,42 @@ def flush_tails(
     return FlushReport(tuple(results))
 
 
+def flush_live(location: Location, timeout_seconds: float, *, shards: Collection[str] | None = None) -> dict[str, str]:
+    """Let the writers of this process publish what they hold; says of which shards they did not, and why."""
+    failed = {}
+    for shard in live.all_of(location.key):
+        if shards is not None and shard.shard_id not in shards:
+            continue
+        try:
+            shard.publish(timeout_seconds)
+        except MemWalError as error:
+            failed[shard.shard_id] = str(error)
+    return failed
+
+
+def in_log_only(location: Location, *, shards: Collection[str] | None = None, tag: str | None) -> dict[str, int]:
+    """The shards that hold rows in their log and in no SSTable, with the number of entries there."""
+    found = {}
+    for manifest in newest_manifests(location, list_shards(location, shards)):
+        entries = _tail_with_rows(location, manifest, tag)
+        if entries:
+            found[manifest.shard_id] = len(entries)
+    return found
+
+
+def _tail_with_rows(location: Location, manifest: ShardManifest, tag: str | None) -> list[int]:
+    """The positions after the cursor, if one of them has rows that no SSTable holds; it is read up to the first of them."""
+    tail = tail_positions(location, manifest)
+    entries = read_tail(location, manifest, tail[-1] + 1, tag=tag) if tail else ()
+    return tail if any(unflushed(entries, manifest.current_generation)) else []
+
+
 def _reason_to_skip(
     location: Location, manifest: ShardManifest, clock: Clock, *, idle_seconds: float, force: bool, tag: str | None
 ) -> str | None:
     """Why the shard is left alone; empty if its tail holds no row, None if it is to be flushed."""
-    shard_id, tail = manifest.shard_id, tail_positions(location, manifest)
-    entries = read_tail(location, manifest, tail[-1] + 1, tag=tag) if tail else ()
-    if not any(unflushed(entries, manifest.current_generation)):
+    shard_id, tail = manifest.shard_id, _tail_with_rows(location, manifest, tag)
+    if not tail:
         return ""
     if manifest.status is ShardStatus.SEALED:
         return "the shard is sealed"
