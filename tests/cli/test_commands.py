@@ -160,6 +160,35 @@ def test_flush_compact_gc_verify_and_repair_maintain_a_table(table: Path) -> Non
     assert answer("scan", table, "--count") == {"rows": 6}
 
 
+def test_compact_says_what_is_in_a_log_only_and_folds_it_if_asked(table: Path) -> None:
+    with mw.open_table(str(table)).writer(compaction=None) as writer:
+        writer.put({"id": [7], "name": ["tail"], "vec": [[1, 1]]})
+        assert list(answer("compact", table)["in_log_only"]) == [shard_of(table)]
+        told = run("compact", table).stderr
+        assert "has rows in its log: run again with --flush" in told
+        assert "seconds old" in run("compact", table, "--flush").stderr
+    assert answer("compact", table, "--flush")["in_log_only"] == {}
+    assert lance.dataset(str(table)).count_rows() == 6
+
+
+def test_maintain_does_every_step_and_says_what_it_did(table: Path) -> None:
+    lance.dataset(str(table)).create_scalar_index("name", "BTREE", name="by_name")
+    for number in range(3):
+        with mw.open_table(str(table)).writer(compaction=None) as writer:
+            writer.put({"id": [20 + number], "name": ["x"], "vec": [[1, 1]]})
+    run("compact", table)
+    assert "kept until index by_name has their rows" in run("stats", table).stderr
+    done = answer("maintain", table, "--versions-days", 0, "--grace-seconds", 0)
+    assert done["indexes"] == ["by_name"]
+    assert done["versions_removed"] > 0
+    assert done["objects_removed"] > 0
+    assert (done["postponed"], done["skipped"]) == ({}, {})
+    assert answer("stats", table)["waiting_for_indexes"] == {}
+    assert "indexes" in run("maintain", table, "--defer-indexes", "--no-base-files", "--all-versions").stdout
+    assert "steps" in on_a_terminal("maintain", table)
+    assert answer("verify", table)["ok"] is True
+
+
 def test_a_table_that_is_created_without_options_replaces_rows_by_key(tmp_path: Path) -> None:
     uri, data = tmp_path / "t", tmp_path / "a.csv"
     data.write_text("id,name\n1,ann\n2,bob\n")
@@ -294,11 +323,24 @@ def test_the_shell_completes_commands_and_options() -> None:
 
 def test_help_lists_every_command_and_each_has_json() -> None:
     text = run("--help").stdout
-    expected = (
-        "demo create enable put delete scan get search shards manifest compact gc verify repair stats bench flush wal"
-    )
+    expected = [
+        "demo",
+        "create",
+        "enable",
+        "put",
+        "delete",
+        "scan",
+        "get",
+        "search",
+        "shards",
+        "manifest",
+        "stats",
+        "bench",
+        "wal",
+    ]
+    expected += ["maintain", "flush", "compact", "gc", "verify", "repair"]
     commands = typer.main.get_command(app).commands
-    assert set(commands) == set(expected.split())
+    assert set(commands) == set(expected)
     for name, command in {**commands, **commands["wal"].commands}.items():
         assert f"│ {name} " in text or name in commands["wal"].commands
         assert name == "wal" or any("--json" in parameter.opts for parameter in command.params), name

@@ -133,3 +133,22 @@ def test_flush_compact_and_gc_run_as_jobs(spark: Any, uri: str) -> None:
     assert ids_of(table) == list(range(300))
     ms.write_batch(spark.range(300), uri, 1, app_id="job", missing="null")
     assert ids_of(table) == list(range(300))
+
+
+def test_maintenance_runs_as_a_job(spark: Any, uri: str) -> None:
+    table = keyed(uri, 2)
+    table.dataset.create_scalar_index("n", "BTREE", name="by_n")
+    ms.write_batch(spark.range(50), uri, 1, app_id="job", missing="null")
+    report = ms.maintain(spark, uri, grace_seconds=0)
+    assert len(report.flushed.skipped) == 2  # a sink may still be at it
+    ms.flush(spark, uri, force=True)
+    report = ms.maintain(spark, uri, versions=datetime.timedelta(0), grace_seconds=0)
+    assert (report.compaction.generations, report.compaction.rows_written) == (2, 50)
+    assert report.indexes == ("by_n",)
+    assert report.versions_removed > 0
+    assert report.garbage.count("sstable") > 0
+    assert report.postponed == {}
+    assert table.stats().waiting_for_indexes == {}
+    assert ids_of(table) == list(range(50))
+    with pytest.raises(mw.InvalidInputError, match="indexes"):
+        ms.maintain(spark, uri, indexes="never")  # type: ignore[arg-type]

@@ -33,7 +33,14 @@ for _panel, _commands in {
     "Make and fill": (tables.create, tables.enable, tables.put, tables.delete),
     "Read": (reading.scan, reading.get, reading.search),
     "Look inside": (inspecting.shards, inspecting.stats, inspecting.manifest),
-    "Maintain": (maintenance.flush, maintenance.compact, maintenance.gc, maintenance.verify, maintenance.repair),
+    "Maintain": (
+        maintenance.maintain,
+        maintenance.flush,
+        maintenance.compact,
+        maintenance.gc,
+        maintenance.verify,
+        maintenance.repair,
+    ),
     "Try": (stories.demo, stories.bench),
 }.items():
     for _command in _commands:

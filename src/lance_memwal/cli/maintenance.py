@@ -1,10 +1,11 @@
-"""Commands that maintain a table: flush, compact, gc, verify, repair.
+"""Commands that maintain a table: maintain, flush, compact, gc, verify, repair.
 
 Owns no engine logic: each command is one call of the facade.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 import typer
@@ -12,8 +13,9 @@ import typer
 from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show, to_plain
 from lance_memwal.cli.progress import step_bars, working
+from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS
 
-__all__ = ["compact", "flush", "gc", "repair", "verify"]
+__all__ = ["compact", "flush", "gc", "maintain", "repair", "verify"]
 
 _KINDS = {
     "entry": "log_entries",
@@ -22,6 +24,52 @@ _KINDS = {
     "manifest": "manifests",
     "staging": "staging_files",
 }
+
+
+def maintain(
+    uri: Uri,
+    defer_indexes: Annotated[
+        bool, typer.Option("--defer-indexes", help="Leave the indexes of the base table as they are.")
+    ] = False,
+    base_files: Annotated[bool, typer.Option(help="Make one file of many small ones.")] = True,
+    versions_days: Annotated[
+        float, typer.Option(help="Remove versions of the base table that are older and have no tag.", min=0)
+    ] = DEFAULT_VERSIONS.days,
+    all_versions: Annotated[bool, typer.Option("--all-versions", help="Remove no version of the base table.")] = False,
+    grace_seconds: Annotated[float, typer.Option(help="Keep what became unneeded more recently.", min=0)] = 3600,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Keep a table healthy: flush, compact, update indexes, merge small files, remove old versions, collect."""
+    table = open_for(uri, storage_option)
+    with step_bars("steps", hidden=json) as progress:
+        report = table.maintain(
+            indexes="defer" if defer_indexes else "catch_up",
+            base_files=base_files,
+            versions=None if all_versions else timedelta(days=versions_days),
+            grace_seconds=grace_seconds,
+            progress=progress,
+        )
+    answer = {
+        "flushed_rows": report.flushed.rows,
+        "generations": report.compaction.generations,
+        "indexes": list(report.indexes),
+        "files_removed": report.files_removed,
+        "files_added": report.files_added,
+        "versions_removed": report.versions_removed,
+        "objects_removed": len(report.garbage.objects),
+        "seconds": report.seconds,
+    }
+    if json:
+        print_json({**answer, "postponed": report.postponed, "skipped": report.flushed.skipped})
+    else:
+        show({**answer, "indexes": ", ".join(report.indexes) or "none"}, as_json=False)
+        for step, reason in (report.postponed | report.flushed.skipped).items():
+            note(f"{step} was left for the next time: {reason}")
+    for shard_id in report.garbage.refused:
+        note(f"shard {shard_id} was left alone, it is damaged: memwal verify tells what to do")
+    if report.garbage.refused:
+        raise typer.Exit(1)
 
 
 def flush(
@@ -49,15 +97,24 @@ def flush(
 def compact(
     uri: Uri,
     max_generations: Annotated[int | None, typer.Option(help="At most so many SSTables per shard.", min=1)] = None,
+    flush: Annotated[bool, typer.Option("--flush", help="First turn logs that no writer owns into SSTables.")] = False,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
     """Fold SSTables into the base table."""
     table = open_for(uri, storage_option)
     with step_bars("SSTables", hidden=json) as progress:
-        report = table.compact(max_generations=max_generations, progress=progress)
+        report = table.compact(max_generations=max_generations, flush=flush, progress=progress)
     folded = {name: value for name, value in to_plain(report).items() if name != "shards"}
-    show({"generations": report.generations, **folded}, as_json=json)
+    if json:
+        print_json({"generations": report.generations, **folded})
+        return
+    waiting, left = folded.pop("waiting_for_indexes"), folded.pop("in_log_only")
+    show({"generations": report.generations, **folded}, as_json=False)
+    for shard_id, reason in left.items():
+        note(f"{shard_id} has rows in its log: {reason if flush else 'run again with --flush'}")
+    for name, count in waiting.items():
+        note(f"{count} compacted SSTables are kept until index {name} has their rows: memwal maintain")
 
 
 def gc(

@@ -1,7 +1,7 @@
 """lance-memwal for Spark: sinks, source, change feed, jobs. `import lance_memwal.spark as ms`."""
 
 from lance_memwal.spark.executor_mode import BatchReport, write_batch
-from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc
+from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc, maintain
 from lance_memwal.spark.merging import MergeBuilder, merge_into
 from lance_memwal.spark.progress import ProgressListener, QueryStats
 from lance_memwal.spark.session import register, session
@@ -17,6 +17,7 @@ __all__ = [
     "compact",
     "flush",
     "gc",
+    "maintain",
     "merge_into",
     "register",
     "session",

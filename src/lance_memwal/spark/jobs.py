@@ -1,8 +1,9 @@
 """Maintenance as Spark jobs: flush, compact and collect where the executors are.
 
-Owns `flush`, `compact` and `gc`. Invariants:
+Owns `flush`, `compact`, `gc` and `maintain`. Invariants:
 
-1. The work is the engine's own (`Table.flush`, `Table.compact`, `Table.gc`): a job adds where it runs, nothing else.
+1. The work is the engine's own (`Table.flush`, `Table.compact`, `Table.gc`, `Table.maintain`): a job adds where it runs,
+   nothing else.
 2. Flushing is one task per shard. Collection is one task, and so is the compaction of a small table: one merge is
    faster there than many tasks. That of a big one is a task per shard and per base fragment, and one commit.
 3. Tasks answer with plain values; the report is put together by the caller, also over Connect.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -26,10 +28,23 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.spark.distributed import distributed_compactor, is_big
 from lance_memwal.spark.stages import Job
 from lance_memwal.table import open_table
-from lance_memwal.upkeep.reports import CollectedObject, FlushedShard, FlushReport, GcReport, Problem
+from lance_memwal.upkeep.maintain import (
+    DEFAULT_VERSIONS,
+    IndexUpkeep,
+    check_maintenance,
+    claimable_after_seconds,
+)
+from lance_memwal.upkeep.reports import (
+    CollectedObject,
+    FlushedShard,
+    FlushReport,
+    GcReport,
+    MaintenanceReport,
+    Problem,
+)
 from lance_memwal.write.table_target import writer_config
 
-__all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "run_tasks"]
+__all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "maintain", "run_tasks"]
 
 DEFAULT_DISTRIBUTED_BYTES = 4 << 30
 CompactionMode = Literal["auto", "single", "distributed"]
@@ -68,13 +83,8 @@ def flush(
         table = open_table(uri, storage_options=options)
         return json.dumps(asdict(table.flush(shards=[shard_id], idle_seconds=idle_seconds, force=force)))
 
-    found = [json.loads(answer) for answer in run_tasks(spark, shards, work)]
-    results = [
-        FlushedShard(**{**item, "generations": tuple(item["generations"])})
-        for report in found
-        for item in report["shards"]
-    ]
-    return FlushReport(tuple(results))
+    found = [_flush_report(json.loads(answer)) for answer in run_tasks(spark, shards, work)]
+    return FlushReport(tuple(shard for report in found for shard in report.shards))
 
 
 def compact(
@@ -116,8 +126,7 @@ def compact(
         return json.dumps(asdict(table.compact(max_generations=max_generations, memory_bytes=memory_bytes)))
 
     (answer,) = run_tasks(spark, ["compact"], work)
-    found = json.loads(answer)
-    return CompactionReport(**{**found, "shards": tuple(ShardCompaction(**item) for item in found["shards"])})
+    return _compaction_report(json.loads(answer))
 
 
 def gc(
@@ -136,7 +145,55 @@ def gc(
         return json.dumps(asdict(table.gc(dry_run=dry_run, grace_seconds=grace_seconds)))
 
     (answer,) = run_tasks(spark, ["gc"], work)
+    return _gc_report(json.loads(answer))
+
+
+def maintain(
+    spark: Any,
+    uri: str,
+    *,
+    indexes: IndexUpkeep = "catch_up",
+    base_files: bool = True,
+    versions: timedelta | None = DEFAULT_VERSIONS,
+    grace_seconds: float = 3600,
+    storage_options: Mapping[str, str] | None = None,
+) -> MaintenanceReport:
+    """Keep a table healthy, on the executors; see `Table.maintain`.
+
+    Logs are flushed by a task per shard, generations compacted as `compact` does it; the rest is one task.
+    """
+    check_maintenance(indexes, base_files, versions, grace_seconds)
+    options = dict(storage_options or {})
+    base = open_table(uri, storage_options=options).base
+    flushed = flush(spark, uri, idle_seconds=claimable_after_seconds(base), storage_options=options)
+    compaction = compact(spark, uri, storage_options=options)
+
+    def work(_: str) -> str:
+        table = open_table(uri, storage_options=options)
+        report = table.maintain(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
+        return json.dumps(asdict(report))
+
+    (answer,) = run_tasks(spark, ["maintain"], work)
     found = json.loads(answer)
+    garbage, named = _gc_report(found.pop("garbage")), tuple(found.pop("indexes"))
+    return MaintenanceReport(
+        **{**found, "flushed": flushed, "compaction": compaction, "garbage": garbage, "indexes": named}
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what tasks answered
+
+
+def _flush_report(found: Mapping[str, Any]) -> FlushReport:
+    shards = [FlushedShard(**{**item, "generations": tuple(item["generations"])}) for item in found["shards"]]
+    return FlushReport(tuple(shards))
+
+
+def _compaction_report(found: Mapping[str, Any]) -> CompactionReport:
+    return CompactionReport(**{**found, "shards": tuple(ShardCompaction(**item) for item in found["shards"])})
+
+
+def _gc_report(found: Mapping[str, Any]) -> GcReport:
     objects = tuple(CollectedObject(**item) for item in found["objects"])
     refused = {shard: [Problem(**item) for item in items] for shard, items in found["refused"].items()}
     return GcReport(**{**found, "objects": objects, "refused": refused})

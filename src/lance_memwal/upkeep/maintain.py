@@ -43,7 +43,7 @@ from lance_memwal.upkeep.pins import pinned_versions
 from lance_memwal.upkeep.reports import FlushReport, GcReport, MaintenanceReport
 from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 
-__all__ = ["DEFAULT_VERSIONS", "IndexUpkeep", "Maintenance", "check_maintenance"]
+__all__ = ["DEFAULT_VERSIONS", "IndexUpkeep", "Maintenance", "check_maintenance", "claimable_after_seconds"]
 
 _LOG = logging.getLogger(__name__)
 _TRIES = 4
@@ -135,7 +135,7 @@ class Maintenance:
 
     def _flush(self) -> FlushReport:
         base = self._watch.look()
-        idle_seconds = _claimable_after_seconds(base)
+        idle_seconds = claimable_after_seconds(base)
         opener = self._open_shard
         return flush_tails(self._location, opener, idle_seconds=idle_seconds, tag=base.tag, clock=self._clock)
 
@@ -192,7 +192,7 @@ class Maintenance:
         return {name: frozenset(e.uuid for e in base.index_entries if e.name == name) for name in names}
 
 
-def _claimable_after_seconds(base: BaseTable) -> float:
+def claimable_after_seconds(base: BaseTable) -> float:
     """How old the newest entry of a log must be so that no living writer can own it."""
     age_ms = WriterConfig.from_defaults(base.need_details().writer_config_defaults).max_memtable_age_ms
     return 2 * (_DEFAULT_AGE_MS if age_ms is None else age_ms) / 1000
