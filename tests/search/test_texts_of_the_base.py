@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.errors import MemWalError
+from lance_memwal.errors import CorruptDataError
 from tests.harness.profile import scaled
 from tests.kit.search import SETTINGS, ids
 from tests.kit.texts import SCHEMA, Texts
@@ -171,8 +171,10 @@ def test_a_covered_fragment_is_searched_through_the_index_alone(tmp_path: Path) 
     word = world.make.words[0].as_py()
     (lists,) = Path(world.table.uri).glob("_indices/*/part_0_invert.lance")
     lists.rename(lists.with_suffix(".gone"))
-    with pytest.raises(MemWalError):
+    with pytest.raises(CorruptDataError) as caught:
         world.table.search(text=word, k=3)
+    assert caught.value.path is not None
+    assert caught.value.path.endswith("part_0_invert.lance")
     lists.with_suffix(".gone").rename(lists)
     assert world.table.search(text=word, k=3).num_rows == 3
 

@@ -14,7 +14,8 @@ are known by their row id. Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lance_memwal.errors import UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.text_index import TextPart, TextSegment, open_segment
 from lance_memwal.memtable.index import Analyzer, CorpusStats, FtsMemIndex
@@ -104,7 +105,8 @@ def _segments(base: BaseTable, column: str) -> list[TextSegment]:
     if not entries or len(names) > 1 or base.manifest.index(_REUSED) is not None:
         return []
     try:
-        segments = [open_segment(base, entry) for entry in entries]
+        with _reading_index(base):
+            segments = [open_segment(base, entry) for entry in entries]
     except UnsupportedFormatError as error:
         _LOG.info("the text index on %r is not used: %s", column, error)
         return []
@@ -113,6 +115,16 @@ def _segments(base: BaseTable, column: str) -> list[TextSegment]:
         return []
     changed = _changed_in_place(base)
     return [replace(segment, fragments=segment.fragments - changed) for segment in segments]
+
+
+@contextmanager
+def _reading_index(base: BaseTable) -> Iterator[None]:
+    """Files of the index that are missing are damage, or were collected together with the version."""
+    with base.reading("reading the text index of the base table"):
+        try:
+            yield
+        except ObjectNotFoundError as error:
+            raise CorruptDataError("a file of a text index is not there", path=error.path) from error
 
 
 def _changed_in_place(base: BaseTable) -> frozenset[int]:
@@ -255,7 +267,8 @@ class _IndexedTexts:
         slot = ("term", *self._part.identity, term)
         found: TermDocuments | None = CACHE.find(slot)
         if found is None:
-            postings = self._part.postings(term)
+            with _reading_index(self._base):
+                postings = self._part.postings(term)
             if postings is None or not len(postings):
                 return None
             lengths = self._part.lengths

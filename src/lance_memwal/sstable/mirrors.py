@@ -27,7 +27,7 @@ from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import INDEX_NAME
 from lance_memwal.lance.manifest import IndexEntry
-from lance_memwal.lance.vector_metric import vector_metric
+from lance_memwal.lance.vector_metric import is_compressed, vector_metric
 from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex, IndexSpec, MemIndex, Metric
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
@@ -42,11 +42,12 @@ _MIRROR_EF = 64  # what a mirror proposes is ranked anew by its vectors; more wo
 
 @dataclass(frozen=True, slots=True)
 class IndexFacts:
-    """What a mirror of a base index must agree with it in."""
+    """What a mirror of a base index must agree with it in, and whether it ranks vectors by something shorter than they are."""
 
     kind: str
     metric: str | None = None
     params: dict[str, Any] | None = None
+    compressed: bool = False
 
 
 def index_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
@@ -58,7 +59,8 @@ def _read_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
     kind = entry.details_type.rpartition(".")[2].removesuffix("Details").removesuffix("Index")
     with base.reading(f"reading the index {entry.name!r}"):
         if kind == "Vector":
-            return IndexFacts(kind, metric=vector_metric(base.dataset, entry.name))
+            metric, compressed = vector_metric(base.dataset, entry.name), is_compressed(base.dataset, entry.name)
+            return IndexFacts(kind, metric=metric, compressed=compressed)
         if kind == "Inverted":
             statistics = base.dataset.stats.index_stats(entry.name)
             params = (statistics.get("indices") or [{}])[0].get("params")
