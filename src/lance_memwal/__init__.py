@@ -40,7 +40,8 @@ from lance_memwal.upkeep.reports import (
     VerifyReport,
 )
 from lance_memwal.write.appender import WalAppender
-from lance_memwal.write.writes import Ack, WriteResult
+from lance_memwal.write.results import WriteResult
+from lance_memwal.write.writes import Ack
 
 __all__ = [
     "Ack",

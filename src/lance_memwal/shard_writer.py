@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -36,15 +36,19 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
-from lance_memwal.write import columns, life, writes
+from lance_memwal.write import columns, life, resolved, writes
+from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.life import Parked
+from lance_memwal.write.resolved import Change
+from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
-from lance_memwal.write.writes import Ack, WriteResult
+from lance_memwal.write.writes import Ack
 
 __all__ = ["ShardWriter"]
 
@@ -119,22 +123,70 @@ class ShardWriter:
     # -------------------------------------------------------------------------------------------------------- writing
 
     def put(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+        self,
+        data: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+        if_absent: bool = False,
+        where: FilterLike | None = None,
     ) -> WriteResult:
         """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns.
 
         Columns that are left out are refused on a table with a primary key, since the put would erase what its rows have
-        there; `missing="null"` makes them null. On an append-only table they are null anyway.
+        there; `missing="keep"` leaves what they have, `missing="null"` makes them null. On an append-only table they are
+        null anyway.
+
+        `if_absent` writes only rows whose key is not there. `where` is a condition under which a row supersedes the live
+        one: names are columns of the live row, `excluded.<name>` those of the row that is given. The result says what was
+        rejected. A put of which nothing is left writes nothing, not even its transaction.
         """
-        return writes.put(self._shard, data, txn, missing)
+        if missing != "keep" and not if_absent and where is None:
+            return writes.put(self._shard, data, txn, missing)
+        return self._resolved(resolved.put(data, missing, if_absent=if_absent, where=where), txn)
+
+    def update(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
+    ) -> WriteResult:
+        """Change the columns that are given; all others stay. Exact, whatever other threads write meanwhile.
+
+        A key that is not there is an `InvalidInputError`, and nothing is written; with `insert` it is inserted, and
+        columns that are left out are null. Dicts may give different columns each.
+        """
+        return self._resolved(resolved.update(data, insert=insert), txn)
+
+    def compare_and_set(
+        self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
+    ) -> bool:
+        """Make `new` the row of `key` if it is `expected` now; returns whether it was. Whole rows; None is no row.
+
+        With `txn` a repeat of a call that did it returns True.
+        """
+        result = self._resolved(resolved.compared(key, expected, new), txn)
+        return result.skipped or result.written > 0
+
+    def _resolved(self, change: Callable[[Fitting], Change], txn: Transaction | tuple[str, int] | None) -> WriteResult:
+        return resolved.write(self._shard, self._newest_rows, change, txn)
+
+    def _newest_rows(
+        self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
+    ) -> pa.Table:
+        return self._reader.newest_rows(keys, columns, schema, memory)
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
         return writes.put_nowait(self._shard, data, missing)
 
-    def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
-        """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
-        return writes.delete(self._shard, keys, txn)
+    def delete(
+        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+    ) -> WriteResult:
+        """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists.
+
+        With `count` the keys are looked up, and `matched` of the result says how many live rows were hidden.
+        """
+        if not count:
+            return writes.delete(self._shard, keys, txn)
+        return self._resolved(resolved.counted_delete(keys), txn)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.

@@ -34,15 +34,17 @@ from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
+from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing
-from lance_memwal.rows.ingest import key_batch, to_batches
+from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
+from lance_memwal.write.results import RoutedResult, WriteResult
 from lance_memwal.write.stats import WriteStats
-from lance_memwal.write.writes import Ack, WriteResult
+from lance_memwal.write.writes import Ack
 
 __all__ = ["TableAck", "TableWriter"]
 
@@ -100,26 +102,69 @@ class TableWriter:
     # ------------------------------------------------------------------------------------------------------ writing
 
     def put(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
-    ) -> dict[str, WriteResult]:
+        self,
+        data: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+        if_absent: bool = False,
+        where: FilterLike | None = None,
+    ) -> RoutedResult:
         """Insert or replace rows; no rows are a no-op. Returns what each shard did.
 
         With `txn=(application, version)` the rows are written once per shard: a repeat is skipped there. `missing` says
-        what becomes of columns that are left out: see `ShardWriter.put`.
+        what becomes of columns that are left out, `if_absent` and `where` which rows are written: see `ShardWriter.put`.
         """
         self._admit()
-        return self._each(self._route(data, missing), lambda writer, rows: writer.put(rows, txn=txn))
+        if missing == "keep":
+            routed = self._route_parts(data)
+            return self._each(
+                routed, lambda w, rows: w.put(rows, txn=txn, missing="keep", if_absent=if_absent, where=where)
+            )
+        routed = self._route(data, missing)
+        if if_absent or where is not None:
+            return self._each(routed, lambda w, rows: w.put(rows, txn=txn, if_absent=if_absent, where=where))
+        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
 
-    def delete(self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None) -> dict[str, WriteResult]:
-        """Delete rows by primary key. A sharding column that is not part of the key must be given beside it."""
+    def update(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
+    ) -> RoutedResult:
+        """Change the columns that are given; all others stay. See `ShardWriter.update`; it is atomic per shard.
+
+        A sharding column that is not part of the key must be given, too: it says which shard has the row.
+        """
+        self._admit()
+        routed = self._route_parts(data)
+        return self._each(routed, lambda writer, rows: writer.update(rows, txn=txn, insert=insert), counts=True)
+
+    def compare_and_set(
+        self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
+    ) -> bool:
+        """Make `new` the row of `key` if it is `expected` now; returns whether it was. See `ShardWriter.compare_and_set`."""
+        self._admit()
+        shard_id = self._shard_of(key, expected, new)
+
+        def compare(writer: ShardWriter) -> bool:
+            return writer.compare_and_set(key, expected, new, txn=txn)
+
+        self._compaction.start()
+        return self._shards.write(shard_id, compare)
+
+    def delete(
+        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+    ) -> RoutedResult:
+        """Delete rows by primary key. A sharding column that is not part of the key must be given beside it.
+
+        With `count` the result says how many live rows were hidden (`matched`).
+        """
         self._admit()
         routed = self._route_keys(keys)
-        return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn))
+        return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn, count=count), counts=count)
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> TableAck:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
         self._admit()
-        acks = self._each(self._route(data, missing), lambda writer, rows: writer.put_nowait(rows))
+        acks = self._shard_by_shard(self._route(data, missing), lambda writer, rows: writer.put_nowait(rows))
         return TableAck(list(acks.values()))
 
     def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
@@ -131,6 +176,26 @@ class TableWriter:
         if self._sharding.column is None:
             return {self._shards.default(): fitted} if fitted else {}
         return {shard_id: Fitted(rows, fitted.schema) for shard_id, rows in self._split(fitted).items()}
+
+    def _route_parts(self, data: Any) -> dict[str, list[pa.RecordBatch]]:
+        """Rows by shard that may leave columns out; those that say which shard they belong to are there."""
+        batches = [batch for batch in to_parts(data, self._schema.columns) if batch.num_rows]
+        column = self._sharding.column
+        if column is not None and any(column not in batch.schema.names for batch in batches):
+            raise InvalidInputError(f"column {column!r} shards the table: it must be given, it says where the row is")
+        return self._split(batches)
+
+    def _shard_of(self, key: Any, *rows: Any) -> str:
+        """The shard of one key; what is not part of the key is taken from `rows`."""
+        column, named = self._sharding.column, key_batch([key], self._schema)
+        if column is None:
+            return self._shards.default()
+        if column in self._schema.primary_key:
+            return next(iter(self._split([named])))
+        given = [row[column] for row in rows if isinstance(row, Mapping) and column in row]
+        if not given or any(value != given[0] for value in given):
+            raise InvalidInputError(f"column {column!r} shards the table: both rows must have it, and the same value")
+        return next(iter(self._route_keys([{**named.to_pylist()[0], column: given[0]}])))
 
     def _split(self, batches: list[pa.RecordBatch]) -> dict[str, list[pa.RecordBatch]]:
         if not batches:
@@ -161,7 +226,12 @@ class TableWriter:
         self._shards.refuse_closed()
         self._watch.look_if_due()
 
-    def _each(self, routed: Mapping[str, Any], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
+    def _each(
+        self, routed: Mapping[str, Any], write: Callable[[ShardWriter, Any], WriteResult], *, counts: bool = False
+    ) -> RoutedResult:
+        return RoutedResult(self._shard_by_shard(routed, write), counts=counts)
+
+    def _shard_by_shard(self, routed: Mapping[str, Any], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
         """Write to every shard; in parallel where storage is remote."""
         if not routed:
             return {}

@@ -23,6 +23,7 @@ __all__ = [
     "OPEN_POINTS",
     "POINTS",
     "PUT_POINTS",
+    "RESOLVE_POINTS",
     "act_at",
     "kill_at",
     "stop_at",
@@ -39,6 +40,7 @@ FLUSH_POINTS: Final = (
 )
 KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
 BULK_POINTS: Final = ("bulk.before_map", "bulk.before_commit", "bulk.after_commit")
+RESOLVE_POINTS: Final = ("resolve.before_insert",)
 COMPACT_POINTS: Final = (
     "compact.chosen",
     "compact.before_delete",
@@ -57,6 +59,7 @@ POINTS: Final = (
     *FLUSH_POINTS,
     *KEYED_FLUSH_POINTS,
     *BULK_POINTS,
+    *RESOLVE_POINTS,
     *COMPACT_POINTS,
 )
 

@@ -112,13 +112,13 @@ def test_a_not_null_column_is_never_filled(tmp_path: Path, key: str | None) -> N
                 writer.put({"id": [1]}, missing=missing)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("missing", "reason"), [("keep", "not there yet"), ("drop", "one of 'error', 'null'"), (3, "3")]
-)
+@pytest.mark.parametrize(("missing", "reason"), [("keep", "update"), ("drop", "one of 'error', 'null'"), (3, "3")])
 def test_what_cannot_be_done_with_missing_columns_is_refused(tmp_path: Path, missing: Any, reason: str) -> None:
     table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id")
     with table.writer() as writer:
         for put in (writer.put, writer.put_nowait):
+            if missing == "keep" and put == writer.put:
+                continue
             with pytest.raises(mw.InvalidInputError, match=reason):
                 put([WHOLE], missing=missing)
 

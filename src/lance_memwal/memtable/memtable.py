@@ -23,6 +23,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -58,7 +61,10 @@ _PINNING_BYTES = 64 * 1024
 _ALIGNMENT = 16
 _BATCH_OVERHEAD_BYTES = 256
 _COLUMN_OVERHEAD_BYTES = 384
+_LOOSE_BATCHES = 32  # so many are looked at one by one before they are combined
 _CHUNK_BYTES = 1 << 30  # Arrow's 32-bit offsets end at 2 GiB
+
+_end_row = itemgetter(2)
 
 
 def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
@@ -115,6 +121,7 @@ class MemTable:
     __slots__ = (
         "_blobs",
         "_chunks",
+        "_has_tombstones",
         "_index",
         "_index_lock",
         "_indexed_batches",
@@ -159,6 +166,7 @@ class MemTable:
         self._lock = threading.RLock()
         self._chunks: list[tuple[int, pa.RecordBatch]] = []
         self._last_located: tuple[pa.RecordBatch, dict[str, pa.Array]] | None = None
+        self._has_tombstones = False
         self._index: KeyIndex | None = None
         self._meter = meter if meter is not None else ByteMeter()
         self._index_lock = threading.RLock()  # taken last: inside it, nothing waits
@@ -218,6 +226,8 @@ class MemTable:
             self._values.add(batch)
         if self._blobs is not None:
             batch = self._blobs.take_in(len(self._log), batch, again)
+        if tombstone is not None:
+            self._has_tombstones = True
         self._log.append((batch, tombstone, rows + batch.num_rows, size))
 
     def can_hold(self, batches: Sequence[pa.RecordBatch]) -> bool:
@@ -336,9 +346,12 @@ class MemTable:
         """The rows of the first `num_batches` batches with `_tombstone`, in few chunks."""
         refuse_on_top(self._lock, "a read")
         with self._lock:
-            self._combine(num_batches)
-            chunks = [chunk for _, chunk in self._chunks]
-        table = pa.Table.from_batches(chunks, schema=self.schema.shown.memory)
+            return self._table(num_batches)
+
+    def _table(self, num_batches: int) -> pa.Table:
+        """As `combined`; the lock is held."""
+        self._combine(num_batches)
+        table = pa.Table.from_batches([chunk for _, chunk in self._chunks], schema=self.schema.shown.memory)
         rows = self._rows_of(num_batches)
         return table if table.num_rows == rows else table.slice(0, rows)
 
@@ -389,6 +402,66 @@ class MemTable:
                     return self._columns_of(chunk), row
                 row -= chunk.num_rows
         raise IndexError(row)
+
+    def take(self, num_batches: int, rows: npt.NDArray[np.int64], names: Sequence[str]) -> list[pa.Array]:
+        """These columns of some rows of the first `num_batches` batches, in the order of `rows` (one at least)."""
+        refuse_on_top(self._lock, "a read")
+        with self._lock:
+            done = self._chunks[-1][0] if self._chunks else 0
+            if num_batches - done > _LOOSE_BATCHES:
+                self._combine(num_batches)
+                done = num_batches
+            sources: list[pa.RecordBatch] = [chunk for _, chunk in self._chunks]
+            flags: list[pa.BooleanArray | None] = [None] * len(sources)
+            for batch, dead, _, _ in self._log[done:num_batches]:
+                if batch is not None:
+                    sources.append(batch)
+                    flags.append(dead)
+            ends = list(accumulate(source.num_rows for source in sources))
+            first, last = bisect_right(ends, int(rows.min())), bisect_right(ends, int(rows.max()))
+            if first == last:
+                return self._take_from(sources[first], flags[first], rows - (ends[first - 1] if first else 0), names)
+            return self._take_from_many(sources, flags, ends, rows, names)
+
+    def _take_from(
+        self, source: pa.RecordBatch, flags: pa.BooleanArray | None, rows: npt.NDArray[np.int64], names: Sequence[str]
+    ) -> list[pa.Array]:
+        """These columns of some rows of a chunk, or of a batch with its flags."""
+        at, is_chunk = pa.array(rows), source.num_columns > len(self.schema.columns)
+        columns = self._columns_of(source) if is_chunk else source
+        taken = []
+        for name in names:
+            if name != TOMBSTONE:
+                taken.append(columns[name].take(at))
+            elif not self._has_tombstones or (flags is None and not is_chunk):
+                taken.append(_alive(len(rows)))
+            else:
+                taken.append((flags if flags is not None else columns[name]).take(at))
+        return taken
+
+    def _take_from_many(
+        self,
+        sources: list[pa.RecordBatch],
+        flags: list[pa.BooleanArray | None],
+        ends: list[int],
+        rows: npt.NDArray[np.int64],
+        names: Sequence[str],
+    ) -> list[pa.Array]:
+        """Source by source, and then in order: Arrow itself would join all sources first."""
+        which = np.searchsorted(ends, rows, side="right")
+        order = np.argsort(which, kind="stable")
+        parts = []
+        for number in np.unique(which).tolist():
+            own = rows[which == number] - (ends[number - 1] if number else 0)
+            parts.append(self._take_from(sources[number], flags[number], own, names))
+        back = np.empty(len(rows), dtype=np.int64)
+        back[order] = np.arange(len(rows))
+        at = pa.array(back)
+        return [pa.concat_arrays(arrays).take(at) for arrays in zip(*parts, strict=True)]
+
+    def rows_before(self, batch: int) -> int:
+        """How many of its rows are of batches before the one with this writer-wide number."""
+        return self._rows_of(max(0, min(batch - self.first_batch, len(self._log))))
 
     def _columns_of(self, chunk: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns of a chunk by name; those of the last one are kept, since making them takes longer than a look."""
@@ -450,18 +523,28 @@ class MemTable:
         index = self._index
         if index is not None and index.num_rows >= rows:
             return index
-        table = self.combined(num_batches)
         refuse_on_top(self._lock, "a read")
         with self._lock:
             index = self._index if self._index is not None else KeyIndex()
             if index.num_rows < rows:
-                fresh = table.slice(index.num_rows)
-                keys = [one_array(fresh.column(name)) for name in self.schema.primary_key]
                 before = index.size_bytes
-                index.extend(keys)
+                index.extend(self._keys_after(index.num_rows, num_batches))
                 self._meter.add(index.size_bytes - before)
             self._index = index
         return index
+
+    def _keys_after(self, start: int, num_batches: int) -> list[pa.Array]:
+        """The key columns of the first `num_batches` batches, without the first `start` rows."""
+        done = self._chunks[-1][0] if self._chunks else 0
+        key = self.schema.primary_key
+        if self._rows_of(done) > start or num_batches - done > _LOOSE_BATCHES:
+            fresh = self._table(num_batches).slice(start)
+            return [one_array(fresh.column(name)) for name in key]
+        first = bisect_right(self._log, start, key=_end_row)
+        batches = [batch for batch, _, _, _ in self._log[first:num_batches] if batch is not None]
+        if len(batches) == 1:
+            return [batches[0].column(name) for name in key]
+        return [pa.concat_arrays([batch.column(name) for batch in batches]) for name in key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -529,6 +612,10 @@ class InMemoryMemTableRef:
             return np.full(len(keys), -1, dtype=np.int64)
         return self.memtable.index(self.num_batches).find(keys, self.num_rows)
 
+    def take(self, rows: npt.NDArray[np.int64], names: Sequence[str]) -> list[pa.Array]:
+        """These columns of captured rows, in the order of `rows` (one at least)."""
+        return self.memtable.take(self.num_batches, rows, names)
+
     def find_one(self, key: Any) -> int:
         """`find` for one key."""
         if not self.num_batches:
@@ -557,6 +644,12 @@ class InMemoryMemTables:
     def ascending(self) -> tuple[InMemoryMemTableRef, ...]:
         """All of them by generation, ascending."""
         return (*self.frozen, self.active)
+
+
+@lru_cache(maxsize=64)
+def _alive(rows: int) -> pa.BooleanArray:
+    """The flags of rows that are no tombstones."""
+    return pa.array(np.zeros(rows, dtype=bool))
 
 
 def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -32,24 +32,36 @@ from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.projection import checked_paths, column_at, field_at, roots_of, value_at
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import find_newest
-from lance_memwal.types import TOMBSTONE, ShardManifest
+from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, ShardManifest
 
 __all__ = ["UNDECIDED", "Undecided", "get_from_memory", "lookup_rows"]
 
 _KEPT_BYTES = 16 << 20
 
 
-def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
-    """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row."""
+def lookup_rows(
+    snapshot: Snapshot,
+    base_lookup: BaseLookup,
+    keys: pa.RecordBatch,
+    columns: Sequence[str],
+    *,
+    with_tombstones: bool = False,
+) -> pa.Table:
+    """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row.
+
+    `with_tombstones`: the newest row of each key, even if it is a tombstone; `_tombstone`, the last column, says so.
+    """
     table = snapshot.schema.columns
     columns = checked_paths(columns, table)
     roots = roots_of(columns)
     if roots != columns:
-        found = lookup_rows(snapshot, base_lookup, keys, roots)
-        schema = pa.schema([field_at(path, table) for path in columns])
-        return pa.Table.from_arrays([column_at(path, found) for path in columns], schema=schema)
-    schema = pa.schema([table.field(name) for name in columns])
-    if not columns:
+        found = lookup_rows(snapshot, base_lookup, keys, roots, with_tombstones=with_tombstones)
+        fields = [field_at(path, table) for path in columns]
+        arrays = [column_at(path, found) for path in columns]
+        if with_tombstones:
+            fields, arrays = [*fields, TOMBSTONE_FIELD], [*arrays, found.column(TOMBSTONE)]
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    if not columns and not with_tombstones:
         return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
     if keys.num_rows > 1:
         keys = _each_once(keys)
@@ -66,10 +78,14 @@ def lookup_rows(snapshot: Snapshot, base_lookup: BaseLookup, keys: pa.RecordBatc
             open_here = np.zeros(keys.num_rows, dtype=bool)
             open_here[left] = True
             nowhere &= open_here
+    if not with_tombstones:
+        parts = [_living(part) for part in parts]
     if nowhere.any():
         wanted = keys if nowhere.all() else keys.filter(pa.array(nowhere))
-        parts.append(base_lookup.find(snapshot.base, wanted, columns).select(list(columns)))
-    return _union(parts, schema)
+        found = base_lookup.find(snapshot.base, wanted, columns).select(list(columns))
+        parts.append(_flagged_live(found) if with_tombstones else found)
+    fields = [snapshot.schema.columns.field(name) for name in columns]
+    return _union(parts, pa.schema([*fields, TOMBSTONE_FIELD] if with_tombstones else fields))
 
 
 def _each_once(keys: pa.RecordBatch) -> pa.RecordBatch:
@@ -89,7 +105,7 @@ def _from_memory(
         hits = open_keys & (found >= 0)
         if hits.any():
             rows = ref.table().select([*columns, TOMBSTONE]).take(pa.array(found[hits]))
-            parts.append(_living(rows))
+            parts.append(rows)
             open_keys &= ~hits
     return left[open_keys]
 
@@ -110,7 +126,7 @@ def _from_sstables(
     if index is None:
         still = np.ones(len(left), dtype=bool)
         for reader, rows, offsets in find_newest(merge.readers, some.columns):
-            parts.append(_living(reader.take(snapshot.schema, offsets, columns)))
+            parts.append(reader.take(snapshot.schema, offsets, columns))
             still[rows] = False
         return left[still]
     entries = index.locate(key_array(some.columns))
@@ -120,7 +136,7 @@ def _from_sstables(
         reader = merge.readers[-1 - owner]  # owners count from the newest
         if (reader.sstable.in_memory_bytes or _KEPT_BYTES + 1) <= _KEPT_BYTES:
             reader.all_rows(snapshot.schema)  # small: read once, then every key of it is a look into memory
-        parts.append(_living(reader.take(snapshot.schema, offsets, columns)))
+        parts.append(reader.take(snapshot.schema, offsets, columns))
     return left[entries < 0]
 
 
@@ -128,6 +144,10 @@ def _living(rows: pa.Table) -> pa.Table:
     flags = tombstone_flags(rows)
     live = rows.drop_columns([TOMBSTONE])
     return live.filter(pa.array(~flags)) if flags.any() else live
+
+
+def _flagged_live(rows: pa.Table) -> pa.Table:
+    return rows.append_column(TOMBSTONE_FIELD, pa.array(np.zeros(rows.num_rows, dtype=bool)))
 
 
 def _union(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:

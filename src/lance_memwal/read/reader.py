@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
@@ -29,6 +30,7 @@ from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSourc
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.projection import checked_paths
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding, shards_of_filter, shards_of_keys
 from lance_memwal.types import ShardManifest
 
@@ -127,6 +129,25 @@ class Reader:
     ) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""
         return self._rows_of(self._newest.with_index(), keys, columns, shards, in_memory)
+
+    def newest_rows(
+        self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
+    ) -> pa.Table:
+        """The newest row of each key in the shard of `memory`, else in the base table: `columns` and `_tombstone`.
+
+        `InvalidInputError` if the table has other columns than `schema` by now: a row that is made of what is found here
+        would not have them.
+        """
+
+        def capture() -> Snapshot:
+            return self._snapshots.capture(shards=[memory.shard_id], in_memory=memory)
+
+        def read(snapshot: Snapshot) -> pa.Table:
+            if snapshot.schema != schema.shown:
+                raise InvalidInputError("the table has other columns by now: call evolve_schema(), and write again")
+            return lookup_rows(snapshot, self._lookup, keys, columns, with_tombstones=True)
+
+        return with_restarts(capture, read)
 
     def _rows_of(
         self,

@@ -44,12 +44,13 @@ class Fitted(list[pa.RecordBatch]):
 
 class _Met(NamedTuple):
     """The schema of the last input, and what to do with such input: the plan (None: it fits), what it leaves out, and
-    which NOT NULL column is among that."""
+    which NOT NULL column is among that; `part` is the schema of what it gives."""
 
     schema: pa.Schema
     plan: _Plan | None
     absent: list[str]
     required: str | None
+    part: pa.Schema | None = None
 
 
 class Fitter:
@@ -113,9 +114,9 @@ class Fitter:
         which rows are tombstones; None: none is.
         """
         validate_rows(batch)
-        schema, met = batch.schema, self._met
-        if not schema.equals(met.schema):
-            self._met = met = self._meet(schema)
+        met = self._met
+        if not batch.schema.equals(met.schema):
+            self._met = met = self._meet(batch.schema)
         if met.absent:
             if met.required is not None and flags is None:
                 raise InvalidInputError(f"column {met.required!r} is missing and must not be null")
@@ -131,6 +132,46 @@ class Fitter:
             if batch.column(index).null_count:
                 self._check_nulls(batch.column(index), self.schema.columns.field(index).name, flags)
         return batch
+
+    def fit_part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[str, ...]]:
+        """As `fit`, of rows that may leave columns out: the result has none for these, and they are named beside it.
+
+        Whether a NOT NULL column is among them is not asked here (`refuse_nulls`). Parts of a struct cannot be left out.
+        """
+        validate_rows(batch)
+        met = self._met
+        if not batch.schema.equals(met.schema):
+            self._met = met = self._meet(batch.schema)
+        if not met.absent:
+            return self.fit(batch, True), ()
+        if met.part is None:
+            raise self._refuse_part(met.absent)
+        arrays = []
+        for (index, cast_from), column in zip(met.plan or (), self._relaxed, strict=True):
+            if index >= 0:
+                array = batch.column(index)
+                arrays.append(array if cast_from is None else _cast(array, column))
+        part = pa.RecordBatch.from_arrays(arrays, schema=met.part)
+        for change, columns in ((spelled, self._json), (normal, self._loose)):
+            names = [self._relaxed.field(index).name for index in columns]
+            if names:
+                part = self._changed(part, [i for i, name in enumerate(part.schema.names) if name in names], change)
+        self.refuse_nulls(part)
+        return part, tuple(met.absent)
+
+    def _refuse_part(self, absent: list[str]) -> InvalidInputError:
+        for name in absent:
+            if name in self.schema.primary_key:
+                return InvalidInputError(f"key column {name!r} is missing: it says which row is meant")
+        return refuse_missing([name for name in absent if "." in name])
+
+    def refuse_nulls(self, batch: pa.RecordBatch) -> None:
+        """Return only if no row of `batch`, which has some of the table's columns, is null where it must not be."""
+        for index in self._not_null:
+            name = self.schema.columns.field(index).name
+            at = batch.schema.get_field_index(name)
+            if at >= 0 and batch.column(at).null_count:
+                self._check_nulls(batch.column(at), name, None)
 
     def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
         """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
@@ -161,7 +202,7 @@ class Fitter:
             try:
                 arrays[index] = change(arrays[index])
             except InvalidInputError as error:
-                raise InvalidInputError(f"column {self.schema.columns.field(index).name!r}: {error}") from None
+                raise InvalidInputError(f"column {batch.schema.field(index).name!r}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
     def _meet(self, schema: pa.Schema) -> _Met:
@@ -179,7 +220,11 @@ class Fitter:
                 raise InvalidInputError(f"column {column.name!r} has type {source}, the table needs {column.type}")
             plan.append((index, source if source != column.type else None))
         required = (column.name for column in columns if not column.nullable and column.name not in schema.names)
-        return _Met(schema, plan, left_out(schema, columns), next(required, None))
+        absent = left_out(schema, columns)
+        part = None
+        if not any("." in name or name in self.schema.primary_key for name in absent):
+            part = pa.schema([column for column in self._relaxed if column.name not in absent])
+        return _Met(schema, plan, absent, next(required, None), part)
 
     def _refuse_unknown(self, names: Iterable[str]) -> None:
         known = set(self.schema.columns.names)
@@ -250,7 +295,8 @@ def fills_missing(missing: Missing | None, schema: TableSchema) -> bool:
     check_choice("missing", missing, ("error", "null", "keep"))
     if missing == "keep":
         raise InvalidInputError(
-            "missing='keep' (leave what the row has) is not there yet; give whole rows, or missing='null'"
+            "missing='keep' (leave what the row has) needs a look at the rows, which only put() and update() of a writer take; "
+            "give whole rows, or missing='null'"
         )
     return missing == "null"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "to_batches", "with_rows"]
+__all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "to_batches", "to_parts", "with_rows"]
 
 # What a value that holds several has; a numpy scalar has none of these.
 _COLLECTIONS = ("__len__", "__iter__", "__arrow_c_stream__", "__arrow_c_array__", "to_batches", "to_arrow", "collect")
@@ -65,6 +66,14 @@ def _as_row(item: Any) -> Mapping[str, Any] | None:
         return dataclasses.asdict(item)
     dump = getattr(item, "model_dump", None)  # pydantic
     return dump() if callable(dump) and not isinstance(item, type) else None
+
+
+def to_parts(data: Any, columns: pa.Schema) -> list[pa.RecordBatch]:
+    """As `to_batches`, of rows that may leave columns out: dicts in a row that give the same columns are one batch."""
+    if not isinstance(data, (list, tuple)) or not data or not all(isinstance(item, Mapping) for item in data):
+        return to_batches(data, columns, whole=True)
+    runs = (list(run) for _, run in groupby(data, key=frozenset))
+    return [batch for run in runs for batch in to_batches(run, columns, whole=True)]
 
 
 def _from_sequence(data: Sequence[Any], columns: pa.Schema, whole: bool) -> list[pa.RecordBatch]:
@@ -209,7 +218,7 @@ def refuse_missing(names: Sequence[str]) -> InvalidInputError:
     listed = ", ".join(repr(name) for name in names[:8]) + (", …" if len(names) > 8 else "")
     return InvalidInputError(
         f"left out: {listed}. A put replaces whole rows, and would erase what they have there: give every column, or pass "
-        "missing='null' to make these null (partial updates will come with missing='keep')"
+        "missing='keep' to leave what the rows have, missing='null' to make these null"
     )
 
 

@@ -12,6 +12,9 @@ Owns `publish_bulk`. Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
@@ -26,19 +29,31 @@ from lance_memwal.write.flush import publish
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.shard import Shard
 
-__all__ = ["publish_bulk"]
+__all__ = ["Published", "publish_bulk"]
 
 
-def publish_bulk(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | None:
-    """Publish `rows` as one generation; returns their batch numbers, or None if `txn` was there already."""
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What was published: its batch numbers, and its rows."""
+
+    positions: range
+    num_rows: int
+
+
+def publish_bulk(shard: Shard, decide: Callable[[], WriteRows | None], txn: Transaction | None) -> Published | None:
+    """Publish the rows that `decide` gives as one generation; returns None if `txn` was there already.
+
+    They are asked for when nobody else writes, and everything that came before is in SSTables. None: there is nothing to
+    publish.
+    """
     shard.commits.keep_others_out()
     try:
-        return _publish(shard, rows, txn)
+        return _publish(shard, decide, txn)
     finally:
         shard.commits.let_others_in()
 
 
-def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | None:
+def _publish(shard: Shard, decide: Callable[[], WriteRows | None], txn: Transaction | None) -> Published | None:
     health, commits = shard.health, shard.commits
     commits.make_durable(commits.buffered)
     if txn is not None:
@@ -46,6 +61,9 @@ def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | 
             if not commits.admit(txn):
                 return None
     active = _flush_all(shard)
+    rows = decide()
+    if rows is None:
+        return Published(range(active.first_batch, active.first_batch), 0)
     health.look_at_table()
     started = shard.clock.monotonic()
     sstable = shard.write_sstable(active.generation, _table(shard.columns.target.schema.memory, rows))
@@ -72,7 +90,7 @@ def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> range | 
         raise  # an interrupt stays one
     with health.lock:
         shard.stats.count_flush(rows.num_rows, shard.clock.monotonic() - started)
-    return range(active.first_batch, end)
+    return Published(range(active.first_batch, end), rows.num_rows)
 
 
 def _flush_all(shard: Shard) -> MemTable:

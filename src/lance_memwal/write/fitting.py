@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.config import WriterConfig
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, tombstones
 from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.queue import WriteRows
 
@@ -35,6 +37,11 @@ class Fitting:
         self._shard_id = str(config.shard_id)
         self._max_batches = config.max_memtable_batches
 
+    @property
+    def schema(self) -> TableSchema:
+        """The columns."""
+        return self._schema
+
     def fit(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
         """`batches` as those of the table, each checked; the errors name the column."""
         fitted = self._fitter.fit_all(batches, fill)
@@ -52,12 +59,34 @@ class Fitting:
         fitted = at_most(self._max_batches, fitted, self._schema.memory)
         return WriteRows.flagged(fitted)
 
-    def tombstones(self, keys: Any) -> WriteRows:
-        """The tombstones of `keys`, which may be none."""
-        named = key_batch(keys, self._schema)
-        if named.num_rows == 0:
-            return WriteRows.of([])
+    def fit_parts(
+        self, batches: list[pa.RecordBatch], fill: bool | None
+    ) -> list[tuple[pa.RecordBatch, tuple[str, ...]]]:
+        """As `fit`, each batch with the columns that it leaves out, which are to be kept; with `fill` none is: they are null,
+        or refused (False)."""
+        if fill is None:
+            parts = [self._fitter.fit_part(batch) for batch in batches]
+            for name in self._schema.blobs:
+                if any(name in kept for _, kept in parts):
+                    raise InvalidInputError(f"column {name!r} holds blobs, which are not kept: give it with the rows")
+            return parts
+        fitted = self._fitter.fit_all(batches, fill)
+        self._target.check(self._shard_id, fitted)
+        return [(batch, ()) for batch in fitted]
+
+    def check_whole(self, batch: pa.RecordBatch) -> None:
+        """Return only if rows that were made whole may be written here: no null where none may be, and of this shard."""
+        self._fitter.refuse_nulls(batch)
+        self._target.check(self._shard_id, [batch])
+
+    def tombstone_rows(self, named: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of the tombstones of the keys `named`."""
         batch = tombstones(named, self._schema)
         if self._target.check_rows is not None:
             self._target.check_rows(self._shard_id, batch)
-        return WriteRows.of([batch], tombstones=True)
+        return batch
+
+    def tombstones(self, keys: Any) -> WriteRows:
+        """The tombstones of `keys`, which may be none."""
+        named = key_batch(keys, self._schema)
+        return WriteRows.of([self.tombstone_rows(named)] if named.num_rows else [], tombstones=True)

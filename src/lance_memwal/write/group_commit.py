@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
@@ -159,10 +160,18 @@ class GroupCommit:
 
     # ------------------------------------------------------------------------------------------------------ inserting
 
-    def insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool = False) -> tuple[Pending | None, int]:
+    def insert(
+        self,
+        rows: WriteRows,
+        txn: Transaction | None,
+        *,
+        drain: bool = False,
+        decide: Callable[[], WriteRows | None] | None = None,
+    ) -> tuple[Pending | None, int]:
         """Insert one write; returns it, or None and the batch number to wait for if its transaction is there already.
 
-        `drain` asks the ticker to put it into the log.
+        `drain` asks the ticker to put it into the log. `decide` is asked at the last moment, under the lock, what is
+        inserted in place of `rows`: encoded rows, or None for nothing.
         """
         waited = False
         lock = self._health.lock
@@ -171,15 +180,29 @@ class GroupCommit:
             with lock:
                 self._health.refuse_writes()
                 if self._has_room:
-                    return self._insert(rows, txn, drain=drain)
+                    return self._insert(rows, txn, drain=drain, decide=decide)
             waited = self._wait_for_room(rows.size_bytes, counted=waited)
 
-    def _insert(self, rows: WriteRows, txn: Transaction | None, *, drain: bool) -> tuple[Pending | None, int]:
+    def repeated(self, txn: Transaction) -> int | None:
+        """The batch number to wait for if `txn` is there or pending, else None; raises where its version went backwards."""
+        refuse_on_top(self._health.lock, "a write")
+        with self._health.lock:
+            self._health.refuse_writes()
+            return self._repeat_of(txn)
+
+    def _insert(
+        self, rows: WriteRows, txn: Transaction | None, *, drain: bool, decide: Callable[[], WriteRows | None] | None
+    ) -> tuple[Pending | None, int]:
         limits = self._limits
         if txn is not None:
             repeat_of = self._repeat_of(txn)
             if repeat_of is not None:
                 return None, repeat_of
+        if decide is not None:
+            decided = decide()
+            if decided is None:
+                return None, self.buffered
+            rows = decided
         pending = self._place(rows, txn)
         if not limits.durable_write and not self.pending:
             self._since = self._clock.monotonic()

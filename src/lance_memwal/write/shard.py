@@ -123,6 +123,12 @@ class Shard:
             health.refuse()
             return tables.capture(self.commits.visible)
 
+    def count_put(self, started: float) -> None:
+        """Count a put that began at `started` (`monotonic`), and ends now."""
+        seconds = self.clock.monotonic() - started
+        with self.health.lock:
+            self.stats.count_put(seconds)
+
     def is_unflushed(self) -> bool:
         """Whether something that was written is in no SSTable yet, and must be."""
         return bool(self.commits.pending or self.tables.frozen or self.tables.active_rows)

@@ -1,6 +1,6 @@
 """What a user writes to one shard, in the order in which it takes effect.
 
-Owns `put`, `put_nowait` and `delete`, and what they return. Invariants:
+Owns `put`, `put_nowait` and `delete` of rows that are whole, and `Ack`. Invariants:
 
 1. Input is fitted once, behind the gate of the writer; what is wrong with it is raised before anything is inserted.
 2. Small durable puts are fitted and inserted by whichever thread leads the commit, others by their own.
@@ -10,7 +10,6 @@ Owns `put`, `put_nowait` and `delete`, and what they return. Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,20 +26,13 @@ from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.group_commit import GroupCommit
 from lance_memwal.write.health import Health
 from lance_memwal.write.queue import QueuedPut, WriteRows
+from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Ack", "WriteResult", "delete", "put", "put_nowait"]
+__all__ = ["Ack", "delete", "put", "put_nowait"]
 
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
 _buffer_bytes = pa.RecordBatch.get_total_buffer_size
-
-
-@dataclass(frozen=True, slots=True)
-class WriteResult:
-    """What a write did: its batch positions, and whether its transaction was there already."""
-
-    batch_positions: range
-    skipped: bool = False
 
 
 class Ack:
@@ -98,7 +90,7 @@ def put(
         except _TooLargeError as found:
             return _write(shard, found.rows, None)
         reach("put.before_ack")
-        return WriteResult(range(done.start, done.end))
+        return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
 
 
 def _fit_for_entry(shard: Shard, fill: bool, batches: list[pa.RecordBatch]) -> WriteRows:
@@ -115,7 +107,7 @@ def put_nowait(shard: Shard, data: Any, missing: Missing | None = None) -> Ack:
         rows, started = shard.columns.fitting.fit(batches, fill), shard.clock.monotonic()
         if shard.commits.entries.encode_rows(rows):
             _, end = shard.commits.insert(rows, None, drain=True)
-            _count_put(shard, started)
+            shard.count_put(started)
         else:
             end = _write(shard, rows, None).batch_positions.stop
         return Ack(shard.health, shard.commits, end)
@@ -136,7 +128,7 @@ def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResul
     commits.refuse_on_top()  # before anything is inserted: the write would have to wait
     started = shard.clock.monotonic()
     result = _insert(shard, rows, txn) if commits.entries.encode_rows(rows) else _publish(shard, rows, txn)
-    _count_put(shard, started)
+    shard.count_put(started)
     return result
 
 
@@ -145,7 +137,9 @@ def _insert(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResu
     if shard.config.durable_write or txn is not None:
         shard.commits.make_durable(end)
         reach("put.before_ack")
-    return WriteResult(range(end, end), skipped=True) if pending is None else WriteResult(range(pending.start, end))
+    if pending is None:
+        return WriteResult(range(end, end), skipped=True)
+    return WriteResult(range(pending.start, end), written=rows.num_rows)
 
 
 def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
@@ -153,11 +147,7 @@ def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteRes
     if not shard.config.enable_memtable:
         limit = shard.config.max_entry_bytes
         raise InvalidInputError(f"a put above max_entry_bytes={limit} does not fit WAL-only mode; split it")
-    positions = publish_bulk(shard, rows, txn)
-    return WriteResult(range(0), skipped=True) if positions is None else WriteResult(positions)
-
-
-def _count_put(shard: Shard, started: float) -> None:
-    seconds = shard.clock.monotonic() - started
-    with shard.health.lock:
-        shard.stats.count_put(seconds)
+    done = publish_bulk(shard, lambda: rows, txn)
+    if done is None:
+        return WriteResult(range(0), skipped=True)
+    return WriteResult(done.positions, written=done.num_rows)

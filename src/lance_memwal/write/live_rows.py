@@ -1,0 +1,156 @@
+"""The live rows of the keys of a write, as the owner of the shard knows them.
+
+Owns `KeysOfWrite` and `LiveRows`. Invariants:
+
+1. What counts is what was inserted, not what readers may see: the owner's own order decides.
+2. A look is as of a number of batches. Whether a key got a newer row since is answered from memory alone, under the lock of
+   the writer; a look that memory cannot bring up to date any more is to be taken again.
+3. Keys that a memtable has cost no call to storage; all others are asked for at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.memtable.memtable import InMemoryMemTables, key_values
+from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.types import TOMBSTONE
+from lance_memwal.write.resolve import Live
+from lance_memwal.write.shard import Shard
+
+__all__ = ["KeysOfWrite", "LiveRows", "Look", "LookUp"]
+
+# The newest row of each key that the shard (memtables are given) or the base table has: these columns, `_tombstone` last.
+LookUp: TypeAlias = Callable[[pa.RecordBatch, Sequence[str], TableSchema, InMemoryMemTables], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysOfWrite:
+    """The distinct keys of a write: their columns, and as values that a memtable is asked for."""
+
+    columns: list[pa.Array]
+    values: list[Any]
+
+    @classmethod
+    def of(cls, columns: list[pa.Array]) -> tuple[KeysOfWrite, npt.NDArray[np.int64]]:
+        """The keys in these columns, and per row the number of its key: [a, b, a] has the keys [a, b] and [0, 1, 0]."""
+        values = key_values(columns)
+        if len(set(values)) == len(values):
+            return cls(columns, values), np.arange(len(values))
+        numbers = key_array(columns).dictionary_encode().indices.to_numpy().astype(np.int64)
+        first = np.unique(numbers, return_index=True)[1]
+        return cls([column.take(pa.array(first)) for column in columns], [values[row] for row in first]), numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Live rows as of the moment at which all batches below `end` were inserted, and no others."""
+
+    live: Live
+    end: int
+
+
+class LiveRows:
+    """Finds live rows for the writes of one shard."""
+
+    __slots__ = ("_look_up", "_shard")
+
+    def __init__(self, shard: Shard, look_up: LookUp) -> None:
+        self._shard = shard
+        self._look_up = look_up
+
+    def find(self, keys: KeysOfWrite, columns: Sequence[str]) -> Look:
+        """The live rows of `keys`, as of now."""
+        shard = self._shard
+        tables, health = shard.tables.need(), shard.health
+        refuse_on_top(health.lock, "a write")
+        with health.lock:
+            health.refuse_writes()
+            end = shard.commits.buffered
+            memory = tables.capture(end)
+        names = [*columns, TOMBSTONE]
+        at = np.full(len(keys.values), -1, dtype=np.int64)
+        parts = _from_memory(memory, keys, names, at, since=0)
+        left = at < 0
+        if left.any():
+            parts.append(self._from_storage(memory, keys, columns, at, left, sum(len(part[0]) for part in parts)))
+        return Look(_live(names, parts, at), end)
+
+    def _from_storage(
+        self,
+        memory: InMemoryMemTables,
+        keys: KeysOfWrite,
+        columns: Sequence[str],
+        at: npt.NDArray[np.int64],
+        left: npt.NDArray[np.bool_],
+        start: int,
+    ) -> list[pa.Array]:
+        """The rows of the keys that are `left`; `at` gets their numbers, from `start` on."""
+        schema = self._shard.columns.target.schema
+        asked = [column if left.all() else column.filter(pa.array(left)) for column in keys.columns]
+        batch = pa.RecordBatch.from_arrays(asked, names=list(schema.primary_key))
+        wanted = list(dict.fromkeys([*columns, *schema.primary_key]))
+        found = self._look_up(batch, wanted, schema, memory)
+        rows = pc.index_in(key_array(asked), value_set=key_array([found.column(n) for n in schema.primary_key]))
+        places = rows.fill_null(-1 - start).to_numpy().astype(np.int64) + start
+        at[left] = places
+        return [one_array(found.column(name)) for name in [*columns, TOMBSTONE]]
+
+    def again(self, keys: KeysOfWrite, columns: Sequence[str], look: Look) -> Look | None:
+        """`look`, brought up to date from memory; itself if no newer row came, None if memory cannot tell.
+
+        The lock of the writer is held.
+        """
+        shard = self._shard
+        tables, end = shard.tables.need(), shard.commits.buffered
+        if end == look.end:
+            return look
+        memory = tables.capture(end)
+        if memory.ascending[0].memtable.first_batch > look.end:
+            return None
+        names = [*columns, TOMBSTONE]
+        at = np.full(len(keys.values), -1, dtype=np.int64)
+        parts = _from_memory(memory, keys, names, at, since=look.end)
+        if not parts:
+            return look
+        newer = _live(names, parts, at)
+        found = np.flatnonzero(at >= 0)
+        columns_of = {name: column.take(pa.array(at[found])) for name, column in newer.columns.items()}
+        return Look(look.live.below(found, columns_of), end)
+
+
+def _from_memory(
+    memory: InMemoryMemTables, keys: KeysOfWrite, names: Sequence[str], at: npt.NDArray[np.int64], *, since: int
+) -> list[list[pa.Array]]:
+    """The columns of the newest rows in memtables, of batches from `since` on; `at` gets per key its row among them."""
+    parts: list[list[pa.Array]] = []
+    count = 0
+    for ref in reversed(memory.ascending):
+        if not ref.num_rows:
+            continue
+        rows = ref.find(keys.values)
+        hits = rows >= (ref.memtable.rows_before(since) if since else 0)
+        if count:
+            hits &= at < 0
+        found = int(np.count_nonzero(hits))
+        if found:
+            parts.append(ref.take(rows if found == len(rows) else rows[hits], names))
+            at[hits] = np.arange(count, count + found)
+            count += found
+            if count == len(at):
+                break
+    return parts
+
+
+def _live(names: Sequence[str], parts: list[list[pa.Array]], at: npt.NDArray[np.int64]) -> Live:
+    columns = [arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) for arrays in zip(*parts, strict=True)]
+    return Live(dict(zip(names, columns, strict=True)), at)

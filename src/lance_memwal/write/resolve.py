@@ -1,0 +1,281 @@
+"""What a write becomes, given the live rows: whole rows, tombstones, and what was kept out.
+
+Owns `resolve`, a pure function, and the rules that it asks. Invariants:
+
+1. Rows of one key count in their order: each sees what became of those before it.
+2. What comes out are whole rows of the table: columns that were left out have what the live row has, null where there is
+   none.
+3. A rule admits a row or keeps it out; a rule that cannot be asked raises, and nothing is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.filter import FilterLike, RowFilter
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.types import TOMBSTONE
+
+__all__ = ["Live", "MustExist", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "Part", "Resolved", "Rule", "resolve"]
+
+EXCLUDED = "excluded"  # what a condition calls the row that is given
+_SHOWN = 5
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a write.
+
+    `keys` has per row the number of its key among the keys of the write. `kept` are the table's columns that the rows do
+    not have.
+    `flags` say which rows are tombstones; None: none is.
+    """
+
+    rows: pa.RecordBatch
+    keys: Numbers
+    kept: tuple[str, ...] = ()
+    flags: pa.BooleanArray | None = None
+
+    def filter(self, mask: Mask) -> Part:
+        """Some of the rows."""
+        if mask.all():
+            return self
+        some = pa.array(mask)
+        flags = None if self.flags is None else self.flags.filter(some)
+        return replace(self, rows=self.rows.filter(some), keys=self.keys[mask], flags=flags)
+
+
+class Live:
+    """The newest rows of the keys of a write: columns by name, `_tombstone` among them, and per key its row, or -1."""
+
+    __slots__ = ("_alive", "_at", "columns")
+
+    def __init__(self, columns: dict[str, pa.Array], at: Numbers) -> None:
+        self.columns = columns
+        self._at = at
+        self._alive: Mask = at >= 0
+        flags = columns[TOMBSTONE]
+        if flags.true_count:
+            self._alive &= ~flags.to_numpy(zero_copy_only=False)[at]
+
+    @property
+    def matched(self) -> int:
+        """How many keys have a live row."""
+        return int(np.count_nonzero(self._alive))
+
+    def alive(self, keys: Numbers) -> Mask:
+        """Per key number: whether it has a row that is no tombstone."""
+        return self._alive[keys]
+
+    def take(self, names: Sequence[str], keys: Numbers) -> dict[str, pa.Array]:
+        """Columns of the live rows of these keys, null where none is."""
+        at, alive = self._at[keys], self._alive[keys]
+        if not alive.all():
+            places = pa.array(at, mask=~alive)
+        elif len(at) == len(self.columns[TOMBSTONE]) and (at == np.arange(len(at))).all():
+            return {name: self.columns[name] for name in names}
+        else:
+            places = pa.array(at)
+        return {name: self.columns[name].take(places) for name in names}
+
+    def below(self, keys: Numbers, columns: dict[str, pa.Array]) -> Live:
+        """These rows, superseded by newer ones, the last of which counts for each key."""
+        start = len(self.columns[TOMBSTONE])
+        at = self._at.copy()
+        at[keys] = np.arange(start, start + len(keys))
+        return Live({name: pa.concat_arrays([old, columns[name]]) for name, old in self.columns.items()}, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a write becomes: batches with their flags, the keys that were kept out, and how many keys had a live row."""
+
+    batches: list[pa.RecordBatch]
+    flags: list[pa.BooleanArray | None]
+    rejected: list[pa.RecordBatch]
+    matched: int
+
+
+class Rule(Protocol):
+    """A condition on the rows of a write."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of live rows that it looks at."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether it must be asked for rows of one key one after the other."""
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """Per row: whether it is written."""
+
+
+def resolve(
+    parts: Sequence[Part],
+    live: Live,
+    rules: Sequence[Rule],
+    schema: TableSchema,
+    check: Callable[[pa.RecordBatch], None],
+) -> Resolved:
+    """What becomes of `parts`, which follow each other; `check` refuses whole rows that must not be."""
+    done = Resolved([], [], [], live.matched)
+    steps = [step for part in parts for step in _steps(part, rules)]
+    for number, part in enumerate(steps, 1):
+        for rule in rules:
+            admitted = rule.admits(part, live)
+            if not admitted.all():
+                done.rejected.append(part.rows.select(list(schema.primary_key)).filter(pa.array(~admitted)))
+                part = part.filter(admitted)
+        if not len(part.keys):
+            continue
+        rows = _whole(part, live, schema)
+        if part.kept:
+            check(rows)
+        done.batches.append(rows)
+        done.flags.append(part.flags)
+        if number < len(steps):
+            live = live.below(part.keys, _columns(rows, part.flags))
+    return done
+
+
+def _steps(part: Part, rules: Sequence[Rule]) -> Iterator[Part]:
+    """`part`, cut so that each key occurs once in a step, where the rules need that: keys [a, b, a] give [a, b], [a]."""
+    if len(rules) < 2 and not any(rule.one_by_one for rule in rules):
+        yield part
+        return
+    before = _occurrences(part.keys)
+    for number in range(int(before.max()) + 1):
+        yield part.filter(before == number)
+
+
+def _occurrences(keys: Numbers) -> Numbers:
+    """Per row, how often its key came before: [7, 8, 7, 7] gives [0, 0, 1, 2]."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    lengths = np.diff(np.append(starts, len(keys)))
+    before = np.empty(len(keys), dtype=np.int64)
+    before[order] = np.arange(len(keys)) - np.repeat(starts, lengths)
+    return before
+
+
+def _whole(part: Part, live: Live, schema: TableSchema) -> pa.RecordBatch:
+    if not part.kept:
+        return part.rows
+    given = dict(zip(part.rows.schema.names, part.rows.columns, strict=True))
+    columns = {**given, **live.take(part.kept, part.keys)}
+    arrays = [columns[name] for name in schema.nullable.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
+
+
+def _columns(rows: pa.RecordBatch, flags: pa.BooleanArray | None) -> dict[str, pa.Array]:
+    dead = pa.array(np.zeros(rows.num_rows, dtype=bool)) if flags is None else flags
+    return {**dict(zip(rows.schema.names, rows.columns, strict=True)), TOMBSTONE: dead}
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+@dataclass(frozen=True, slots=True)
+class MustExist:
+    """Every row's key, which is in the columns `key`, has a live row, or nothing is written."""
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    one_by_one: bool = False
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """All rows; `InvalidInputError` names the keys that are not there."""
+        alive = live.alive(part.keys)
+        if not alive.all():
+            absent = part.rows.filter(pa.array(~alive))
+            shown = ", ".join(str(row) for row in absent.select(list(self.key)).slice(0, _SHOWN).to_pylist())
+            more = ", …" if absent.num_rows > _SHOWN else ""
+            raise InvalidInputError(
+                f"{absent.num_rows} rows of this update have no row in the table: {shown}{more}; nothing was written. Pass "
+                "insert=True to insert them"
+            )
+        return alive
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyAbsent:
+    """A row is written if its key has no live row; of rows of one key the first."""
+
+    columns: tuple[str, ...] = ()
+    one_by_one: bool = False
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """The first row of each key that is not there."""
+        return np.asarray(~live.alive(part.keys) & (_occurrences(part.keys) == 0))
+
+
+class OnlyIf:
+    """A row supersedes a live one if a condition on both is true; one whose key is not there is written."""
+
+    __slots__ = ("_filter", "_named", "columns")
+    one_by_one = True
+
+    def __init__(self, source: FilterLike, schema: TableSchema) -> None:
+        """The condition names columns of the live row, and of the row that is given as `excluded.<column>`."""
+        if any(name.lower() == EXCLUDED for name in schema.columns.names):
+            raise InvalidInputError(f"where= needs the name {EXCLUDED!r}, and this table has such a column")
+        text = source.lower() if isinstance(source, str) else None
+        plain = [pa.field(field.name, field.type) for field in schema.columns if field.name not in schema.blobs]
+        self._named = [field for field in plain if text is None or field.name.lower() in text]  # these, or more
+        given = [pa.field(EXCLUDED, pa.struct(self._named))]
+        self._filter = RowFilter(source, pa.schema([*plain, *(given if self._named else [])]))
+        self.columns = tuple(name for name in self._filter.columns if name != EXCLUDED)
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """The rows whose key is not there, and those for which the condition is true."""
+        alive = live.alive(part.keys)
+        admitted = ~alive
+        if alive.any():
+            met = part.filter(alive)
+            columns = live.take(self.columns, met.keys)
+            if EXCLUDED in self._filter.columns:
+                columns[EXCLUDED] = self._given(met, live)
+            columns = columns or {TOMBSTONE: pa.array(np.zeros(len(met.keys), dtype=bool))}  # it counts the rows
+            admitted[alive] = self._filter.mask(pa.table(columns))
+        return admitted
+
+    def _given(self, part: Part, live: Live) -> pa.Array:
+        kept = live.take([field.name for field in self._named if field.name in part.kept], part.keys)
+        arrays = [kept[field.name] if field.name in kept else part.rows.column(field.name) for field in self._named]
+        return pa.StructArray.from_arrays(arrays, fields=self._named)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyIfEqual:
+    """The one row of a write is written if the live row is `expected`, a whole row; None: if there is none."""
+
+    expected: dict[str, Any] | None
+    columns: tuple[str, ...]
+    one_by_one: bool = False
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """Whether the live row is the expected one; not a number is equal to itself."""
+        alive = live.alive(part.keys)
+        if self.expected is None or not alive.all():
+            return ~alive if self.expected is None else alive
+        found = {name: column[0].as_py() for name, column in live.take(self.columns, part.keys).items()}
+        return np.array([_is_same(found, self.expected)])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other) or (one != one and other != other)

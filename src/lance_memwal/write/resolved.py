@@ -1,0 +1,298 @@
+"""Writes that depend on the rows that are there: partial updates, conditions, deletes that count.
+
+Owns `write`, which brings one such write into the log, and the changes that a user asks for. Invariants:
+
+1. A write is resolved against the rows that are live at the moment of its insertion: it was looked up before, without a
+   lock, and what came in between is asked for under the lock, from memory.
+2. A write of which nothing is left writes nothing, and leaves no mark of its transaction.
+3. What a caller is told in durable mode rests on rows that are on storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import ConflictError, InvalidInputError
+from lance_memwal.log.transactions import as_transaction
+from lance_memwal.rows.adapt import with_flags
+from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.fit import Missing, at_most, fills_missing
+from lance_memwal.rows.ingest import key_batch, to_batches, to_parts, with_rows
+from lance_memwal.types import Transaction
+from lance_memwal.write.bulk import publish_bulk
+from lance_memwal.write.fitting import Fitting
+from lance_memwal.write.live_rows import KeysOfWrite, LiveRows, Look, LookUp
+from lance_memwal.write.queue import WriteRows
+from lance_memwal.write.resolve import MustExist, OnlyAbsent, OnlyIf, OnlyIfEqual, Part, Resolved, Rule, resolve
+from lance_memwal.write.results import WriteResult
+from lance_memwal.write.shard import Shard
+
+__all__ = ["Change", "compared", "counted_delete", "put", "update", "write"]
+
+_MAX_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A write that is to be resolved: its keys, its rows, and its rules; `counts`: the caller is told what it met."""
+
+    keys: KeysOfWrite
+    parts: list[Part]
+    rules: tuple[Rule, ...] = ()
+    counts: bool = False
+    columns: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """`columns` of live rows are those that it depends on."""
+        kept = [name for part in self.parts for name in part.kept]
+        needed = dict.fromkeys([*kept, *(name for rule in self.rules for name in rule.columns)])
+        object.__setattr__(self, "columns", tuple(needed))
+
+
+# ------------------------------------------------------------------------------------------------------- what is asked
+
+
+def put(
+    data: Any, missing: Missing | None, *, if_absent: bool = False, where: FilterLike | None = None
+) -> Callable[[Fitting], Change]:
+    """A put with conditions, or one that keeps what its rows leave out."""
+
+    def change(fitting: Fitting) -> Change:
+        schema = fitting.schema
+        rules: list[Rule] = [OnlyAbsent()] if if_absent else []
+        if where is not None:
+            rules.append(OnlyIf(where, schema))
+        if missing == "keep":
+            return _change(fitting, to_parts(data, schema.columns), tuple(rules))
+        fill = fills_missing(missing, schema)
+        return _change(fitting, to_batches(data, schema.columns, whole=not fill), tuple(rules), fill)
+
+    return change
+
+
+def update(data: Any, *, insert: bool) -> Callable[[Fitting], Change]:
+    """The columns that are given change, the others stay."""
+
+    def change(fitting: Fitting) -> Change:
+        rules = () if insert else (MustExist(fitting.schema.primary_key),)
+        return _change(fitting, to_parts(data, fitting.schema.columns), rules, counts=True)
+
+    return change
+
+
+def _change(
+    fitting: Fitting,
+    batches: list[pa.RecordBatch],
+    rules: tuple[Rule, ...],
+    fill: bool | None = None,
+    *,
+    counts: bool = False,
+) -> Change:
+    key = _need_key(fitting)
+    fitted = fitting.fit_parts(with_rows(batches), fill)
+    columns = [[batch.column(name) for name in key] for batch, _ in fitted]
+    if len(fitted) == 1:
+        keys, numbers = KeysOfWrite.of(columns[0])
+        return Change(keys, [Part(fitted[0][0], numbers, fitted[0][1])], rules, counts)
+    keys, numbers = KeysOfWrite.of([pa.concat_arrays(parts) for parts in zip(*columns, strict=True)])
+    numbered = np.split(numbers, np.cumsum([batch.num_rows for batch, _ in fitted])[:-1])
+    parts = [Part(batch, at, kept) for (batch, kept), at in zip(fitted, numbered, strict=True)]
+    return Change(keys, parts, rules, counts)
+
+
+def counted_delete(keys: Any) -> Callable[[Fitting], Change]:
+    """A delete that says how many live rows it hid."""
+
+    def change(fitting: Fitting) -> Change:
+        batch = fitting.tombstone_rows(key_batch(keys, fitting.schema))
+        named, numbers = KeysOfWrite.of([batch.column(name) for name in _need_key(fitting)])
+        dead = pa.array(np.ones(batch.num_rows, dtype=bool))
+        return Change(named, [Part(batch, numbers, flags=dead)], counts=True)
+
+    return change
+
+
+def compared(key: Any, expected: Any, new: Any) -> Callable[[Fitting], Change]:
+    """The row of `key` becomes `new` if it is `expected`; None is no row."""
+
+    def change(fitting: Fitting) -> Change:
+        schema = fitting.schema
+        _need_key(fitting)
+        if schema.blobs:
+            raise InvalidInputError(
+                f"column {schema.blobs[0]!r} holds blobs, which are not compared; use put(where=...)"
+            )
+        named = key_batch([key], schema)
+        before = None if expected is None else _row_of(fitting, named, expected, "expected")
+        flags = None
+        if new is None:
+            rows, flags = fitting.tombstone_rows(named), pa.array([True])
+        else:
+            rows = _row_of(fitting, named, new, "new")
+        rule = OnlyIfEqual(None if before is None else before.to_pylist()[0], tuple(schema.columns.names))
+        keys, numbers = KeysOfWrite.of(named.columns)
+        return Change(keys, [Part(rows, numbers, flags=flags)], (rule,))
+
+    return change
+
+
+def _row_of(fitting: Fitting, named: pa.RecordBatch, row: Any, what: str) -> pa.RecordBatch:
+    """The one whole row that is given; it may leave its key out."""
+    if isinstance(row, dict):
+        row = [{**named.to_pylist()[0], **row}]
+    fitted = [batch for batch, _ in fitting.fit_parts(to_batches(row, fitting.schema.columns, whole=True), False)]
+    if sum(batch.num_rows for batch in fitted) != 1:
+        raise InvalidInputError(f"{what} must be one whole row, or None for no row")
+    if not fitted[0].select(named.schema.names).to_pylist() == named.to_pylist():
+        raise InvalidInputError(f"{what} has another key than the one that is compared")
+    return fitted[0]
+
+
+def _need_key(fitting: Fitting) -> tuple[str, ...]:
+    if not fitting.schema.primary_key:
+        raise InvalidInputError("the table has no primary key: its rows can only be appended")
+    return fitting.schema.primary_key
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+class _LookAgainError(Exception):
+    """What was looked up cannot be brought up to date from memory."""
+
+
+class _TooLargeError(Exception):
+    """The rows do not fit one entry."""
+
+
+class _Attempt:
+    """One look at the live rows, and what the write becomes by it."""
+
+    __slots__ = ("_change", "_live", "_shard", "is_asked", "look", "resolved", "rows")
+
+    def __init__(self, shard: Shard, live: LiveRows, change: Change) -> None:
+        """Look and resolve; `_TooLargeError` if no entry can hold the rows."""
+        self._shard = shard
+        self._live = live
+        self._change = change
+        self.is_asked = False
+        self._use(live.find(change.keys, change.columns))
+
+    def _use(self, look: Look) -> None:
+        self.look = look
+        self.resolved = _resolved(self._shard, self._change, look)
+        self.rows = _rows(self._shard, self.resolved)
+        if self.rows is not None and not self._shard.commits.entries.encode_rows(self.rows):
+            raise _TooLargeError
+
+    def decide(self) -> WriteRows | None:
+        """The rows that are written now, if any; the lock of the writer is held."""
+        self.is_asked = True
+        look = self._live.again(self._change.keys, self._change.columns, self.look)
+        if look is None:
+            raise _LookAgainError
+        if look is not self.look:
+            self._use(look)
+        return self.rows
+
+
+def write(
+    shard: Shard,
+    look_up: LookUp,
+    change_of: Callable[[Fitting], Change],
+    txn: Transaction | tuple[str, int] | None,
+) -> WriteResult:
+    """Resolve a write and bring it into the log; in durable mode (and with `txn`) it is on storage when this returns."""
+    transaction, commits = as_transaction(txn), shard.commits
+    shard.tables.need()
+    with shard.gate:
+        change = change_of(shard.columns.fitting)
+        commits.refuse_on_top()
+        started = shard.clock.monotonic()
+        if not change.keys.values:
+            with shard.health.lock:
+                shard.health.refuse_writes()
+                return WriteResult(range(commits.buffered, commits.buffered), matched=0 if change.counts else None)
+        end = None if transaction is None else commits.repeated(transaction)
+        if end is not None:
+            commits.make_durable(end)
+            return WriteResult(range(end, end), skipped=True)
+        result = _write(shard, LiveRows(shard, look_up), change, transaction)
+        shard.count_put(started)
+        return result
+
+
+def _write(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
+    for _ in range(_MAX_TRIES):
+        try:
+            attempt = _Attempt(shard, live, change)
+            reach("resolve.before_insert")
+            return _insert(shard, attempt, change, txn)
+        except _LookAgainError:
+            continue
+        except _TooLargeError:
+            return _publish(shard, live, change, txn)
+    raise ConflictError(f"shard {shard.log.shard_id} is flushed faster than its rows can be looked up; retry")
+
+
+def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | None) -> WriteResult:
+    commits, end = shard.commits, attempt.look.end
+    start, written = end, 0
+    if attempt.rows is not None:
+        pending, end = commits.insert(attempt.rows, txn, decide=attempt.decide)
+        if pending is None and not attempt.is_asked:
+            commits.make_durable(end)
+            return WriteResult(range(end, end), skipped=True)
+        start = end if pending is None else pending.start
+        written = 0 if pending is None else pending.rows.num_rows
+    if shard.config.durable_write or txn is not None:
+        commits.make_durable(end)
+        reach("put.before_ack")
+    return _result(range(start, end), written, attempt.resolved, change)
+
+
+def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
+    """Publish rows that are too large for one entry as a generation; they are resolved when nobody else writes."""
+    resolved: list[Resolved] = []
+
+    def decide() -> WriteRows | None:
+        resolved.append(_resolved(shard, change, live.find(change.keys, change.columns)))
+        return _rows(shard, resolved[-1])
+
+    published = publish_bulk(shard, decide, txn)
+    if published is None:
+        return WriteResult(range(0), skipped=True)
+    return _result(published.positions, published.num_rows, resolved[-1], change)
+
+
+def _resolved(shard: Shard, change: Change, look: Look) -> Resolved:
+    fitting = shard.columns.fitting
+    return resolve(change.parts, look.live, change.rules, fitting.schema, fitting.check_whole)
+
+
+def _rows(shard: Shard, resolved: Resolved) -> WriteRows | None:
+    schema, limit = shard.columns.fitting.schema, shard.config.max_memtable_batches
+    batches, flags = resolved.batches, resolved.flags
+    if not batches:
+        return None
+    if all(dead is None for dead in flags):
+        return WriteRows.of(at_most(limit, batches, schema.nullable))
+    flagged = [with_flags(batch, dead, schema.memory) for batch, dead in zip(batches, flags, strict=True)]
+    return WriteRows.flagged(at_most(limit, flagged, schema.memory))
+
+
+def _result(positions: range, written: int, resolved: Resolved, change: Change) -> WriteResult:
+    rejected = pa.Table.from_batches(_alike(resolved.rejected)) if resolved.rejected else None
+    matched = resolved.matched if change.counts else None
+    return WriteResult(positions, written=written, rejected=rejected, matched=matched)
+
+
+def _alike(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Batches of the same columns, whatever each says of nulls."""
+    return [pa.RecordBatch.from_arrays(batch.columns, schema=batches[0].schema) for batch in batches]

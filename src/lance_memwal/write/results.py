@@ -1,0 +1,60 @@
+"""What a write did.
+
+Owns `WriteResult`, of one shard, and `RoutedResult`, of all shards that a write went to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pyarrow as pa
+
+__all__ = ["RoutedResult", "WriteResult"]
+
+
+class WriteResult(NamedTuple):
+    """What a write did in one shard. Every put makes one.
+
+    `written` counts rows and tombstones. `rejected` are the keys of the rows that a condition, or the merge of the table,
+    kept out; None if there are none. `matched` counts the live rows that a delete or an update met, where that was asked.
+    `skipped`: its transaction was there already, and nothing was written.
+    """
+
+    batch_positions: range
+    skipped: bool = False
+    written: int = 0
+    rejected: pa.Table | None = None
+    matched: int | None = None
+
+
+class RoutedResult(dict[str, WriteResult]):
+    """What a write did, by shard, and in all."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, results: Mapping[str, WriteResult], *, counts: bool = False) -> None:
+        """`counts`: the caller asked what it met."""
+        super().__init__(results)
+        self._counts = counts
+
+    @property
+    def skipped(self) -> bool:
+        """Whether its transaction was there already in every shard that it went to."""
+        return bool(self) and all(result.skipped for result in self.values())
+
+    @property
+    def written(self) -> int:
+        """Rows and tombstones that were written."""
+        return sum(result.written for result in self.values())
+
+    @property
+    def rejected(self) -> pa.Table | None:
+        """The keys of the rows that were kept out; None if there are none."""
+        parts = [result.rejected for result in self.values() if result.rejected is not None]
+        return pa.concat_tables(parts) if parts else None
+
+    @property
+    def matched(self) -> int | None:
+        """The live rows that a delete or an update met; None if nobody asked."""
+        return sum(result.matched or 0 for result in self.values()) if self._counts else None

@@ -1,0 +1,370 @@
+"""Writes that depend on the rows that are there: partial updates, conditions, compare and set, deletes that count."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import lance_memwal as mw
+from lance_memwal import crash_points
+from tests.harness.kill_points import act_at
+from tests.kit.writers import SECONDS, row_entries
+
+COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("v", pa.string()),
+        pa.field("ts", pa.int64()),
+        pa.field("e", pa.list_(pa.float32(), 2)),
+        pa.field("d", pa.dictionary(pa.int8(), pa.string())),
+        pa.field("s", pa.struct([("a", pa.int64()), ("b", pa.string())])),
+    ]
+)
+
+
+def row(key: int, v: str | None = "a", ts: int | None = 1) -> dict[str, Any]:
+    return {"id": key, "v": v, "ts": ts, "e": [1.0, 2.0], "d": "x", "s": {"a": key, "b": None}}
+
+
+@pytest.fixture(params=["memory", "sstable", "base"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[mw.Table, mw.TableWriter]]:
+    """A table with the rows 1, 2 and 3 in one of its tiers, and 4, which was deleted there."""
+    made = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    with made.writer(compaction=None) as writer:
+        writer.put([row(1), row(2), row(3), row(4)])
+        writer.delete([4])
+        if request.param != "memory":
+            writer.flush()
+        if request.param == "base":
+            made.compact()
+        yield made, writer
+
+
+def contents(writer: mw.TableWriter) -> dict[int, dict[str, Any]]:
+    return {item["id"]: item for item in writer.scan().to_table().to_pylist()}
+
+
+Pair = tuple[mw.Table, mw.TableWriter]
+
+
+def in_between(call: Callable[[], Any]) -> None:
+    """Let another thread make a call after the next look at live rows, and before the insert that follows."""
+
+    def act() -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(SECONDS)
+
+    act_at("resolve.before_insert", 1, act)
+
+
+def test_update_changes_what_is_given_and_keeps_the_rest(table: Pair) -> None:
+    _, writer = table
+    result = writer.update({"id": [1, 3], "v": ["b", None]})
+    assert (result.written, result.matched, result.rejected, result.skipped) == (2, 2, None, False)
+    assert contents(writer) == {1: row(1, "b"), 2: row(2), 3: row(3, None)}
+
+
+def test_dicts_of_an_update_may_give_different_columns_and_count_in_their_order(table: Pair) -> None:
+    _, writer = table
+    writer.update(
+        [{"id": 1, "v": "b"}, {"id": 2, "ts": 7}, {"id": 1, "ts": 9}, {"id": 1, "ts": 8}, {"id": 1, "v": "c"}]
+    )
+    assert contents(writer) == {1: row(1, "c", 8), 2: row(2, "a", 7), 3: row(3)}
+
+
+@pytest.mark.parametrize("key", [4, 5])
+def test_an_update_of_a_key_that_is_not_there_writes_nothing(table: Pair, key: int) -> None:
+    made, writer = table
+    before = contents(writer)
+    with pytest.raises(mw.InvalidInputError, match=f"'id': {key}"):
+        writer.update({"id": [1, key], "v": ["b", "b"]}, txn=("app", 1))
+    assert contents(writer) == before
+    assert not any(made.transactions().values())
+    result = writer.update({"id": [1, key], "v": ["b", "b"]}, txn=("app", 1), insert=True)
+    assert (result.written, result.matched) == (2, 1)
+    absent = {"ts": None, "e": None, "d": None, "s": None}
+    assert contents(writer) == {**before, 1: row(1, "b"), key: {"id": key, "v": "b", **absent}}
+
+
+def test_a_put_that_keeps_is_an_update_that_inserts(table: Pair) -> None:
+    _, writer = table
+    writer.put([{"id": 1, "ts": 5}, {"id": 9, "ts": 6}], missing="keep")
+    assert contents(writer)[1] == row(1, "a", 5)
+    assert contents(writer)[9]["v"] is None
+
+
+def test_a_row_without_a_not_null_column_is_never_made(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False), ("v", pa.string())]
+    )
+    made = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False})
+    with made.writer() as writer:
+        writer.put({"id": [1], "n": [7], "v": ["a"]})
+        writer.update({"id": [1], "v": ["b"]}, insert=True)
+        with pytest.raises(mw.InvalidInputError, match="'n'"):
+            writer.update({"id": [1, 2], "v": ["c", "c"]}, insert=True)
+        with pytest.raises(mw.InvalidInputError, match="'n'"):
+            writer.update({"id": [1], "n": pa.array([None], pa.int64())})
+        assert writer.scan().to_table().to_pylist() == [{"id": 1, "n": 7, "v": "b"}]
+
+
+def test_only_absent_keys_are_put(table: Pair) -> None:
+    _, writer = table
+    rows = [row(1, "new"), row(4, "new"), row(6, "new"), row(6, "second")]
+    result = writer.put(rows, if_absent=True, txn=("app", 1))
+    assert (result.written, result.rejected.column("id").to_pylist()) == (2, [1, 6])
+    assert contents(writer) == {1: row(1), 2: row(2), 3: row(3), 4: row(4, "new"), 6: row(6, "new")}
+    again = writer.put(rows, if_absent=True, txn=("app", 1))
+    assert (again.skipped, again.written, again.rejected) == (True, 0, None)
+
+
+def test_a_write_of_which_nothing_is_left_leaves_no_mark(table: Pair) -> None:
+    made, writer = table
+    result = writer.put([row(1, "new"), row(2, "new")], if_absent=True, txn=("app", 1))
+    assert (result.written, result.skipped, result.rejected.column("id").to_pylist()) == (0, False, [1, 2])
+    assert not any(made.transactions().values())
+    writer.delete([1])
+    assert writer.put([row(1, "new")], if_absent=True, txn=("app", 1)).written == 1
+
+
+@pytest.mark.parametrize(
+    "where", ["excluded.ts > ts", "EXCLUDED.`ts` > ts and v = 'a'", pc.field("excluded", "ts") > pc.field("ts")]
+)
+def test_a_condition_compares_the_given_row_with_the_live_one(table: Pair, where: Any) -> None:
+    _, writer = table
+    rows = [row(1, "new", 2), row(2, "late", 0), row(3, "null", None), row(4, "gone", 0), row(7, "absent", 0)]
+    result = writer.put(rows, where=where)
+    assert (result.written, result.rejected.column("id").to_pylist()) == (3, [2, 3])
+    new = {1: row(1, "new", 2), 4: row(4, "gone", 0), 7: row(7, "absent", 0)}
+    assert contents(writer) == {2: row(2), 3: row(3), **new}
+
+
+def test_rows_of_one_key_meet_a_condition_one_after_the_other(table: Pair) -> None:
+    _, writer = table
+    rows = [row(1, "b", 5), row(1, "late", 4), row(2, "c", 2), row(1, "d", 6)]
+    result = writer.put(rows, where="excluded.ts > ts")
+    assert (result.written, result.rejected.column("id").to_pylist()) == (3, [1])
+    assert contents(writer) == {1: row(1, "d", 6), 2: row(2, "c", 2), 3: row(3)}
+
+
+@pytest.mark.parametrize("where", ["excluded.nothing > 1", "ts >", "nothing = 1", 3])
+def test_a_condition_that_cannot_be_read_is_refused(table: Pair, where: Any) -> None:
+    _, writer = table
+    with pytest.raises(mw.InvalidInputError):
+        writer.put([row(1)], where=where)
+
+
+def test_a_condition_may_be_about_one_row_only(table: Pair) -> None:
+    _, writer = table
+    assert writer.put([row(1, "b")], where="true").written == 1
+    assert writer.put([row(1, "c")], where="false").written == 0
+    assert writer.put([row(1, "c")], where="v = 'b'").written == 1
+    assert writer.put([row(1, "d")], where="excluded.v <> 'd'").written == 0
+
+
+def test_compare_and_set_changes_the_row_that_is_expected(table: Pair) -> None:
+    _, writer = table
+    assert not writer.compare_and_set(1, row(1, "other"), row(1, "b"), txn=("app", 1))
+    assert not writer.compare_and_set(1, None, row(1, "b"))
+    assert not writer.compare_and_set(4, row(4), row(4))
+    assert writer.compare_and_set(1, row(1), row(1, "b"), txn=("app", 1))
+    assert writer.compare_and_set(1, row(1), row(1, "b"), txn=("app", 1)), "it was applied"
+    assert writer.compare_and_set(4, None, {**row(4), "e": None})
+    assert writer.compare_and_set(2, row(2), None)
+    assert contents(writer) == {1: row(1, "b"), 3: row(3), 4: {**row(4), "e": None}}
+    with pytest.raises(mw.InvalidInputError, match="another key"):
+        writer.compare_and_set(3, row(3), row(5))
+    with pytest.raises(mw.InvalidInputError, match="left out"):
+        writer.compare_and_set(3, {"v": "a"}, None)
+
+
+def test_what_a_get_returned_can_be_compared_even_if_it_is_no_number(tmp_path: Path) -> None:
+    made = mw.create_table(
+        str(tmp_path / "t"),
+        pa.table({"id": [1], "x": [float("nan")]}),
+        primary_key="id",
+        writer_defaults={"fsync": False},
+    )
+    with made.writer() as writer:
+        assert writer.compare_and_set(1, writer.get(1), {"id": 1, "x": 2.0})
+
+
+def test_a_delete_counts_the_live_rows_that_it_hides(table: Pair) -> None:
+    _, writer = table
+    result = writer.delete([1, 3, 4, 99, 1], count=True)
+    assert (result.matched, result.written) == (2, 5)
+    assert writer.delete([1], count=True).matched == 0
+    assert writer.delete([], count=True).matched == 0
+    assert writer.delete([2]).matched is None
+    assert contents(writer) == {}
+
+
+def test_entries_hold_whole_rows(table: Pair, tmp_path: Path) -> None:
+    _, writer = table
+    (shard_id,) = writer.shard_writers
+    writer.update({"id": [1], "v": ["b"]})
+    newest = row_entries(tmp_path / "t", shard_id)[-1]
+    assert [{**row(1, "b"), "_tombstone": False}] == pa.Table.from_batches(newest.batches).to_pylist()
+
+
+def test_partial_writes_need_a_key_and_memory(tmp_path: Path) -> None:
+    append_only = mw.create_table(str(tmp_path / "a"), COLUMNS, writer_defaults={"fsync": False})
+    with append_only.writer() as writer:
+        for call in (
+            lambda: writer.update([row(1)]),
+            lambda: writer.put([{"id": 1}], missing="keep"),
+            lambda: writer.put([row(1)], if_absent=True),
+            lambda: writer.compare_and_set(1, None, row(1)),
+            lambda: writer.delete([1], count=True),
+        ):
+            with pytest.raises(mw.InvalidInputError, match="primary key"):
+                call()
+    keyed = mw.create_table(str(tmp_path / "k"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    with keyed.writer(enable_memtable=False) as writer, pytest.raises(mw.InvalidInputError, match="WAL-only"):
+        writer.update([row(1)])
+    with keyed.writer() as writer, pytest.raises(mw.InvalidInputError, match="update"):
+        writer.put_nowait([{"id": 1}], missing="keep")
+
+
+@pytest.mark.parametrize(
+    "what", [{"v": ["a"]}, {"id": [None], "v": ["a"]}, {"id": [1], "w": [1]}, {"id": [1], "ts": ["a"]}]
+)
+def test_bad_updates_are_refused(table: Pair, what: Any) -> None:
+    _, writer = table
+    with pytest.raises(mw.InvalidInputError):
+        writer.update(what)
+    with pytest.raises(mw.InvalidInputError, match=r"s\.b"):
+        writer.update([{"id": 1, "s": {"a": 1}}])
+
+
+def test_rows_too_large_for_an_entry_are_resolved_too(tmp_path: Path) -> None:
+    made = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    with made.writer(compaction=None, max_entry_bytes=3000) as writer:
+        writer.put([row(1), row(2)])
+        result = writer.update({"id": list(range(200)), "v": ["w"] * 200}, insert=True, txn=("app", 1))
+        assert (result.written, result.matched) == (200, 2)
+        assert contents(writer)[1] == row(1, "w")
+        assert writer.update({"id": list(range(200)), "v": ["x"] * 200}, insert=True, txn=("app", 1)).skipped
+        result = writer.put([row(key, "new") for key in range(202)], if_absent=True)
+        assert (result.written, result.rejected.num_rows) == (2, 200)
+        rejected = writer.put([row(key, "new") for key in range(202)], if_absent=True, txn=("app", 2))
+        assert (rejected.written, rejected.rejected.num_rows) == (0, 202)
+        assert writer.put([row(key, "y") for key in range(202)], where="excluded.v > v", txn=("app", 2)).written == 202
+
+
+@pytest.mark.parametrize("sharding", [mw.Bucket("id", 4), mw.Bucket("ts", 3), mw.Identity("ts")])
+def test_sharded_tables_resolve_in_each_shard(tmp_path: Path, sharding: Any) -> None:
+    key = "id" if sharding == mw.Bucket("id", 4) else ["id", "ts"]
+    made = mw.create_table(
+        str(tmp_path / "t"), COLUMNS.set(2, pa.field("ts", pa.int64(), nullable=False)), primary_key=key, sharding=sharding,
+        writer_defaults={"fsync": False},
+    )  # fmt: skip
+    with made.writer(compaction=None) as writer:
+        writer.put([row(i, "a", i % 3) for i in range(20)])
+        assert writer.update([{"id": i, "ts": i % 3, "v": "b"} for i in range(20)]).matched == 20
+        assert writer.put([row(i, "c", i % 3) for i in range(30)], if_absent=True).written == 10
+        one = 5 if key == "id" else (5, 2)
+        assert writer.compare_and_set(one, row(5, "b", 2), row(5, "d", 2))
+        assert not writer.compare_and_set(one, row(5, "b", 2), row(5, "d", 2))
+        gone = [1, 77] if key == "id" else [(1, 1), (77, 1)]
+        assert writer.delete(gone, count=True).matched == 1
+        assert {i: r["v"] for i, r in contents(writer).items()} == {
+            **{i: "b" for i in range(20) if i != 1}, 5: "d", **dict.fromkeys(range(20, 30), "c")
+        }  # fmt: skip
+
+
+def test_a_row_that_comes_between_look_and_insert_counts(table: Pair) -> None:
+    _, writer = table
+    in_between(lambda: writer.put([row(1, "between", 50)]))
+    try:
+        writer.update({"id": [1, 2], "v": ["mine", "mine"]})
+    finally:
+        crash_points.install(None)
+    assert contents(writer) == {1: row(1, "mine", 50), 2: row(2, "mine"), 3: row(3)}
+
+
+def test_a_condition_is_asked_again_for_a_row_that_came_between(table: Pair) -> None:
+    _, writer = table
+    in_between(lambda: writer.put([row(1, "between", 50)]))
+    try:
+        result = writer.put([row(1, "mine", 40), row(2, "mine", 40)], where="excluded.ts > ts")
+    finally:
+        crash_points.install(None)
+    assert (result.written, result.rejected.column("id").to_pylist()) == (1, [1])
+    assert contents(writer) == {1: row(1, "between", 50), 2: row(2, "mine", 40), 3: row(3)}
+
+
+@pytest.mark.parametrize("then", ["flush", "bulk"])
+def test_a_row_that_came_between_and_was_flushed_counts(tmp_path: Path, then: str) -> None:
+    made = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    with made.writer(compaction=None, max_entry_bytes=3000) as writer:
+        writer.put([row(1)])
+
+        def between() -> None:
+            if then == "bulk":
+                writer.put([row(key, "between", 50) for key in range(200)])
+            else:
+                writer.put([row(1, "between", 50)])
+                writer.flush(SECONDS)
+
+        in_between(between)
+        try:
+            assert writer.update({"id": [1], "v": ["mine"]}).written == 1
+        finally:
+            crash_points.install(None)
+        assert contents(writer)[1] == row(1, "mine", 50)
+
+
+def test_a_writer_with_older_columns_does_not_erase_a_newer_one(tmp_path: Path) -> None:
+    made = mw.create_table(
+        str(tmp_path / "t"), pa.table({"id": [1], "v": ["a"]}), primary_key="id", writer_defaults={"fsync": False}
+    )
+    with made.writer() as writer:
+        writer.put([{"id": 2, "v": "a"}])
+        made.dataset.add_columns(pa.field("w", pa.string()))
+        with pytest.raises(mw.InvalidInputError, match="evolve_schema"):
+            writer.update({"id": [1], "v": ["b"]})
+        made.dataset.update({"w": "'kept'"})
+        writer.evolve_schema()
+        writer.update({"id": [1], "v": ["b"]})
+        assert writer.get(1) == {"id": 1, "v": "b", "w": "kept"}
+
+
+def test_counters_of_many_threads_lose_nothing(tmp_path: Path) -> None:
+    made = mw.create_table(
+        str(tmp_path / "t"), pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("m", pa.int64())]),
+        primary_key="id", writer_defaults={"fsync": False},
+    )  # fmt: skip
+    failures: list[BaseException] = []
+    with made.writer(compaction=None, max_memtable_rows=60) as writer:
+        writer.put({"id": [0, 1], "n": [0, 0], "m": [0, 0]})
+
+        def count(own: int) -> None:
+            try:
+                for step in range(25):
+                    key = (own + step) % 2
+                    while True:
+                        seen = writer.get(key)
+                        assert seen is not None
+                        if writer.compare_and_set(key, seen, {**seen, "n": seen["n"] + 1}):
+                            break
+                    writer.update({"id": [10 + own], "m": [step]}, insert=True)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=count, args=(own,)) for own in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+        assert failures == []
+        assert {r["id"]: (r["n"], r["m"]) for r in writer.scan().to_table().to_pylist()} == {
+            0: (50, 0), 1: (50, 0), **{10 + own: (None, 24) for own in range(4)}
+        }  # fmt: skip
