@@ -35,7 +35,7 @@ from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Missing
+from lance_memwal.rows.fit import Missing, keeps_missing
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
@@ -141,7 +141,7 @@ class ShardWriter:
         one: names are columns of the live row, `excluded.<name>` those of the row that is given. The result says what was
         rejected. A put of which nothing is left writes nothing, not even its transaction.
         """
-        if missing != "keep" and not if_absent and where is None:
+        if not if_absent and where is None and not keeps_missing(missing):
             return writes.put(self._shard, data, txn, missing)
         return self._resolved(resolved.put(data, missing, if_absent=if_absent, where=where), txn)
 

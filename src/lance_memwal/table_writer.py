@@ -35,7 +35,7 @@ from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing
+from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
@@ -116,7 +116,7 @@ class TableWriter:
         what becomes of columns that are left out, `if_absent` and `where` which rows are written: see `ShardWriter.put`.
         """
         self._admit()
-        if missing == "keep":
+        if keeps_missing(missing):
             routed = self._route_parts(data)
             return self._each(
                 routed, lambda w, rows: w.put(rows, txn=txn, missing="keep", if_absent=if_absent, where=where)

@@ -25,7 +25,17 @@ from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
-__all__ = ["Fitted", "Fitter", "LiveFlags", "Missing", "at_most", "fills_missing", "tombstones", "validate_rows"]
+__all__ = [
+    "Fitted",
+    "Fitter",
+    "LiveFlags",
+    "Missing",
+    "at_most",
+    "fills_missing",
+    "keeps_missing",
+    "tombstones",
+    "validate_rows",
+]
 
 _KEPT_FLAGS = 64
 _KEPT_FLAGS_ROWS = 65_536
@@ -299,6 +309,11 @@ def fills_missing(missing: Missing | None, schema: TableSchema) -> bool:
             "give whole rows, or missing='null'"
         )
     return missing == "null"
+
+
+def keeps_missing(missing: Missing | None) -> bool:
+    """Whether columns that a put leaves out stay as the live rows have them."""
+    return isinstance(missing, str) and missing == "keep"
 
 
 def validate_rows(batch: pa.RecordBatch) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lance_memwal.arguments import check_flag
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.rows.adapt import with_flags
 from lance_memwal.rows.filter import FilterLike
-from lance_memwal.rows.fit import Missing, at_most, fills_missing
+from lance_memwal.rows.fit import Missing, at_most, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts, with_rows
 from lance_memwal.types import Transaction
 from lance_memwal.write.bulk import publish_bulk
@@ -62,13 +63,14 @@ def put(
     data: Any, missing: Missing | None, *, if_absent: bool = False, where: FilterLike | None = None
 ) -> Callable[[Fitting], Change]:
     """A put with conditions, or one that keeps what its rows leave out."""
+    check_flag("if_absent", if_absent)
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
         rules: list[Rule] = [OnlyAbsent()] if if_absent else []
         if where is not None:
             rules.append(OnlyIf(where, schema))
-        if missing == "keep":
+        if keeps_missing(missing):
             return _change(fitting, to_parts(data, schema.columns), tuple(rules))
         fill = fills_missing(missing, schema)
         return _change(fitting, to_batches(data, schema.columns, whole=not fill), tuple(rules), fill)
@@ -78,6 +80,7 @@ def put(
 
 def update(data: Any, *, insert: bool) -> Callable[[Fitting], Change]:
     """The columns that are given change, the others stay."""
+    check_flag("insert", insert)
 
     def change(fitting: Fitting) -> Change:
         rules = () if insert else (MustExist(fitting.schema.primary_key),)
