@@ -19,7 +19,7 @@ import pyarrow as pa
 from lance_memwal.arguments import check_instance, check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.errors import FencedError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
@@ -33,6 +33,7 @@ from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.memory_scan import MemTableScanner
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
+from lance_memwal.read.shard_alone import ShardAlone
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing, keeps_missing
@@ -188,6 +189,10 @@ class ShardWriter:
             return writes.delete(self._shard, keys, txn)
         return self._resolved(resolved.counted_delete(keys), txn)
 
+    def delete_nowait(self, keys: Any) -> Ack:
+        """Delete rows by primary key and return at once; see `put_nowait`."""
+        return writes.delete_nowait(self._shard, keys)
+
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.
 
@@ -318,18 +323,29 @@ class ShardWriter:
         """`Table.get_blob`, of this shard and the base table."""
         self._shard.tables.need()
         self._shard.health.refuse()
-        return self._reader.get_blob(key, column, writer=self)
+        return self._table_reader.get_blob(key, column, writer=self)
 
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
-        """The live rows of many keys in this shard or the base table, in no order."""
-        return self._reader.lookup(keys, columns, shards=[self.shard_id], in_memory=self.in_memory_memtable_refs())
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
+        """The live rows of many keys in this shard or the base table, in no order; see `Table.lookup`."""
+        return self._reader.lookup(
+            keys,
+            columns,
+            with_tombstones=with_tombstones,
+            shards=[self.shard_id],
+            in_memory=self.in_memory_memtable_refs(),
+        )
+
+    @property
+    def _reader(self) -> Reader | ShardAlone:
+        """Reads of this shard, with the base table if there is one by now."""
+        target = self._shard.columns.target
+        if target.watch is None and BaseTable.open(target.location) is None:
+            return ShardAlone(target.location, target.schema, self._shard.manifests)
+        return self._table_reader
 
     @lazy
-    def _reader(self) -> Reader:
-        base = BaseTable.open(self._shard.columns.target.location)
-        if base is None:
-            raise InvalidInputError("there is no base table yet: scan() reads the memtables, create the table for more")
-        return Reader(NewestBase(base), self._shard.clock)
+    def _table_reader(self) -> Reader:
+        return Reader(NewestBase(BaseTable.need(self._shard.columns.target.location)), self._shard.clock)
 
     def capture(self) -> InMemoryMemTables | None:
         """Active and frozen memtables for a reader of the table; None if this writer has none to show."""

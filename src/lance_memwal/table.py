@@ -316,9 +316,13 @@ class Table:
         """
         return self._reader.get_blob(key, column)
 
-    def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> pa.Table:
-        """The live rows of many keys, each once and in no order; keys without a row are left out."""
-        return self._reader.lookup(keys, columns)
+    def lookup(self, keys: Any, columns: Sequence[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
+        """The live rows of many keys, each once and in no order; keys without a row are left out.
+
+        With `with_tombstones` a key that was deleted has a row, too, until compaction took it out of the base table: its
+        last column, `_tombstone`, is true, and nothing but the key is known of it.
+        """
+        return self._reader.lookup(keys, columns, with_tombstones=with_tombstones)
 
     def search(
         self,

@@ -167,6 +167,12 @@ class TableWriter:
         acks = self._shard_by_shard(self._route(data, missing), lambda writer, rows: writer.put_nowait(rows))
         return TableAck(list(acks.values()))
 
+    def delete_nowait(self, keys: Any) -> TableAck:
+        """Delete rows by primary key and return at once; the `Ack` tells when all shards have that on storage."""
+        self._admit()
+        acks = self._shard_by_shard(self._route_keys(keys), lambda writer, rows: writer.delete_nowait(rows))
+        return TableAck(list(acks.values()))
+
     def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
         fill = fills_missing(missing, self._schema)
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
@@ -325,9 +331,9 @@ class TableWriter:
         """`Table.get_blob`, with everything that this writer acknowledged."""
         return self._reader.get_blob(key, column)
 
-    def lookup(self, keys: Any, columns: list[str] | None = None) -> pa.Table:
+    def lookup(self, keys: Any, columns: list[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
         """`Table.lookup`, with everything that this writer acknowledged."""
-        return self._reader.lookup(keys, columns)
+        return self._reader.lookup(keys, columns, with_tombstones=with_tombstones)
 
     def search(self, **options: Any) -> pa.Table:
         """`Table.search`, with everything that this writer acknowledged."""

@@ -49,20 +49,34 @@ def lookup_rows(
 ) -> pa.Table:
     """The live rows of `keys` (the key columns, in key order), `columns` only; missing keys give no row.
 
-    `with_tombstones`: the newest row of each key, even if it is a tombstone; `_tombstone`, the last column, says so.
+    `with_tombstones`: also one row for every key that a tombstone of a fresh tier hides; `_tombstone`, which comes last
+    then, says which.
     """
-    table = snapshot.schema.columns
+    table = snapshot.schema.nullable if with_tombstones else snapshot.schema.columns
     columns = checked_paths(columns, table)
-    roots = roots_of(columns)
-    if roots != columns:
-        found = lookup_rows(snapshot, base_lookup, keys, roots, with_tombstones=with_tombstones)
-        fields = [field_at(path, table) for path in columns]
-        arrays = [column_at(path, found) for path in columns]
-        if with_tombstones:
-            fields, arrays = [*fields, TOMBSTONE_FIELD], [*arrays, found.column(TOMBSTONE)]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-    if not columns and not with_tombstones:
-        return lookup_rows(snapshot, base_lookup, keys, snapshot.schema.primary_key).select([])
+    shown = [field_at(path, table) for path in columns]
+    roots = roots_of(columns) or snapshot.schema.primary_key
+    found = _found(snapshot, base_lookup, keys, roots, with_tombstones=with_tombstones)
+    if roots == columns:
+        return found
+    if with_tombstones:
+        columns, shown = (*columns, TOMBSTONE), [*shown, TOMBSTONE_FIELD]
+    if not columns:
+        return found.select([])
+    return pa.Table.from_arrays([column_at(path, found) for path in columns], schema=pa.schema(shown))
+
+
+def _found(
+    snapshot: Snapshot,
+    base_lookup: BaseLookup,
+    keys: pa.RecordBatch,
+    columns: tuple[str, ...],
+    *,
+    with_tombstones: bool,
+) -> pa.Table:
+    """The rows with these columns of the table; `_tombstone` behind them if tombstones are wanted."""
+    table = snapshot.schema.nullable if with_tombstones else snapshot.schema.columns
+    schema = pa.schema([table.field(name) for name in columns])
     if keys.num_rows > 1:
         keys = _each_once(keys)
     nowhere = np.ones(keys.num_rows, dtype=bool)
@@ -79,13 +93,12 @@ def lookup_rows(
             open_here[left] = True
             nowhere &= open_here
     if not with_tombstones:
-        parts = [_living(part) for part in parts]
-    if nowhere.any():
+        parts = list(map(_living, parts))
+    if nowhere.any() and snapshot.base_table is not None:
         wanted = keys if nowhere.all() else keys.filter(pa.array(nowhere))
-        found = base_lookup.find(snapshot.base, wanted, columns).select(list(columns))
-        parts.append(_flagged_live(found) if with_tombstones else found)
-    fields = [snapshot.schema.columns.field(name) for name in columns]
-    return _union(parts, pa.schema([*fields, TOMBSTONE_FIELD] if with_tombstones else fields))
+        rows = base_lookup.find(snapshot.base, wanted, columns).select(list(columns))
+        parts.append(_flagged_live(rows) if with_tombstones else rows)
+    return _union(parts, schema.append(TOMBSTONE_FIELD) if with_tombstones else schema)
 
 
 def _each_once(keys: pa.RecordBatch) -> pa.RecordBatch:

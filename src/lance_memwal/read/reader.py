@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from lance_memwal.arguments import check_flag
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
@@ -124,11 +125,14 @@ class Reader:
         keys: Any,
         columns: Sequence[str] | None = None,
         *,
+        with_tombstones: bool = False,
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
     ) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out."""
-        return self._rows_of(self._newest.with_index(), keys, columns, shards, in_memory)
+        check_flag("with_tombstones", with_tombstones)
+        base = self._newest.with_index()
+        return self._rows_of(base, keys, columns, shards, in_memory, with_tombstones=with_tombstones)
 
     def newest_rows(
         self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
@@ -156,10 +160,12 @@ class Reader:
         columns: Sequence[str] | None,
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
+        *,
+        with_tombstones: bool = False,
     ) -> pa.Table:
         def read(snapshot: Snapshot, named: pa.RecordBatch) -> pa.Table:
             wanted = snapshot.schema.columns.names if columns is None else columns
-            return lookup_rows(snapshot, self._lookup, named, wanted)
+            return lookup_rows(snapshot, self._lookup, named, wanted, with_tombstones=with_tombstones)
 
         return self._of_keys(base, keys, read, shards, in_memory)
 

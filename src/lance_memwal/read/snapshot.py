@@ -116,7 +116,7 @@ class ShardView:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All tiers of a table at one moment, with the columns that readers see; `base_table` is None where only memory is
-    read."""
+    read, or where there is none."""
 
     location: Location
     schema: TableSchema
@@ -128,13 +128,20 @@ class Snapshot:
     def of_memory(cls, location: Location, schema: TableSchema, memtables: InMemoryMemTables) -> Snapshot:
         """The memtables of one writer alone."""
         manifest = ShardManifest(0, memtables.shard_id, writer_epoch=memtables.epoch)
+        return cls.of_shard(location, schema, manifest, memtables)
+
+    @classmethod
+    def of_shard(
+        cls, location: Location, schema: TableSchema, manifest: ShardManifest, memtables: InMemoryMemTables
+    ) -> Snapshot:
+        """One shard that has no base table below it: what `manifest` lists, and the memtables of its writer."""
         return cls(location, schema.shown, None, (ShardView(manifest, memtables.ascending).above(0, schema),))
 
     @property
     def base(self) -> BaseTable:
         """The base version of a snapshot that has one."""
         if self.base_table is None:
-            raise AssertionError("a snapshot of memory alone has no base table")
+            raise AssertionError("this snapshot has no base table")
         return self.base_table
 
 

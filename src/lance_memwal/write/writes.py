@@ -29,7 +29,7 @@ from lance_memwal.write.queue import QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Ack", "delete", "put", "put_nowait"]
+__all__ = ["Ack", "delete", "delete_nowait", "put", "put_nowait"]
 
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
 _buffer_bytes = pa.RecordBatch.get_total_buffer_size
@@ -104,13 +104,23 @@ def put_nowait(shard: Shard, data: Any, missing: Missing | None = None) -> Ack:
     """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
     batches, fill = shard.columns.fitting.take(data, missing)
     with shard.gate:
-        rows, started = shard.columns.fitting.fit(batches, fill), shard.clock.monotonic()
-        if shard.commits.entries.encode_rows(rows):
-            _, end = shard.commits.insert(rows, None, drain=True)
-            shard.count_put(started)
-        else:
-            end = _write(shard, rows, None).batch_positions.stop
-        return Ack(shard.health, shard.commits, end)
+        return _nowait(shard, shard.columns.fitting.fit(batches, fill))
+
+
+def delete_nowait(shard: Shard, keys: Any) -> Ack:
+    """Delete rows by primary key and return at once; see `put_nowait`."""
+    with shard.gate:
+        return _nowait(shard, shard.columns.fitting.tombstones(keys))
+
+
+def _nowait(shard: Shard, rows: WriteRows) -> Ack:
+    started = shard.clock.monotonic()
+    if rows.batches and shard.commits.entries.encode_rows(rows):
+        _, end = shard.commits.insert(rows, None, drain=True)
+        shard.count_put(started)
+    else:
+        end = _write(shard, rows, None).batch_positions.stop
+    return Ack(shard.health, shard.commits, end)
 
 
 def delete(shard: Shard, keys: Any, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
