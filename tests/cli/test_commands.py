@@ -115,6 +115,14 @@ def test_scan_projects_filters_limits_and_explains(table: Path) -> None:
 def test_search_by_text_and_by_vector(table: Path) -> None:
     assert rows("search", table, "--text", "name3")[0]["id"] == 3
     assert rows("search", table, "--vector", "[4.2, 0]", "-k", 1)[0]["id"] == 4
+    pages = [rows("search", table, "--vector", "[4.2, 0]", "-k", 2, "--offset", offset) for offset in (0, 2)]
+    assert [row["id"] for page in pages for row in page] == [
+        row["id"] for row in rows("search", table, "--vector", "[4.2, 0]", "-k", 4)
+    ]
+    far = rows("search", table, "--vector", "[4.2, 0]", "-k", 3, "--distance-range", "1:", "--metric", "l2")
+    assert far
+    assert min(row["_distance"] for row in far) >= 1
+    assert rows("search", table, "--vector", "[4.2, 0]", "--distance-range", ":0.01") == []
 
 
 def test_shards_stats_and_manifest_say_what_is_there(table: Path) -> None:

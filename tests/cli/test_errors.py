@@ -55,6 +55,7 @@ def tear(uri: Path, position: int) -> bytes:
         (["create", "x", "--columns", "id:int64", "-k", "nope"], 1, "nope"),
         (["search", "x"], 2, "--text"),
         (["search", "x", "--vector", "1 2"], 2, "JSON array"),
+        (["search", "x", "--vector", "[1]", "--distance-range", "3"], 2, "two numbers"),
         (["delete", "x"], 2, "--file"),
         (["scan", "s3://bucket/x", "-o", "broken"], 2, "KEY=VALUE"),
         (["scan", "ftp://host/x"], 1, "s3://"),

@@ -83,8 +83,18 @@ def search(
     uri: Uri,
     text: Annotated[str | None, typer.Option("--text", "-t", help="Words to find.")] = None,
     vector: Annotated[str | None, typer.Option("--vector", "-v", help="A JSON array of numbers.")] = None,
-    column: Annotated[str | None, typer.Option("--column", help="The column to search.")] = None,
+    column: Annotated[
+        str | None, typer.Option("--column", help="The column to search; for text also several, separated by commas.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many rows.")] = 10,
+    offset: Annotated[int, typer.Option("--offset", min=0, help="How many of the best to leave out.")] = 0,
+    distance_range: Annotated[
+        str | None,
+        typer.Option("--distance-range", metavar="FROM:TO", help="Only such distances; either side may be left out."),
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="l2, cosine, dot or hamming, if not that of the index.")
+    ] = None,
     filter: _Filter = None,  # noqa: A002
     columns: Columns = None,
     storage_option: Options = None,
@@ -94,11 +104,30 @@ def search(
     if text is None and vector is None:
         raise typer.BadParameter("give --text, --vector or both", param_hint="--text")
     query = None if vector is None else _vector(vector)
+    bounds = None if distance_range is None else _range(distance_range)
     table = open_for(uri, storage_option)
-    found = table.search(vector=query, text=text, column=column, k=k, filter=filter, columns=split_names(columns))
+    found = table.search(
+        vector=query,
+        text=text,
+        column=split_names(column),
+        k=k,
+        offset=offset,
+        distance_range=bounds,
+        filter=filter,
+        columns=split_names(columns),
+        metric=metric,  # type: ignore[arg-type]  # the search says which there are
+    )
     shown = print_batches(found.to_batches(), found.schema.names, as_json=json)
     if not json:
         note(_rows(shown))
+
+
+def _range(text: str) -> tuple[float | None, float | None]:
+    try:
+        lower, upper = [float(side) if side.strip() else None for side in text.split(":")]
+    except ValueError:
+        raise typer.BadParameter("give two numbers, as in 0.5:2, :2 or 0.5:", param_hint="--distance-range") from None
+    return lower, upper
 
 
 def _vector(text: str) -> list[float]:
