@@ -8,9 +8,6 @@ Python, beside brute force over the same vectors; and a base table of a million 
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -22,7 +19,7 @@ import pyarrow as pa
 from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
 
 import lance_memwal as mw
-from benchmarks.harness import Bench, Case, Sample, base_directory
+from benchmarks.harness import Bench, Case, Sample, workplace
 from lance_memwal.memtable.index import exact_search
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -101,17 +98,10 @@ def _write_case(name: str, index: str, rounds: int) -> Case:
 
 
 @cache
-def _workplace() -> str:
-    directory = tempfile.mkdtemp(prefix="memwal-bench-search-", dir=base_directory())
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
-
-
-@cache
 def _memtable(quick: bool) -> tuple[mw.ShardWriter, np.ndarray]:
     """A writer with everything in its memtable and a graph over it, and the same vectors as a matrix."""
     rows = 5_000 if quick else 50_000
-    table = mw.create_table(f"{_workplace()}/memtable", _schema(128), primary_key="id")
+    table = mw.create_table(f"{workplace()}/memtable", _schema(128), primary_key="id")
     writer = mw.ShardWriter.open(
         table.dataset.uri,
         indexes=[mw.HnswIndex("vector")],
@@ -156,7 +146,7 @@ def _brute_force(bench: Bench) -> Sample:
 def _large(quick: bool) -> tuple[mw.Table, LsmVectorSearchPlanner]:
     """A base table of a million vectors with IVF_PQ, and 20,000 flushed rows, of which half replace base rows."""
     base_rows, fresh_rows, dim = (100_000, 5_000, 64) if quick else (1_000_000, 20_000, 64)
-    uri = f"{_workplace()}/large"
+    uri = f"{workplace()}/large"
     parts = (_rows(first, 50_000, dim, first) for first in range(0, base_rows, 50_000))
     dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(_schema(dim), parts), uri)
     dataset.create_index("vector", "IVF_PQ", name="vector_idx", num_partitions=256, num_sub_vectors=16)

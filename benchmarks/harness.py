@@ -13,6 +13,7 @@ Owns `Case`, `Sample`, `Bench` and the table. Rules, so that a figure can be bel
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import multiprocessing
@@ -25,11 +26,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Bench", "Case", "Result", "Sample", "Side", "measure", "percentile", "run", "table", "timed", "to_json"]
+__all__ = [
+    "Bench",
+    "Case",
+    "Result",
+    "Sample",
+    "Side",
+    "measure",
+    "percentile",
+    "run",
+    "table",
+    "timed",
+    "to_json",
+    "workplace",
+]
 
 _TMPFS = Path("/dev/shm")
 _NEEDED_BYTES = 512 * 1024 * 1024
@@ -129,6 +144,14 @@ def base_directory() -> Path:
     if _TMPFS.is_dir() and os.access(_TMPFS, os.W_OK) and shutil.disk_usage(_TMPFS).free >= _NEEDED_BYTES:
         return _TMPFS
     return Path(tempfile.gettempdir())
+
+
+@cache
+def workplace() -> str:
+    """A directory for tables that several turns share; it goes with the process."""
+    directory = tempfile.mkdtemp(prefix="memwal-bench-", dir=base_directory())
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lance.file import LanceFileReader
 
+from benchmarks.texts import Texts
 from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.posting_list import read_postings
@@ -23,7 +24,6 @@ from lance_memwal.memtable.index import CorpusStats
 from lance_memwal.memtable.index.fuzzy import within_distance
 from lance_memwal.read.best_texts import TermDocuments, Wanted, all_documents, best_documents, common_documents
 from lance_memwal.store.location import resolve
-from tests.kit.texts import Texts
 
 WORDS = ["a", "aa", "ab", "abc", "b", "bä", "bär", "hund", "ハンド", "ハン", "z" * 30, "🦉", "🦉🦉", "Ω1"]
 

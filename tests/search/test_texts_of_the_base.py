@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from benchmarks.texts import SCHEMA, Texts
 from lance_memwal.errors import CorruptDataError
 from tests.harness.profile import scaled
 from tests.kit.search import SETTINGS, ids
-from tests.kit.texts import SCHEMA, Texts
 
 PLAIN: dict[str, Any] = {"stem": False, "remove_stop_words": False}
 

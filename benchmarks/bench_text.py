@@ -1,0 +1,94 @@
+"""Text search of a million base rows and 20,000 fresh ones, beside plain Lance's search of the same base rows alone.
+
+Half of the fresh rows replace base rows. Queries have one to three words, as common as they are in the rows. Ours also does what
+plain Lance need not: it finds fresh rows, leaves superseded ones out, and scores all by the statistics of the live rows. The
+second case is the first search of a process, caches empty, the third one after every put.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import count
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+import lance_memwal as mw
+from benchmarks.harness import Bench, Case, Sample, workplace
+from benchmarks.texts import SCHEMA, Texts
+from lance_memwal.process.cache import CACHE
+
+_OPTIONS: dict[str, Any] = {"stem": False, "remove_stop_words": False}
+
+
+@cache
+def _tables(quick: bool) -> tuple[mw.Table, lance.LanceDataset, Texts]:
+    """The table, and a plain one with its base rows."""
+    base_rows, fresh_rows, words = (100_000, 2_000, 20_000) if quick else (1_000_000, 20_000, 100_000)
+    make = Texts(words)
+    found = []
+    for name in ("ours", "plain"):
+        parts = (make.rows(first, 50_000, first).to_batches()[0] for first in range(0, base_rows, 50_000))
+        dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(SCHEMA, parts), f"{workplace()}/{name}")
+        dataset.create_scalar_index("t", "INVERTED", **_OPTIONS)
+        found.append(dataset)
+    table = mw.enable(found[0].uri, primary_key="id")
+    with table.shard_writer(fsync=False) as writer:
+        writer.put(make.rows(base_rows - fresh_rows // 2, fresh_rows, 5))
+        writer.force_seal_active()
+        writer.wait_for_flush_drain()
+    return table, found[1], make
+
+
+def _sample(call: Callable[[str], object], queries: list[str]) -> Sample:
+    seconds = []
+    for query in queries:
+        start = time.perf_counter()
+        call(query)
+        seconds.append(time.perf_counter() - start)
+    return Sample(float(np.median(seconds)) * 1e3, seconds)
+
+
+def _ours(bench: Bench) -> Sample:
+    table, _, make = _tables(bench.quick)
+    return _sample(lambda query: table.search(text=query, k=10, columns=["id"]), make.queries(200, 99))
+
+
+def _first(bench: Bench) -> Sample:
+    table, _, make = _tables(bench.quick)
+    CACHE.clear()
+    return _sample(lambda query: table.search(text=query, k=10, columns=["id"]), make.queries(1, 99))
+
+
+_puts = count(50_000_000)
+
+
+def _after_puts(bench: Bench) -> Sample:
+    table, _, make = _tables(bench.quick)
+    with table.shard_writer(fsync=False) as writer:
+        seconds = []
+        for query in make.queries(100, 99):
+            writer.put(make.rows(next(_puts), 1, 7))
+            start = time.perf_counter()
+            table.search(text=query, k=10, columns=["id"])
+            seconds.append(time.perf_counter() - start)
+    return Sample(float(np.median(seconds)) * 1e3, seconds)
+
+
+def _plain(bench: Bench) -> Sample:
+    _, dataset, make = _tables(bench.quick)
+    return _sample(
+        lambda query: dataset.scanner(full_text_query=query, columns=["id", "_score"], limit=10).to_table(),
+        make.queries(200, 99),
+    )
+
+
+def cases() -> Iterator[Case]:
+    """Warm, cold, and beside a writer."""
+    yield Case("text search, 1M base and 20k fresh", _ours, _plain, 3.0, "ms", rounds=5)
+    yield Case("text search, 1M base and 20k fresh, first of a process", _first, None, None, "ms", rounds=5)
+    yield Case("text search, 1M base and 20k fresh, after each put", _after_puts, _plain, 3.0, "ms", rounds=5)
