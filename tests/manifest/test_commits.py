@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -289,10 +290,44 @@ def test_racing_maintenance_and_flushes_all_land_once(tmp_path: Path) -> None:
     assert failures == []
     latest = store.read_latest()
     assert latest is not None
-    assert latest.version <= 1 + 10 + 30, "two commits of the same content may share a version, no commit takes two"
+    assert latest.version <= 1 + 10 + 30, "no commit takes two versions"
     assert store.list_versions() == list(range(1, latest.version + 1))
     assert [sstable.generation for sstable in latest.sstables] == list(range(1, 11))
     assert latest.wal_entry_position_last_seen == 309
+
+
+@pytest.mark.parametrize("maintenance", [False, True])
+def test_eight_callers_with_the_same_change_land_eight_times_or_say_so(tmp_path: Path, maintenance: bool) -> None:
+    """All eight make the same bytes for the same version; one of them creates it, and that is not the success of others."""
+    ShardManifestStore(place(tmp_path), SHARD, fsync=False).claim_epoch()
+    together, outcomes = threading.Barrier(8), []
+
+    def one_more(manifest: ShardManifest) -> ShardManifest:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.2)  # at first all have seen the same version
+        seen = manifest.wal_entry_position_last_seen + 1
+        return replace(manifest, version=manifest.version + 1, wal_entry_position_last_seen=seen)
+
+    def run() -> None:
+        store = ShardManifestStore(place(tmp_path), SHARD, fsync=False)
+        try:
+            made = store.commit_maintenance(one_more) if maintenance else store.commit_update(1, one_more)
+            outcomes.append(made.version)
+        except ConflictError:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    landed = [version for version in outcomes if version is not None]
+    latest = manifests_at(place(tmp_path)).read_latest()
+    assert latest is not None
+    assert sorted(landed) == sorted(set(landed)), "two callers were told that the same version is theirs"
+    assert latest.wal_entry_position_last_seen == len(landed)
+    assert len(outcomes) == 8
+    assert len(landed) >= 1
 
 
 def test_maintenance_fences_nobody(tmp_path: Path) -> None:
@@ -316,13 +351,18 @@ def test_a_hint_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     assert (committed.version, store.read_latest()) == (3, committed)
 
 
-def test_a_sealed_shard_stays_sealed(tmp_path: Path) -> None:
+def test_a_sealed_shard_is_opened_again_only_by_a_commit_that_does_nothing_else(tmp_path: Path) -> None:
     store = manifests_at(place(tmp_path))
     store.claim_epoch()
     sealed = store.commit_update(1, lambda m: replace(m, version=2, status=ShardStatus.SEALED))
     with pytest.raises(InvalidInputError, match="I-10"):
-        store.commit_update(1, lambda m: replace(m, version=3, status=ShardStatus.ACTIVE))
+        store.commit_update(1, lambda m: replace(flush(1, 4)(m), status=ShardStatus.ACTIVE))
+    with pytest.raises(InvalidInputError, match="sealed"):
+        store.claim_epoch()
     assert store.read_latest() == sealed
+    undone = store.commit_update(1, lambda m: replace(m, version=3, status=ShardStatus.ACTIVE))
+    assert undone == replace(sealed, version=3, status=ShardStatus.ACTIVE)
+    assert store.claim_epoch()[0] == 2, "a drop that was aborted leaves the shard as it was"
 
 
 def test_a_store_of_manifests_refuses_what_is_no_shard_and_shows_no_options(tmp_path: Path) -> None:

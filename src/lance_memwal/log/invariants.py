@@ -13,7 +13,8 @@ I-6  `current_generation` is at least 1 and rises only by the SSTables that are 
 I-7  Added SSTables are contiguous, begin at the old `current_generation` and end below the new one.
 I-8  SSTables are removed from the low end only; the ones that stay are not altered; ascending order, none twice.
 I-9  Every added path is well-formed and of its generation.
-I-10 A SEALED shard stays SEALED; the status is a known one.
+I-10 A SEALED shard becomes ACTIVE again (the drop that sealed it was aborted) only in a commit that changes nothing else;
+     the status is a known one.
 I-11 The first manifest is blank: epoch 0 or 1, cursor 0, generation 1, no SSTables, ACTIVE.
 I-12 Fields of a newer version stay as they are. (Those of SSTables: I-8.)
 I-13 A repair may list generations again that were trimmed (`check_relisting`): all of them below the lowest listed one,
@@ -46,8 +47,9 @@ def check_manifest_transition(old: ShardManifest | None, new: ShardManifest) -> 
     if new.writer_epoch != old.writer_epoch:
         _check_claim(old, new)
         return
-    sealed_stays = old.status is ShardStatus.ACTIVE or new.status is ShardStatus.SEALED
-    _require(sealed_stays, "I-10", "a sealed shard cannot be opened again")
+    opened = old.status is ShardStatus.SEALED and new.status is ShardStatus.ACTIVE
+    alone = new == replace(old, version=new.version, status=new.status)
+    _require(not opened or alone, "I-10", "a commit that opens a sealed shard again must change nothing else")
     added = _check_sstables(old, new)
     _check_positions(old, new, bool(added))
 

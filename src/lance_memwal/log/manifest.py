@@ -7,7 +7,8 @@ Owns `ShardManifestStore`. Invariants:
 2. A version is created once (put-if-absent) and only after a rule of `lance_memwal.log.invariants` accepted it.
 3. A claim whose outcome is unknown is never taken as won: it is claimed again, with a higher epoch. So is a claim above
    which a newer version is found (a slot that collection emptied can be created again by a claimer that slept).
-4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put.
+4. A commit is judged by what the newest manifest says afterwards, not by the answer of the put. Commits of one process
+   take turns: two that make the same bytes of the same version could not be told apart afterwards, and only one landed.
 5. The hint is written after the verdict, best effort.
 6. Fields of a newer version are kept by every commit. A shard that has any takes no claim and no flush: only what they
    mean could say whether those are right. Maintenance (a trim) is allowed.
@@ -37,6 +38,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.log.invariants import check_manifest_transition
 from lance_memwal.log.manifest_codec import decode_manifest, encode_hint, encode_manifest, unknown_fields
+from lance_memwal.process.turns import turn_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import PutResult
@@ -87,6 +89,7 @@ class ShardManifestStore:
         self._fsync = fsync
         self._clock = clock
         self._last_read: ShardManifest | None = None
+        self._turn = turn_of(("manifest", self.location.key, shard_id))
 
     def __repr__(self) -> str:
         return f"ShardManifestStore({self.location.describe()!r}, shard_id={self.shard_id!r})"
@@ -205,6 +208,16 @@ class ShardManifestStore:
         epoch: int | None,
         landed: Callable[[ShardManifest], bool] | None,
         check: ManifestCheck = check_manifest_transition,
+    ) -> ShardManifest:
+        with self._turn.taken(f"committing the manifest of shard {self.shard_id}"):
+            return self._commit_in_turn(fn, epoch, landed, check)
+
+    def _commit_in_turn(
+        self,
+        fn: ManifestUpdate,
+        epoch: int | None,
+        landed: Callable[[ShardManifest], bool] | None,
+        check: ManifestCheck,
     ) -> ShardManifest:
         for attempt in range(_MAX_TRIES):
             latest = self._latest_of_epoch(epoch)
