@@ -7,6 +7,7 @@ rows that it wrote itself, on the connection that wrote them.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_lancedb_finds_every_fresh_row_after_flush_compact_gc_and_maintain(
     table.gc(grace_seconds=0)
     assert found(tmp_path, fresh) == everything
     assert table.stats().waiting_for_indexes == {"t_fts": 1, "v_ann": 1}
-    table.gc(grace_seconds=0, optimize_indices=True)
+    table.maintain(versions=timedelta(0), grace_seconds=0)
     assert found(tmp_path, fresh) == everything
     assert table.stats().waiting_for_indexes == {}
     assert [shard.generations for shard in table.shards()] == [()]

@@ -215,7 +215,7 @@ def test_maintenance_beside_writers_compactors_and_itself_loses_nothing(tmp_path
     for thread in threads:
         thread.start()
     with table.writer(compaction=None) as writer:
-        for number in range(60):
+        for number in range(30):
             writer.put(rows(range(90 + 10 * number, 110 + 10 * number)))
             if number % 10 == 9:
                 assert ids(table) == list(range(110 + 10 * number))
@@ -224,9 +224,9 @@ def test_maintenance_beside_writers_compactors_and_itself_loses_nothing(tmp_path
         thread.join(60)
     assert failures == []
     table.maintain(versions=NOW, grace_seconds=0)
-    assert ids(table) == list(range(700))
-    assert lance.dataset(uri).count_rows() == 700
-    assert table.scan(filter="n = 3").count_rows() == 70
+    assert ids(table) == list(range(400))
+    assert lance.dataset(uri).count_rows() == 400
+    assert table.scan(filter="n = 3").count_rows() == 40
     assert table.verify().ok
 
 
