@@ -64,10 +64,25 @@ def test_mirrors_agree_with_the_base_index(tmp_path: Path) -> None:
         mine, theirs = (d.stats.index_stats("t_fts")["indices"][0]["params"] for d in (generation, table.dataset))
         assert mine == theirs
         vectors = generation.stats.index_stats("v_ann")
-        assert vectors["index_type"] == "IVF_HNSW_SQ"
+        assert vectors["index_type"] == "IVF_FLAT"
         assert vectors["indices"][0]["metric_type"] == "cosine"
         assert len(vectors["indices"][0]["partitions"]) == 1
         assert "ScalarIndexQuery" in generation.scanner(filter="n = 3").explain_plan()
+
+
+def test_small_mirrors_of_vectors_leave_no_row_out_and_large_ones_are_graphs(tmp_path: Path) -> None:
+    table = table_with_indexes(tmp_path)
+    with table.shard_writer(**SETTINGS) as writer:
+        writer.put(rows(range(1_000, 11_001)))
+        flush(writer)
+        writer.put(rows(range(20_000, 20_200)))
+        flush(writer)
+        graph, small = sstables(table, writer)
+        assert graph.stats.index_stats("v_ann")["index_type"] == "IVF_HNSW_SQ"
+        assert small.stats.index_stats("v_ann")["index_type"] == "IVF_FLAT"
+        for number in range(20_000, 20_200, 7):
+            nearest = {"column": "v", "q": np.eye(DIM, dtype=np.float32)[0] * number, "k": 1, "ef": 10}
+            assert small.to_table(columns=["id"], nearest=nearest)["id"].to_pylist() == [number]
 
 
 def test_an_index_that_has_no_mirror_is_skipped_under_all_and_refused_in_a_list(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ Owns `IndexSet`, the reading of base indexes (`index_facts`, `spec_of`) and the 
    an index that cannot be mirrored is an `InvalidInputError`, raised before a claim. A listed index that was dropped since
    is left out with a warning: a table must not become unwritable because of an index.
 2. A mirror has the base index's name, and its analyzer or metric; a vector mirror is one partition around the origin, which
-   needs no training, so that rows without any vector (deletes, nulls) have one too.
+   needs no training, so that rows without any vector (deletes, nulls) have one too. Up to `_EXACT_ROWS` rows it compares
+   them all: a graph leaves a row out now and then (one of some thousands), and nobody else would find that row.
 3. Mirrors are built by Lance on the finished dataset of a generation, before it is published. A mirror that cannot be built
    fails the flush, which is tried again; at the third attempt of a generation it is left out with a warning: reads are
    exact without it, and rows that cannot be flushed are worse than rows without an index.
@@ -37,6 +38,7 @@ __all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "index_n
 _LOG = logging.getLogger(__name__)
 _BUILD_AT_ONCE = 2
 _ATTEMPTS_WITH_ALL = 2
+_EXACT_ROWS = 10_000
 _MIRROR_EF = 64  # what a mirror proposes is ranked anew by its vectors; more would only make closing slower
 
 
@@ -258,4 +260,7 @@ class IndexSet:
             return
         column = self._schema.columns.field(spec.column).type
         origin = np.zeros((1, column.list_size), dtype=column.value_type.to_pandas_dtype())
-        dataset.create_index(spec.column, spec.lance_type, name=spec.index_name, ivf_centroids=origin, **options)
+        kind = spec.lance_type
+        if dataset.count_rows() <= _EXACT_ROWS:
+            kind, options = "IVF_FLAT", {"metric": spec.metric, "num_partitions": 1}
+        dataset.create_index(spec.column, kind, name=spec.index_name, ivf_centroids=origin, **options)
