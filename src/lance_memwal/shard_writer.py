@@ -147,14 +147,54 @@ class ShardWriter:
         return self._resolved(resolved.put(data, missing, if_absent=if_absent, where=where), txn)
 
     def update(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
+        self,
+        data: Any = None,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        insert: bool = False,
+        where: FilterLike | None = None,
+        set: Mapping[str, str] | None = None,  # noqa: A002
     ) -> WriteResult:
         """Change the columns that are given; all others stay. Exact, whatever other threads write meanwhile.
 
         A key that is not there is an `InvalidInputError`, and nothing is written; with `insert` it is inserted, and
         columns that are left out are null. Dicts may give different columns each.
+
+        `update(where=filter, set={column: expression})` changes all rows for which the filter is true; an expression is
+        SQL over the columns of the row. `matched` of the result says how many.
         """
-        return self._resolved(resolved.update(data, insert=insert), txn)
+        if where is None and set is None:
+            return self._resolved(resolved.update(data, insert=insert), txn)
+        if where is None or set is None or data is not None or insert:
+            raise InvalidInputError("give rows to update, or where= and set=")
+        return self._resolved(resolved.updated_where(self._candidates(where), where, set), txn)
+
+    def update_matching(
+        self, keys: pa.Table, where: FilterLike, values: Mapping[str, str], txn: Transaction | tuple[str, int] | None
+    ) -> WriteResult:
+        """`update(where=..., set=...)`, of these keys alone."""
+        return self._resolved(resolved.updated_where(keys, where, values), txn)
+
+    def delete_matching(
+        self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None
+    ) -> WriteResult:
+        """`delete(where=...)`, of these keys alone."""
+        return self._resolved(resolved.deleted_where(keys, where), txn)
+
+    def _candidates(self, where: FilterLike) -> pa.Table:
+        """The keys of the rows of this shard, or of the base table, for which the filter is true now."""
+        target = self._shard.columns.target
+        if not target.schema.primary_key:
+            raise InvalidInputError("the table has no primary key: its rows can only be appended")
+        sharding = None if target.watch is None else target.watch.look().sharding
+        beside = [] if sharding is None or sharding.column is None else [sharding.column]
+        names = list(dict.fromkeys([*target.schema.primary_key, *beside]))
+        found = self.lsm_scan(names, where).to_table()
+        if not beside or sharding is None:
+            return found
+        routed = [sharding.route(batch, target.schema.columns) for batch in found.to_batches()]
+        own = [rows for parts in routed for shard_id, rows in parts if shard_id == self.shard_id]
+        return pa.Table.from_batches(own, schema=found.schema)
 
     def compare_and_set(
         self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
@@ -179,12 +219,22 @@ class ShardWriter:
         return writes.put_nowait(self._shard, data, missing)
 
     def delete(
-        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+        self,
+        keys: Any = None,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        count: bool = False,
+        where: FilterLike | None = None,
     ) -> WriteResult:
         """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists.
 
         With `count` the keys are looked up, and `matched` of the result says how many live rows were hidden.
+        `delete(where=filter)` deletes all rows for which the filter is true, and counts them.
         """
+        if where is not None:
+            if keys is not None:
+                raise InvalidInputError("give keys to delete, or where=")
+            return self._resolved(resolved.deleted_where(self._candidates(where), where), txn)
         if not count:
             return writes.delete(self._shard, keys, txn)
         return self._resolved(resolved.counted_delete(keys), txn)

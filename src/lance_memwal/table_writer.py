@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_timeout
+from lance_memwal.arguments import check_names, check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
@@ -127,15 +127,32 @@ class TableWriter:
         return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
 
     def update(
-        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
+        self,
+        data: Any = None,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        insert: bool = False,
+        where: FilterLike | None = None,
+        set: Mapping[str, str] | None = None,  # noqa: A002
     ) -> RoutedResult:
         """Change the columns that are given; all others stay. See `ShardWriter.update`; it is atomic per shard.
 
         A sharding column that is not part of the key must be given, too: it says which shard has the row.
         """
         self._admit()
-        routed = self._route_parts(data)
-        return self._each(routed, lambda writer, rows: writer.update(rows, txn=txn, insert=insert), counts=True)
+        if where is None and set is None:
+            routed = self._route_parts(data)
+            return self._each(routed, lambda writer, rows: writer.update(rows, txn=txn, insert=insert), counts=True)
+        if where is None or set is None or data is not None or insert:
+            raise InvalidInputError("give rows to update, or where= and set=")
+        condition, values = where, set
+        if self._sharding.column in check_names("set", values):
+            raise InvalidInputError(
+                f"column {self._sharding.column!r} shards the table, and cannot be set: delete and put"
+            )
+        return self._each(
+            self._route_candidates(where), lambda w, keys: w.update_matching(keys, condition, values, txn), counts=True
+        )
 
     def compare_and_set(
         self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
@@ -151,15 +168,26 @@ class TableWriter:
         return self._shards.write(shard_id, compare)
 
     def delete(
-        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+        self,
+        keys: Any = None,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        count: bool = False,
+        where: FilterLike | None = None,
     ) -> RoutedResult:
         """Delete rows by primary key. A sharding column that is not part of the key must be given beside it.
 
-        With `count` the result says how many live rows were hidden (`matched`).
+        With `count` the result says how many live rows were hidden (`matched`). `delete(where=filter)` deletes all rows
+        for which the filter is true, and counts them; it is atomic per shard.
         """
         self._admit()
-        routed = self._route_keys(keys)
-        return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn, count=count), counts=count)
+        if where is None:
+            routed = self._route_keys(keys)
+            return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn, count=count), counts=count)
+        if keys is not None:
+            raise InvalidInputError("give keys to delete, or where=")
+        found = self._route_candidates(where)
+        return self._each(found, lambda writer, some: writer.delete_matching(some, where, txn), counts=True)
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None) -> TableAck:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
@@ -190,6 +218,18 @@ class TableWriter:
         if column is not None and any(column not in batch.schema.names for batch in batches):
             raise InvalidInputError(f"column {column!r} shards the table: it must be given, it says where the row is")
         return self._split(batches)
+
+    def _route_candidates(self, where: FilterLike) -> dict[str, pa.Table]:
+        """The keys of the rows for which the filter is true now, by shard."""
+        schema, column = self._schema, self._sharding.column
+        if not schema.primary_key:
+            raise InvalidInputError("the table has no primary key: its rows can only be appended")
+        if column is None:
+            shard_id = self._shards.default()
+            found = self._reader.scan(list(schema.primary_key), where, shards=[shard_id]).to_table()
+            return {shard_id: found} if found.num_rows else {}
+        found = self._reader.scan(list(dict.fromkeys([*schema.primary_key, column])), where).to_table()
+        return {s: pa.Table.from_batches(rows) for s, rows in self._split(found.to_batches()).items()}
 
     def _shard_of(self, key: Any, *rows: Any) -> str:
         """The shard of one key; what is not part of the key is taken from `rows`."""

@@ -67,6 +67,19 @@ def test_enable_puts_a_write_path_in_front_of_a_lance_table(tmp_path: Path) -> N
     assert answer("scan", tmp_path / "plain", "--count") == {"rows": 2}
 
 
+def test_update_and_delete_take_a_filter(table: Path) -> None:
+    before = {row["id"]: row for row in rows("scan", table)}
+    name = next(column for column in before[1] if column != "id")
+    assert answer("update", table, "--where", "id < 2", "--set", f"{name} = null") == {"updated_rows": 2}
+    assert answer("delete", table, "--where", "id >= 3") == {"deleted_rows": len(before) - 3}
+    assert {row["id"]: row for row in rows("scan", table)} == {
+        **{key: {**before[key], name: None} for key in (0, 1)},
+        2: before[2],
+    }
+    assert run("delete", table, 1, "--where", "true", status=2)
+    assert run("update", table, "--where", "true", "--set", "nothing", status=2)
+
+
 def test_delete_takes_keys_and_files(table: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.csv").write_text("id\n3\n4\n")
     assert answer("delete", table, 0, "--file", tmp_path / "gone.csv") == {"deleted_keys": 3}
@@ -336,6 +349,7 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "create",
         "enable",
         "put",
+        "update",
         "delete",
         "scan",
         "get",

@@ -121,6 +121,21 @@ class ResolvedMachine(RuleBasedStateMachine):
         for key in keys:
             self.model.pop(key, None)
 
+    @rule(word=st.sampled_from(["x", "y", "base"]), least=st.integers(0, 5))
+    def delete_where(self, word: str, least: int) -> None:
+        gone = [k for k, row in self.model.items() if row["b"] == word and row["a"] is not None and row["a"] >= least]
+        assert self.writer.delete(where=f"b = '{word}' and a >= {least}").matched == len(gone)
+        for key in gone:
+            del self.model[key]
+
+    @rule(least=st.integers(0, 5))
+    def update_where(self, least: int) -> None:
+        found = [row for row in self.model.values() if row["a"] is not None and row["a"] <= least]
+        result = self.writer.update(where=f"a <= {least}", set={"a": "a + id", "b": "'y'"})
+        assert (result.matched, result.written, result.rejected) == (len(found), len(found), None)
+        for row in found:
+            self.model[row["id"]] = {"id": row["id"], "a": row["a"] + row["id"], "b": "y"}
+
     @rule()
     def flush(self) -> None:
         self.writer.flush(SECONDS)

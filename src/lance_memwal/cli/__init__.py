@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 _TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
 for _panel, _commands in {
-    "Make and fill": (tables.create, tables.enable, tables.put, tables.delete),
+    "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete),
     "Read": (reading.scan, reading.get, reading.search),
     "Look inside": (inspecting.shards, inspecting.stats, inspecting.manifest),
     "Maintain": (

@@ -1,4 +1,4 @@
-"""Commands that make and fill tables: create, enable, put, delete.
+"""Commands that make and fill tables: create, enable, put, update, delete.
 
 Owns no engine logic: each command is one call of the facade.
 """
@@ -31,7 +31,7 @@ from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsha
 from lance_memwal.table import create_table
 from lance_memwal.table import enable as enable_table
 
-__all__ = ["create", "delete", "enable", "put"]
+__all__ = ["create", "delete", "enable", "put", "update"]
 
 _TYPES = {
     "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
@@ -49,8 +49,8 @@ _AcrossShards = Annotated[
     typer.Option("--allow-keys-across-shards", help="Rows of one key may be in several shards: newest per shard only."),
 ]
 _Missing = Annotated[
-    Literal["error", "null"] | None,
-    typer.Option(help="Columns that a file leaves out: refused (the default with a primary key), or null."),
+    Literal["error", "null", "keep"] | None,
+    typer.Option(help="Columns that a file leaves out: refused (the default with a primary key), null, or kept."),
 ]
 
 
@@ -169,21 +169,54 @@ def put(
     show(figures, as_json=json)
 
 
-def delete(
+def update(
     uri: Uri,
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys; JSON arrays for composite ones.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A data file that holds the key columns.")] = None,
+    where: Annotated[str, typer.Option("--where", "-w", help="The rows for which this SQL filter is true.")],
+    values: Annotated[
+        list[str],
+        typer.Option("--set", "-s", help="column=expression, in SQL over the columns of the row; repeatable."),
+    ],
     shard: Shard = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Delete rows by key.
+    """Set columns of all rows for which a filter is true.
+
+    The shards of the rows are taken over: a writer that is at work on them is fenced.
+    """
+    settings = {}
+    for text in values:
+        name, equals, expression = text.partition("=")
+        if not equals or not name.strip():
+            raise typer.BadParameter(f"{text!r}: give column=expression", param_hint="--set")
+        settings[name.strip()] = expression.strip()
+    table = open_for(uri, storage_option)
+    with table.writer(**shard_for_writing(table, shard)) as writer:
+        show({"updated_rows": writer.update(where=where, set=settings).matched}, as_json=json)
+
+
+def delete(
+    uri: Uri,
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys; JSON arrays for composite ones.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="A data file that holds the key columns.")] = None,
+    where: Annotated[
+        str | None, typer.Option("--where", "-w", help="All rows for which this SQL filter is true.")
+    ] = None,
+    shard: Shard = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Delete rows by key, or by a filter.
 
     The shards of the keys are taken over: a writer that is at work on them is fenced.
     """
-    if not keys and file is None:
-        raise typer.BadParameter("give keys, or --file", param_hint="keys")
+    if sum([bool(keys or file is not None), where is not None]) != 1:
+        raise typer.BadParameter("give keys or --file, or --where", param_hint="keys")
     table = open_for(uri, storage_option)
+    if where is not None:
+        with table.writer(**shard_for_writing(table, shard)) as writer:
+            show({"deleted_rows": writer.delete(where=where).matched}, as_json=json)
+        return
     named = [key_of(table, key) for key in keys or ()]
     source = None if file is None else DataFile(file, table.schema)
     count = 0

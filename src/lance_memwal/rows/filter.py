@@ -16,7 +16,7 @@ literals, fields of null structs, JSON, names and quotes. Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeAlias, TypeVar
@@ -32,7 +32,7 @@ from lance_memwal.rows.blobs import is_described, unmarked
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import Predicate, parse
 
-__all__ = ["FilterLike", "Pushdown", "RowFilter", "as_filter", "pushdown"]
+__all__ = ["FilterLike", "Pushdown", "RowExpressions", "RowFilter", "as_filter", "pushdown"]
 
 FilterLike: TypeAlias = str | pc.Expression
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -145,6 +145,38 @@ def pushdown(row_filter: RowFilter | None, stored: pa.Schema | None = None) -> P
     if row_filter._alike and (stored is None or row_filter._holds_alike(stored)):
         return Pushdown(row_filter._source, None)
     return Pushdown(None, row_filter)
+
+
+class RowExpressions:
+    """SQL expressions over rows with the columns of `schema`, by the name of their result; Lance evaluates them."""
+
+    __slots__ = ("_expressions", "columns")
+
+    def __init__(self, expressions: Mapping[str, str], schema: pa.Schema) -> None:
+        """`InvalidInputError` if Lance does not take one of them; `columns` are those that they need."""
+        self._expressions = {_POSITION: _POSITION}  # else Lance takes no constants
+        named: set[str] = set()
+        for name, sql in expressions.items():
+            if not isinstance(sql, str):
+                raise InvalidInputError(
+                    f"the expression for column {name!r} must be SQL text, not {type(sql).__name__}"
+                )
+            named.update(_named(sql, schema.names))
+            self._expressions[name] = f"({sql}\n)"  # all of the text: Lance ignores what follows an expression
+        self.columns = [name for name in schema.names if name in named]
+        self.evaluate(no_rows(schema))
+
+    def evaluate(self, table: pa.Table) -> pa.Table:
+        """The results for every row of `table`, in order."""
+        counted = _counted(table.num_rows)
+        for name in self.columns:
+            counted = counted.append_column(name, table.column(name))
+        try:
+            return _image(counted).scanner(columns=self._expressions).to_table().drop_columns([_POSITION])
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise InvalidInputError(f"the expressions cannot be evaluated: {reason_of(error)}") from None
 
 
 def _counted(rows: int) -> pa.Table:

@@ -23,7 +23,18 @@ from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["Live", "MustExist", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "Part", "Resolved", "Rule", "resolve"]
+__all__ = [
+    "Live",
+    "MustExist",
+    "OnlyAbsent",
+    "OnlyIf",
+    "OnlyIfEqual",
+    "OnlyMatching",
+    "Part",
+    "Resolved",
+    "Rule",
+    "resolve",
+]
 
 EXCLUDED = "excluded"  # what a condition calls the row that is given
 _SHOWN = 5
@@ -31,12 +42,23 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
+class Computed(Protocol):
+    """Columns that are made of live rows."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of live rows that it needs."""
+
+    def make(self, rows: pa.Table) -> dict[str, pa.Array]:
+        """The columns, of live rows with the columns that are needed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Rows of a write.
 
     `keys` has per row the number of its key among the keys of the write. `kept` are the table's columns that the rows do
-    not have.
+    not have, `computed` makes others of the live rows.
     `flags` say which rows are tombstones; None: none is.
     """
 
@@ -44,6 +66,7 @@ class Part:
     keys: Numbers
     kept: tuple[str, ...] = ()
     flags: pa.BooleanArray | None = None
+    computed: Computed | None = None
 
     def filter(self, mask: Mask) -> Part:
         """Some of the rows."""
@@ -67,10 +90,8 @@ class Live:
         if flags.true_count:
             self._alive &= ~flags.to_numpy(zero_copy_only=False)[at]
 
-    @property
-    def matched(self) -> int:
-        """How many keys have a live row."""
-        return int(np.count_nonzero(self._alive))
+    def __len__(self) -> int:
+        return len(self._at)
 
     def alive(self, keys: Numbers) -> Mask:
         """Per key number: whether it has a row that is no tombstone."""
@@ -97,12 +118,12 @@ class Live:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a write becomes: batches with their flags, the keys that were kept out, and how many keys had a live row."""
+    """What a write becomes: batches with their flags, the keys that were kept out, and how many live rows are superseded."""
 
     batches: list[pa.RecordBatch]
     flags: list[pa.BooleanArray | None]
     rejected: list[pa.RecordBatch]
-    matched: int
+    matched: int = 0
 
 
 class Rule(Protocol):
@@ -128,7 +149,8 @@ def resolve(
     check: Callable[[pa.RecordBatch], None],
 ) -> Resolved:
     """What becomes of `parts`, which follow each other; `check` refuses whole rows that must not be."""
-    done = Resolved([], [], [], live.matched)
+    done, first = Resolved([], [], []), live
+    met = np.zeros(len(live), dtype=bool)
     steps = [step for part in parts for step in _steps(part, rules)]
     for number, part in enumerate(steps, 1):
         for rule in rules:
@@ -139,13 +161,14 @@ def resolve(
         if not len(part.keys):
             continue
         rows = _whole(part, live, schema)
-        if part.kept:
+        if part.kept or part.computed is not None:
             check(rows)
+        met[part.keys] = True
         done.batches.append(rows)
         done.flags.append(part.flags)
         if number < len(steps):
             live = live.below(part.keys, _columns(rows, part.flags))
-    return done
+    return replace(done, matched=int(np.count_nonzero(first.alive(np.flatnonzero(met)))))
 
 
 def _steps(part: Part, rules: Sequence[Rule]) -> Iterator[Part]:
@@ -170,10 +193,12 @@ def _occurrences(keys: Numbers) -> Numbers:
 
 
 def _whole(part: Part, live: Live, schema: TableSchema) -> pa.RecordBatch:
-    if not part.kept:
+    if not part.kept and part.computed is None:
         return part.rows
     given = dict(zip(part.rows.schema.names, part.rows.columns, strict=True))
     columns = {**given, **live.take(part.kept, part.keys)}
+    if part.computed is not None:
+        columns.update(part.computed.make(pa.table(live.take(part.computed.columns, part.keys))))
     arrays = [columns[name] for name in schema.nullable.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
 
@@ -246,14 +271,38 @@ class OnlyIf:
             columns = live.take(self.columns, met.keys)
             if EXCLUDED in self._filter.columns:
                 columns[EXCLUDED] = self._given(met, live)
-            columns = columns or {TOMBSTONE: pa.array(np.zeros(len(met.keys), dtype=bool))}  # it counts the rows
-            admitted[alive] = self._filter.mask(pa.table(columns))
+            admitted[alive] = self._filter.mask(pa.table(columns or _counted(len(met.keys))))
         return admitted
 
     def _given(self, part: Part, live: Live) -> pa.Array:
         kept = live.take([field.name for field in self._named if field.name in part.kept], part.keys)
         arrays = [kept[field.name] if field.name in kept else part.rows.column(field.name) for field in self._named]
         return pa.StructArray.from_arrays(arrays, fields=self._named)
+
+
+class OnlyMatching:
+    """A row is written if its key has a live row for which a filter is true."""
+
+    __slots__ = ("_filter", "columns")
+    one_by_one = False
+
+    def __init__(self, row_filter: RowFilter) -> None:
+        self._filter = row_filter
+        self.columns = tuple(row_filter.columns)
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """The rows whose live row matches."""
+        admitted = live.alive(part.keys)
+        met = np.flatnonzero(admitted)
+        if len(met):
+            columns = live.take(self.columns, part.keys[met]) or _counted(len(met))
+            admitted[met] = self._filter.mask(pa.table(columns))
+        return admitted
+
+
+def _counted(rows: int) -> dict[str, pa.Array]:
+    """A table with as many rows, for a filter that names no column."""
+    return {TOMBSTONE: pa.array(np.zeros(rows, dtype=bool))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,20 @@ Owns `write`, which brings one such write into the log, and the changes that a u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.arguments import check_flag
+from lance_memwal.arguments import check_flag, check_names
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.rows.adapt import with_flags
-from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.filter import FilterLike, RowExpressions, RowFilter
 from lance_memwal.rows.fit import Missing, at_most, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts, with_rows
 from lance_memwal.types import Transaction
@@ -30,28 +31,50 @@ from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.live_rows import KeysOfWrite, LiveRows, Look, LookUp
 from lance_memwal.write.queue import WriteRows
-from lance_memwal.write.resolve import MustExist, OnlyAbsent, OnlyIf, OnlyIfEqual, Part, Resolved, Rule, resolve
+from lance_memwal.write.resolve import (
+    MustExist,
+    OnlyAbsent,
+    OnlyIf,
+    OnlyIfEqual,
+    OnlyMatching,
+    Part,
+    Resolved,
+    Rule,
+    resolve,
+)
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Change", "compared", "counted_delete", "put", "update", "write"]
+__all__ = [
+    "Change",
+    "compared",
+    "counted_delete",
+    "deleted_where",
+    "put",
+    "update",
+    "updated_where",
+    "write",
+]
 
 _MAX_TRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A write that is to be resolved: its keys, its rows, and its rules; `counts`: the caller is told what it met."""
+    """A write that is to be resolved: its keys, its rows, and its rules; `counts`: the caller is told what it met,
+    `tells`: and what was kept out."""
 
     keys: KeysOfWrite
     parts: list[Part]
     rules: tuple[Rule, ...] = ()
     counts: bool = False
+    tells: bool = True
     columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         """`columns` of live rows are those that it depends on."""
         kept = [name for part in self.parts for name in part.kept]
+        kept += [name for part in self.parts if part.computed is not None for name in part.computed.columns]
         needed = dict.fromkeys([*kept, *(name for rule in self.rules for name in rule.columns)])
         object.__setattr__(self, "columns", tuple(needed))
 
@@ -143,6 +166,68 @@ def compared(key: Any, expected: Any, new: Any) -> Callable[[Fitting], Change]:
         return Change(keys, [Part(rows, numbers, flags=flags)], (rule,))
 
     return change
+
+
+def deleted_where(keys: pa.Table, where: FilterLike) -> Callable[[Fitting], Change]:
+    """Delete the rows of `keys` for which the filter is true when they are deleted."""
+
+    def change(fitting: Fitting) -> Change:
+        named, numbers = _named(fitting, keys)
+        batch = fitting.tombstone_rows(named)
+        part = Part(batch, numbers, flags=pa.array(np.ones(batch.num_rows, dtype=bool)))
+        rule = OnlyMatching(RowFilter(where, fitting.schema.shown.columns))
+        return Change(KeysOfWrite.of(named.columns)[0], [part], (rule,), counts=True, tells=False)
+
+    return change
+
+
+def updated_where(keys: pa.Table, where: FilterLike, values: Mapping[str, str]) -> Callable[[Fitting], Change]:
+    """Set columns of the rows of `keys` for which the filter is true when they are set, to what expressions make of them."""
+
+    def change(fitting: Fitting) -> Change:
+        schema = fitting.schema
+        named, numbers = _named(fitting, keys)
+        if schema.blobs:
+            raise InvalidInputError(f"column {schema.blobs[0]!r} holds blobs, which are not kept: use put")
+        settings = _Settings(fitting, values)
+        kept = tuple(name for name in schema.columns.names if name not in values and name not in schema.primary_key)
+        part = Part(named, numbers, kept, computed=settings)
+        rule = OnlyMatching(RowFilter(where, schema.columns))
+        return Change(KeysOfWrite.of(named.columns)[0], [part], (rule,), counts=True, tells=False)
+
+    return change
+
+
+class _Settings:
+    """The columns that an update sets, each by an expression over the live row."""
+
+    __slots__ = ("_expressions", "_fitting", "columns")
+
+    def __init__(self, fitting: Fitting, values: Mapping[str, str]) -> None:
+        schema = fitting.schema
+        for name in check_names("set", values):
+            if name not in schema.columns.names:
+                known = ", ".join(schema.columns.names)
+                raise InvalidInputError(f"column {name!r} is not in the table; its columns: {known}")
+            if name in schema.primary_key:
+                raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
+        self._fitting = fitting
+        self._expressions = RowExpressions(values, schema.columns)
+        self.columns = tuple(dict.fromkeys([*schema.primary_key, *self._expressions.columns]))
+
+    def make(self, rows: pa.Table) -> dict[str, pa.Array]:
+        """What the expressions give, in the types of the columns."""
+        made = self._expressions.evaluate(rows)
+        for name in self._fitting.schema.primary_key:
+            made = made.append_column(name, rows.column(name))
+        fitted, _ = self._fitting.fit_parts(made.combine_chunks().to_batches(), None)[0]
+        return {name: fitted.column(name) for name in fitted.schema.names}
+
+
+def _named(fitting: Fitting, keys: pa.Table) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    """Keys that are there once each, and their numbers."""
+    named = key_batch(keys, fitting.schema)
+    return named, np.arange(named.num_rows)
 
 
 def _row_of(fitting: Fitting, named: pa.RecordBatch, row: Any, what: str) -> pa.RecordBatch:
@@ -291,7 +376,7 @@ def _rows(shard: Shard, resolved: Resolved) -> WriteRows | None:
 
 
 def _result(positions: range, written: int, resolved: Resolved, change: Change) -> WriteResult:
-    rejected = pa.Table.from_batches(_alike(resolved.rejected)) if resolved.rejected else None
+    rejected = pa.Table.from_batches(_alike(resolved.rejected)) if resolved.rejected and change.tells else None
     matched = resolved.matched if change.counts else None
     return WriteResult(positions, written=written, rejected=rejected, matched=matched)
 
