@@ -19,7 +19,7 @@ import pyarrow as pa
 from lance_memwal.arguments import check_instance, check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import FencedError, MemWalError, UnavailableError
+from lance_memwal.errors import FencedError, InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
