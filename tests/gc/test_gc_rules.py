@@ -258,6 +258,28 @@ class _Ordered(WrappedStore):
         super().delete(path)
 
 
+def test_the_manifests_that_stay_have_no_gap_whatever_their_times_say(tmp_path: Path) -> None:
+    """From the hint on, pylance looks for newer versions one after the other, and takes a gap for the end."""
+    table = make(tmp_path / "t")
+    fill(table, 4, takeovers=2)
+    manifests = ShardManifestStore(table.uri, shard_of(table))
+    versions = manifests.list_versions()
+    now = time.time()
+    for version in versions:
+        seconds = 7200 if version != versions[2] else 0  # as after a copy of one object
+        path = Path(table.uri) / paths.manifest_path(shard_of(table), version)
+        os.utime(path, (now - seconds, now - seconds))
+    table.gc(grace_seconds=3600)
+    left = manifests.list_versions()
+    assert left == versions[versions.index(left[0]) :], "a gap"
+    assert left[0] == versions[2]
+    age(table, 7200)
+    table.gc(grace_seconds=3600)
+    left = manifests.list_versions()
+    assert left == versions[versions.index(left[0]) :]
+    assert len(left) < len(versions) - 2
+
+
 def test_the_hint_is_right_before_the_first_manifest_goes(tmp_path: Path) -> None:
     table = make(tmp_path / "t")
     fill(table, 6)

@@ -9,6 +9,7 @@ files are looked at themselves. Invariants:
 
 from __future__ import annotations
 
+import lance
 from lance.file import LanceFileReader
 
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError, is_panic
@@ -54,7 +55,23 @@ def find_damage(location: Location, directory: str = "", *, manifest_path: str |
         return error
     except ObjectNotFoundError:  # cleaned up: whoever reads an old version has to start again
         return None
-    return None
+    flags = manifest.unknown_reader_flags
+    if not flags or _opens(location, directory):
+        return None
+    return UnsupportedFormatError(
+        f"the dataset has features that are not known here (reader flags {flags}): read it with a newer version",
+        path=manifest_path,
+    )
+
+
+def _opens(location: Location, directory: str) -> bool:
+    """Whether Lance knows the features of the dataset."""
+    options = dict(location.storage_options) if location.storage_options else None
+    try:
+        lance.dataset(location.child_uri(directory) if directory else location.dataset_uri, storage_options=options)
+    except (ValueError, OSError, NotImplementedError):
+        return False
+    return True
 
 
 def _check_fragments(location: Location, directory: str, fragments: tuple[Fragment, ...]) -> None:

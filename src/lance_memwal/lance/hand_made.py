@@ -39,8 +39,6 @@ __all__ = [
 ]
 
 _DELETION_FILES = 1
-# Deletion files, stable row ids, the flag of old files of format 2, and table configuration.
-_SAFE_FLAGS = _DELETION_FILES | 2 | 4 | 8
 # Everything else in a manifest is a feature that an append might have to keep up (base paths, branches ...).
 _SAFE_FIELDS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 19, 23})
 _REPLACED_FIELDS = frozenset(
@@ -76,7 +74,7 @@ def hand_commit_is_safe(manifest: lm.LanceManifest) -> bool:
     """Whether everything in this version is known to stay right in one that is made by hand."""
     flags = manifest.reader_flags | manifest.writer_flags
     fields = {field.number for field in manifest.message}
-    return not flags & ~_SAFE_FLAGS and fields <= _SAFE_FIELDS and manifest.data_storage_version.startswith("2.")
+    return not flags & ~lm.KNOWN_FLAGS and fields <= _SAFE_FIELDS and manifest.data_storage_version.startswith("2.")
 
 
 def fragment_of(metadata: Any) -> lm.Fragment:

@@ -66,6 +66,8 @@ FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3,
 READER_FLAGS, WRITER_FLAGS, MAX_FRAGMENT_ID, TRANSACTION_FILE = 9, 10, 11, 12
 NEXT_ROW_ID = 14
 WRITER_VERSION, DATA_FORMAT, TABLE_CONFIG, TRANSACTION_SECTION = 13, 15, 16, 23
+# Deletion files, stable row ids, the flag of old files of format 2, and table configuration.
+KNOWN_FLAGS = 1 | 2 | 4 | 8
 _STABLE_ROW_IDS = 2
 
 
@@ -144,6 +146,11 @@ class LanceManifest:
     index_entries: tuple[IndexEntry, ...]
     next_row_id: int
     message: tuple[wire.Field, ...]
+
+    @property
+    def unknown_reader_flags(self) -> int:
+        """The features that a reader must know and that we do not: Lance may, but its files are not for us to read then."""
+        return self.reader_flags & ~KNOWN_FLAGS
 
     @property
     def has_stable_row_ids(self) -> bool:

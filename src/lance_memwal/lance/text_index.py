@@ -129,6 +129,8 @@ def open_segment(base: BaseTable, entry: IndexEntry) -> TextSegment:
     path = index_path(entry.uuid, "metadata.lance")
     if not message.has(_FRAGMENTS) or message.has(_BASE_ID):
         raise UnsupportedFormatError("a text index that does not say what it covers, or lies elsewhere", path=path)
+    if base.manifest.unknown_reader_flags:
+        raise UnsupportedFormatError("a text index of a table with features that are not known here", path=path)
     location = base.location
     numbers, codec, gone = CACHE.fact(("text segment", location.key, entry.uuid), lambda: _layout(location, path))
     covered = frozenset(_bitmap(message.data(_FRAGMENTS), path))

@@ -16,7 +16,8 @@ it), delete. Invariants:
    where a store has any.
 5. Everything waits for the grace period after it became unneeded. The witness is a manifest version that is older than
    the grace period and proves it already; that version is kept.
-6. The hint is written before manifest versions are deleted; the newest few stay.
+6. The hint is written before manifest versions are deleted, the oldest first; the newest few stay, and what stays has no
+   gap: from the hint on other implementations look for newer versions one after the other, and take a gap for the end.
 7. A shard that verify faults is refused whole; quarantined bytes are never touched.
 
 A crash between any two deletes leaves a state from which the same rules go on.
@@ -246,10 +247,11 @@ class Collector:
         kept = set(sorted(versions)[-_KEPT_MANIFESTS:])
         if shard.witness is not None:
             kept.add(shard.witness.version)
-        for version in sorted(versions.keys() - kept):
+        for version in sorted(version for version in versions if version < min(kept)):
             item = versions[version]
-            if item.modified_ms <= oldest_ms:
-                yield CollectedObject(item.path, item.size_bytes, "manifest")
+            if item.modified_ms > oldest_ms:
+                return
+            yield CollectedObject(item.path, item.size_bytes, "manifest")
 
     def _staging(self, grace_ms: int) -> Iterator[CollectedObject]:
         oldest_ms = self._clock.now_ms() - max(grace_ms, _STAGING_LIFE_MS)
