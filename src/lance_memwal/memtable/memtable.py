@@ -390,7 +390,7 @@ class MemTable:
         if self._blobs is None:
             raise InvalidInputError(f"column {column!r} holds no blobs")
         number, begin = self._place_of(row)
-        return blob_buffer(self._blobs.of(number, column)[row - begin])
+        return blob_buffer(self._blobs.of(number, column), row - begin)
 
     def locate(self, num_batches: int, row: int) -> tuple[dict[str, pa.Array], int]:
         """The combined columns that hold a row of the first `num_batches` batches, and its place there."""

@@ -32,6 +32,7 @@ __all__ = [
     "described",
     "is_blob",
     "is_described",
+    "one_blob",
     "shown_batch",
     "shown_field",
     "sizes_of",
@@ -165,11 +166,24 @@ def as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return kind.wrap_array(pa.StructArray.from_arrays(columns, fields=list(kind.storage_type), mask=mask))
 
 
-def blob_buffer(value: pa.Scalar) -> pa.Buffer | None:
-    """The bytes of one blob in stored form, without a copy; None if it is null."""
-    if _is_second(value.type):
-        value = value.value["data"] if value.is_valid else pa.scalar(None, pa.large_binary())
-    return value.as_buffer() if value.is_valid else None
+def blob_buffer(values: pa.Array, at: int) -> pa.Buffer | None:
+    """The bytes of one of these blobs, in stored form, without a copy (a scalar of Arrow is one); None if it is null."""
+    one = values.slice(at, 1)
+    if _is_second(one.type):
+        one = pa.nulls(1, pa.large_binary()) if one.null_count else pc.struct_field(one.storage, 0)
+    if one.null_count:
+        return None
+    _, offsets, data = one.buffers()
+    start, end = np.frombuffer(offsets, np.int64, count=2, offset=one.offset * 8).tolist()
+    return pa.py_buffer(b"") if data is None else data.slice(start, end - start)
+
+
+def one_blob(data: bytes | None) -> pa.Array:
+    """One blob as an array, without a copy."""
+    if data is None:
+        return pa.nulls(1, pa.large_binary())
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
 
 
 def sizes_of(shown: list[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:

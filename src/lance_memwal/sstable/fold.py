@@ -99,9 +99,11 @@ class Folded:
         """The rows to write, as batches of the base table's schema; many small ones are joined, which Lance likes."""
         waiting: list[_Chosen] = []
         size_bytes = 0
-        enough = 1 if any(_has_dictionary(field.type) for field in schema) else _JOINED_BYTES  # Arrow cannot join these
+        has_blobs = any(map(is_blob, schema))
+        apart = has_blobs or any(_has_dictionary(field.type) for field in schema)  # which Arrow cannot join, or copies
+        enough = 1 if apart else _JOINED_BYTES
         parts = [(part, mask) for part, mask in self._parts if mask is None or mask.any()]
-        for batch, mask in _one_by_one(parts) if any(map(is_blob, schema)) else _read_ahead(parts):
+        for batch, mask in _one_by_one(parts) if has_blobs else _read_ahead(parts):
             waiting.append((pa.RecordBatch.from_arrays(batch.columns[:-1], schema=schema), mask))
             size_bytes += batch.nbytes
             if size_bytes >= enough:

@@ -60,7 +60,17 @@ from lance_memwal.lance.manifest import (
     version_path,
 )
 from lance_memwal.process.cache import CACHE, Slot
-from lance_memwal.rows.blobs import as_fresh, as_stored, by_bytes, is_blob, is_described, shown_field, sizes_of
+from lance_memwal.rows.blobs import (
+    PART_BYTES,
+    as_fresh,
+    as_stored,
+    by_bytes,
+    is_blob,
+    is_described,
+    one_blob,
+    shown_field,
+    sizes_of,
+)
 from lance_memwal.rows.field_match import ColumnMatch
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
@@ -402,16 +412,23 @@ class SsTableReader:
         shown = self.dataset.to_table(columns=blobs)
         sizes = sizes_of(shown.columns, shown.num_rows)
         for start, end in by_bytes(sizes):
-            scanner = self.dataset.scanner(
-                columns=columns,
-                limit=end - start,
-                offset=start,
-                batch_size=end - start,
-                with_row_address=True,
-                blob_handling="all_binary",
-            )
+            rows: dict[str, Any] = {"columns": columns, "limit": end - start, "offset": start, "with_row_address": True}
+            if sizes[start] > PART_BYTES:
+                batch = self._with_large_blobs(self.dataset.to_table(**rows), blobs)
+                yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+                continue
+            scanner = self.dataset.scanner(**rows, batch_size=end - start, blob_handling="all_binary")
             for batch in scanner.to_batches():
                 yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+
+    def _with_large_blobs(self, row: pa.Table, blobs: list[str]) -> pa.RecordBatch:
+        """One row, with the bytes of its blobs: a scan would hold them several times."""
+        columns = {name: one_array(row.column(name)) for name in row.schema.names}
+        address = columns[_ROW_ADDRESS][0].as_py()
+        for name in blobs:
+            file = self.dataset.take_blobs(name, addresses=[address])[0]
+            columns[name] = one_blob(None if file is None else file.readall())
+        return pa.RecordBatch.from_pydict(columns)
 
     def open_blob(self, schema: TableSchema, offset: int, column: str) -> BlobFile | None:
         """The blob of the row at `offset`; None if it is null, or the generation does not have the column."""
