@@ -63,7 +63,8 @@ def live(place: Path, memtable_mib: int, kinds: list[str], limit_mib: int, *, ap
     told = [run([s], uri, memtable_mib, kinds)[0] for s in stages] if apart else run(stages, uri, memtable_mib, kinds)
     killed, _, _, scanned, of_sstables, compacted, of_base = told
     assert acked <= killed["found"] <= acked + 1
-    assert [scanned["found"], of_sstables["found"], compacted["rows"], of_base["found"]] == [total] * 4
+    assert [scanned["found"], of_sstables["found"], of_base["found"]] == [total] * 3
+    assert compacted["rows"] >= total  # in several commits, where they are many
     assert mw.open_table(uri).verify().ok
     peaks = {f"{number} {answer['stage']}": answer["peak_mib"] for number, answer in enumerate(told)}
     assert max(peaks.values()) <= limit_mib, peaks
@@ -71,7 +72,7 @@ def live(place: Path, memtable_mib: int, kinds: list[str], limit_mib: int, *, ap
 
 
 def test_blobs_survive_a_kill_and_memory_stays_flat(tmp_path: Path) -> None:
-    live(tmp_path, 8, ["50:1", "60:1048576", f"4:{8 * MIB}"], limit_mib=85, apart=False)  # of 92 MiB
+    live(tmp_path, 8, ["50:1", "56:1048576", f"2:{8 * MIB}"], limit_mib=68, apart=False)  # of 72 MiB
 
 
 @pytest.mark.prove

@@ -75,7 +75,8 @@ def shown_field(field: pa.Field) -> pa.Field:
         return field
     if not _is_second(field.type):
         return field.with_type(_FIRST)
-    return field.with_type(_SECOND).with_metadata({_MARK: b"true", b"lance-encoding:packed": b"true"})
+    marks = {_MARK: b"true", b"lance-encoding:packed": b"true"}
+    return field.with_type(_SECOND).with_metadata({**(field.metadata or {}), **marks})
 
 
 def version_of_new_files(schema: pa.Schema) -> FileVersion | None:

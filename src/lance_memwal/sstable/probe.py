@@ -369,6 +369,8 @@ def _example(kind: pa.DataType, form: str, number: int) -> pa.Array:
     """One value of this type, another one for another number where that is easy. Nulls are inside a "hollow" one where
     they may be, and nothing is inside an "empty" one."""
     types = pa.types
+    if is_blob(pa.field("", kind)):
+        return as_stored(_example(pa.large_binary(), form, number), kind)
     if isinstance(kind, pa.BaseExtensionType):
         # Not every value of the storage may be one of the type: an empty text is no JSON.
         return kind.wrap_array(_example(kind.storage_type, "whole", number))
