@@ -1,4 +1,4 @@
-"""Blobs of the first layout are the same in every tier, however they are read."""
+"""Blobs of both layouts are the same in every tier, however they are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ del THEN[1]
 
 
 @pytest.mark.parametrize("index", [None, "BTREE"])
-@pytest.mark.parametrize(("version", "stable"), [("2.0", False), ("2.1", False), ("2.1", True)])
+@pytest.mark.parametrize(
+    ("version", "stable"), [("2.0", False), ("2.1", False), ("2.1", True), ("2.2", False), ("2.2", True)]
+)
 def test_blobs_are_the_same_from_the_memtable_to_the_base_table(
     tmp_path: Path, version: str, stable: bool, index: str | None
 ) -> None:
@@ -46,8 +48,9 @@ def test_blobs_are_the_same_from_the_memtable_to_the_base_table(
     assert table.verify().ok
 
 
-def test_blobs_of_a_log_that_nobody_owns_are_read_and_replayed(tmp_path: Path) -> None:
-    table = blob_table(tmp_path, FIRST)
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_blobs_of_a_log_that_nobody_owns_are_read_and_replayed(tmp_path: Path, version: str) -> None:
+    table = blob_table(tmp_path, FIRST, version)
     writer = table.shard_writer(fsync=False)
     writer.put(blob_rows(NEWER))
     writer.delete([1])
@@ -120,7 +123,7 @@ def test_fresh_rows_have_no_position_and_base_rows_have_lances(tmp_path: Path) -
     assert table.scan(filter="id < 8").to_table().sort_by("id").to_pylist() == theirs
 
 
-@pytest.mark.parametrize("version", ["2.0", "2.1"])
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
 def test_filters_on_a_blob_column_select_the_same_rows_in_every_tier(tmp_path: Path, version: str) -> None:
     table = blob_table(tmp_path, FIRST, version)
 
@@ -166,8 +169,9 @@ def test_rows_that_are_searched_show_their_blobs(tmp_path: Path) -> None:
             writer.flush()
 
 
-def test_rows_are_replaced_and_columns_added_beside_a_blob(tmp_path: Path) -> None:
-    table = blob_table(tmp_path, FIRST)
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_rows_are_replaced_and_columns_added_beside_a_blob(tmp_path: Path, version: str) -> None:
+    table = blob_table(tmp_path, FIRST, version)
     with table.writer(compaction=None, fsync=False) as writer:
         writer.put(blob_rows({1: b"again", 2: b"once"}))
         table.dataset.add_columns(pa.field("more", pa.int32()))
@@ -186,8 +190,9 @@ def test_rows_are_replaced_and_columns_added_beside_a_blob(tmp_path: Path) -> No
         assert writer.get_blob(2, "photo").read() == b"twice"
 
 
-def test_a_blob_column_that_is_renamed_is_read_by_its_id(tmp_path: Path) -> None:
-    table = blob_table(tmp_path, FIRST)
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_a_blob_column_that_is_renamed_is_read_by_its_id(tmp_path: Path, version: str) -> None:
+    table = blob_table(tmp_path, FIRST, version)
     with table.writer(compaction=None, fsync=False) as writer:
         writer.put(blob_rows({1: b"in an SSTable"}))
         writer.flush()
@@ -200,8 +205,9 @@ def test_a_blob_column_that_is_renamed_is_read_by_its_id(tmp_path: Path) -> None
             table.get_blob(1, "image")
 
 
-def test_blobs_that_are_too_large_for_an_entry_are_published_at_once(tmp_path: Path) -> None:
-    table = blob_table(tmp_path, FIRST)
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_blobs_that_are_too_large_for_an_entry_are_published_at_once(tmp_path: Path, version: str) -> None:
+    table = blob_table(tmp_path, FIRST, version)
     large: dict[int, bytes | None] = {10: b"a" * 300_000, 11: b"b" * 300_000}
     with table.writer(compaction=None, fsync=False, max_entry_bytes=400_000) as writer:
         writer.put(blob_rows({9: b"before"}))

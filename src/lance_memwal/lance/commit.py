@@ -56,6 +56,7 @@ from lance_memwal.lance.marks import (
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.lance.row_ids import RowIds
 from lance_memwal.lance.superseded import replaced_rows, stable_ids
+from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 from lance_memwal.rows.normal_form import no_rows
 
@@ -66,6 +67,7 @@ __all__ = [
     "Ready",
     "commit_by_hand",
     "commit_details",
+    "files_of",
     "finish_marks",
     "mark",
     "merge_rows",
@@ -148,7 +150,7 @@ class HandMade:
             finding = pool.submit(self._look, base)
             if self._fragments is None:
                 self._fragments = [] if self._batches is None else write_rows(base, self._rows(base), fsync=self._fsync)
-                self._files.add(*paths_of(self._fragments))
+                self._files.add(*files_of(base, self._fragments))
             finding.result()
         reach("compact.after_fragments")
         row_ids = self._row_ids(base, self._fragments) if base.has_stable_row_ids else None
@@ -393,7 +395,7 @@ class InTwo:
         """The version that holds rows and marks."""
         if self._fragments is None:
             self._fragments = write_rows(base, self._batches(), fsync=False)  # `sync_version` follows
-            self._files.add(*paths_of(self._fragments))
+            self._files.add(*files_of(base, self._fragments))
         reach("compact.after_fragments")
         TableWatch(base).look()
         with self._files.offered():
@@ -444,9 +446,18 @@ def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: boo
         )
     operation: Any = transaction.operation
     if fsync:
-        for path in paths_of(operation.fragments):
+        for path in files_of(base, operation.fragments):
             base.location.store.sync_tree(path)
     return list(operation.fragments)
+
+
+def files_of(base: BaseTable, fragments: Sequence[Any]) -> list[str]:
+    """The data files of fragments, and the files of blobs beside them, which tables with the second layout have."""
+    found = paths_of(fragments)
+    if not any(is_second_layout(field.type) for field in base.schema):
+        return found
+    beside = [base.location.store.list(path.removesuffix(".lance")) for path in found]
+    return [*found, *(item.path for listed in beside for item in listed)]
 
 
 def paths_of(fragments: Sequence[Any]) -> list[str]:

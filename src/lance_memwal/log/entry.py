@@ -26,8 +26,9 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.ipc_frames import end_of_stream
-from lance_memwal.rows.blobs import is_blob
+from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
 from lance_memwal.rows.fit import validate_rows
 from lance_memwal.rows.json_values import encoded, is_json_bytes
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
@@ -68,10 +69,13 @@ _MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
 _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
-_METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY})
-_RESERVED_KEYS: Final = (
-    b"mem_wal_target_"  # rows that belong to files which are reserved for them (Blob v2 of the peer)
+_TARGET_PREFIX: Final = b"mem_wal_target_"  # which files are reserved for the rows, and their blobs
+_TARGET_KEYS: Final = frozenset(
+    _TARGET_PREFIX + name
+    for name in (b"generation", b"generation_dir", b"data_file", b"creator_epoch", b"batch_capacity")
 )
+_METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) | _TARGET_KEYS
+_EXTENSION_NAME: Final = b"ARROW:extension:name"
 _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
@@ -99,7 +103,7 @@ class RowEncoder:
     validated before they come here; what the encoding builds anew (dictionaries, above all) is read back.
     """
 
-    __slots__ = ("_is_read_back", "_json", "_prefix", "_schema")
+    __slots__ = ("_is_read_back", "_json", "_prefix", "_prepared", "_schema")
 
     def __init__(self, fields: pa.Schema) -> None:
         """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
@@ -107,6 +111,7 @@ class RowEncoder:
         self._is_read_back = not all(_is_plain(field.type) for field in fields)
         self._prefix = _prefix(self._schema)
         self._json = [i for i, field in enumerate(fields) if is_json_bytes(field)]
+        self._prepared = [i for i, field in enumerate(fields) if is_prepared(field)]
 
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""
@@ -117,14 +122,16 @@ class RowEncoder:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
 
     def as_logged(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """The batches with JSON in the form that the log holds."""
-        if not self._json:
+        """The batches with JSON, and blobs of the second layout, in the form that the log holds."""
+        if not self._json and not self._prepared:
             return batches
         changed = []
         for batch in batches:
             arrays = batch.columns
             for at in self._json:
                 arrays[at] = encoded(arrays[at])
+            for at in self._prepared:
+                arrays[at] = as_prepared(arrays[at], self._schema.field(at).type)
             changed.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema.remove_metadata()))
         return changed
 
@@ -153,15 +160,20 @@ class EntryEncoder:
 
     __slots__ = ("_has_blobs", "_prefix", "_prefix_crc", "_rows", "_schema", "epoch", "generation")
 
-    def __init__(self, fields: pa.Schema, epoch: int, generation: int) -> None:
-        """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
+    def __init__(
+        self, fields: pa.Schema, epoch: int, generation: int, target: Mapping[bytes, str] = MappingProxyType({})
+    ) -> None:
+        """`fields` is the WAL schema without schema-level metadata, `_tombstone` last.
+
+        `target`: what entries with blobs of the second layout say besides (`lance_memwal.log.blob_targets`).
+        """
         self.epoch = epoch
         self.generation = generation
         self._rows = RowEncoder(fields)
-        self._prefix = _prefix(fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)}))
+        self._schema = fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation), **target})
+        self._prefix = _prefix(self._schema)
         self._prefix_crc = zlib.crc32(self._prefix)
-        self._schema = fields.with_metadata({_EPOCH_KEY: str(epoch), _GENERATION_KEY: str(generation)})
-        self._has_blobs = any(map(is_blob, fields))
+        self._has_blobs = any(is_blob(field) or is_prepared(field) for field in fields)
 
     def encode(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter = _PLAIN) -> bytes:
         """The bytes of one entry that holds `batches`, whose columns are those of the WAL schema."""
@@ -349,6 +361,8 @@ class EntryDecoder:
         return self._read_stream(data, stream_length)
 
     def _read_stream(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+        if _TARGET_PREFIX in _schema_message(data):
+            return self._read_prepared(data, stream_length)
         buffer = pa.py_buffer(data)
         source = pa.BufferReader(buffer if stream_length is None else buffer.slice(0, stream_length))
         reader = ipc.open_stream(source)
@@ -363,6 +377,25 @@ class EntryDecoder:
         if stream_length is not None and not any(_holds_dictionary(field.type) for field in reader.schema):
             self._prefix, self._schema = data[:schema_end], reader.schema
         return reader.schema, batches
+
+    def _read_prepared(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+        """An entry with blobs of the second layout: pyarrow refuses the type by which these are known, as entries hold it."""
+        message = _schema_message(data)
+        end = end_of_stream(data) if stream_length is None else stream_length
+        if end is None or end != (len(data) if stream_length is None else stream_length):
+            raise _MalformedError("the stream does not end where the entry does")
+        schema = ipc.read_schema(pa.py_buffer(message.replace(_EXTENSION_NAME, PREPARED_NAME)))
+        _check_columns(schema)
+        batches = _read_messages(data, len(message), end, schema)
+        if batches is None:
+            raise _MalformedError("blobs of the second layout beside dictionaries")
+        return schema, batches
+
+
+def _schema_message(data: bytes) -> bytes:
+    """The first message of a stream, which is its schema; less if the bytes are no stream."""
+    length = struct.unpack_from("<i", data, 4)[0] if len(data) >= 8 else 0
+    return data[: 8 + max(0, length)]
 
 
 def decode_entry(data: bytes, position: int = 0, *, path: str | None = None) -> WalEntry:
@@ -589,8 +622,9 @@ def _entry(
     epoch = _number(metadata, _EPOCH_KEY)
     if epoch is None:
         raise _MalformedError("the writer epoch is missing")
-    if any(key.startswith(_RESERVED_KEYS) for key in metadata):
-        raise _MalformedError("its rows belong to files that are reserved for them (Blob v2)")
+    target = {key for key in metadata if key.startswith(_TARGET_PREFIX)}
+    if target and not target >= _TARGET_KEYS:
+        raise _MalformedError("it does not say which files are reserved for its rows (Blob v2)")
     return WalEntry(
         position=position,
         writer_epoch=epoch,

@@ -24,12 +24,13 @@ import pyarrow as pa
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import ConflictError, CorruptDataError, FencedError
+from lance_memwal.log.blob_targets import has_blob_target
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import OpenedLog, read_run
 from lance_memwal.rows.dictionaries import Place, SmallDictionaries, small_dictionaries
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["LogRun", "generation_of", "may_follow", "settled", "unflushed", "unflushed_of"]
+__all__ = ["LogRun", "generation_of", "is_reserved", "may_follow", "settled", "unflushed", "unflushed_of"]
 
 T = TypeVar("T")
 _MAX_TRIES = 64
@@ -53,6 +54,11 @@ def unflushed(entries: Iterable[WalEntry], current: int) -> Iterator[tuple[int, 
         if generation is not None:
             newest = max(newest, generation)
             yield generation, entry
+
+
+def is_reserved(entry: WalEntry) -> bool:
+    """Whether the peer has named the files of this entry's generation."""
+    return entry.footer is None and has_blob_target(entry)
 
 
 def may_follow(generation: int, newest: int, *, is_first: bool) -> bool:
@@ -119,6 +125,8 @@ def _fenced(our_epoch: int, current_epoch: int) -> FencedError:
 class LogRun:
     """The newest generation in the tail and what it holds, counted where there is no memtable to count it.
 
+    It `is_reserved` if the peer has named the files of this generation, which we do not go on with.
+
     Copies share `dictionaries`: what a copy adds and then does not write only ends the generation earlier.
     """
 
@@ -127,6 +135,7 @@ class LogRun:
     batches: int = 0
     size_bytes: int = 0
     dictionaries: SmallDictionaries | None = None
+    is_reserved: bool = False
 
     @classmethod
     def of_tail(cls, opened: OpenedLog) -> LogRun:
@@ -150,6 +159,7 @@ class LogRun:
         if generation > self.generation:
             self._begin(generation)
         self._count(entry.num_rows, len(entry.batches), entry.size_bytes)
+        self.is_reserved = self.is_reserved or is_reserved(entry)
         if entry.batches:
             self._hold(entry.batches, small_dictionaries(entry.batches[0].schema))
 
@@ -171,6 +181,7 @@ class LogRun:
             self.rows + rows > limits.max_memtable_rows
             or self.batches + batches > limits.max_memtable_batches
             or self.size_bytes >= limits.max_memtable_size
+            or self.is_reserved
             or not self._goes_with(held, small)
         ):
             self._begin(self.generation + 1)
@@ -179,7 +190,7 @@ class LogRun:
         return self.generation
 
     def _begin(self, generation: int) -> None:
-        self.generation, self.dictionaries = generation, None
+        self.generation, self.dictionaries, self.is_reserved = generation, None, False
         self.rows = self.batches = self.size_bytes = 0
 
     def _count(self, rows: int, batches: int, size_bytes: int) -> None:

@@ -11,6 +11,7 @@ meaning we cannot guess: rows can be shown, but whoever claims and flushes the s
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lance_memwal.errors import MemWalError, UnsupportedFormatError
@@ -18,6 +19,7 @@ from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.manifest import LanceField, parse_lance_manifest
 from lance_memwal.log.entry import unknown_metadata
 from lance_memwal.process.lazy import lazy
+from lance_memwal.rows.blobs import has_references, is_second_layout
 from lance_memwal.rows.schema import TableSchema, id_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -42,7 +44,7 @@ class KnownColumns:
             self._found = self._of_schema(entry)
             self._last = entry.schema
         footer = () if entry.footer is None else entry.footer.unknown
-        return (*self._found, *(f"footer key {name!r}" for name in footer))
+        return (*self._found, *(f"footer key {name!r}" for name in footer), *_references(entry))
 
     def _of_schema(self, entry: WalEntry) -> tuple[str, ...]:
         if entry.schema is None:
@@ -62,6 +64,13 @@ class KnownColumns:
     @lazy
     def _history(self) -> _History:
         return _read_history(self._location)
+
+
+def _references(entry: WalEntry) -> Iterator[str]:
+    """The columns with blobs that are references: Lance follows them, and we would have to keep them."""
+    for field in entry.schema or ():
+        if is_second_layout(field.type) and any(has_references(batch.column(field.name)) for batch in entry.batches):
+            yield f"a reference in column {field.name!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.blob_targets import with_blobs
 from lance_memwal.log.entry import EntryDecoder, decode_entry, decode_footer, encode_sentinel
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole, load_generation_maps, newest_of
@@ -493,7 +494,7 @@ def read_run(
                 return
             raise CorruptDataError("WAL entry is missing inside the log", path=path, position=position)
         entry = decoder.decode(data, position, path=path)
-        yield entry if entry.is_of(tag) else entry.as_mark()
+        yield with_blobs(location, shard_id, entry) if entry.is_of(tag) else entry.as_mark()
 
 
 def read_tail(
@@ -637,7 +638,9 @@ class WalTailer:
             return None
         entry = self._decoder.decode(data, position, path=path)
         tagged = entry.footer is not None and entry.footer.table is not None
-        return entry if not tagged or entry.is_of(self._tag()) else self._foreign(entry)
+        if tagged and not entry.is_of(self._tag()):
+            return self._foreign(entry)
+        return with_blobs(self.location, self.shard_id, entry)
 
     def _foreign(self, entry: WalEntry) -> WalEntry:
         """An entry of another table as it counts here."""

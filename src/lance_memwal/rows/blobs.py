@@ -13,26 +13,38 @@ its metadata (files before 2.2), the second the extension type `lance.blob.v2`. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.blob import BlobType
+
+from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
 
 __all__ = [
     "PART_BYTES",
+    "PREPARED_NAME",
     "FileVersion",
     "SECOND_LAYOUT",
     "as_fresh",
+    "as_prepared",
     "as_stored",
     "blob_buffer",
     "by_bytes",
+    "check_inline",
     "described",
+    "from_prepared",
+    "has_references",
     "is_blob",
     "is_described",
+    "is_prepared",
+    "is_second_layout",
     "one_blob",
+    "prepared_field",
+    "same_blobs",
     "shown_batch",
     "shown_field",
     "sizes_of",
@@ -55,17 +67,29 @@ _SECOND = pa.struct(
     ]
 )
 _NULL_OF_FILES_2_0 = 1  # the position of a null
-_INLINE, _EXTERNAL = 0, 3  # kinds: in the data file, and in an object that somebody else owns
+# Kinds: in the data file (or entry), in a file with others, in a file of its own, in an object that somebody else owns.
+_INLINE, _PACKED, _DEDICATED, _EXTERNAL = 0, 1, 2, 3
+PREPARED_NAME = b"memwal:extension_nam"  # as long as the key of Arrow that it stands for, which pyarrow would act on
+_FIELD_ID = b"lance:field_id"
+_PREPARED = (
+    pa.field("kind", pa.uint8()),
+    pa.field("data", pa.large_binary()),
+    pa.field("uri", pa.string()),
+    pa.field("blob_id", pa.uint32()),
+    pa.field("blob_size", pa.uint64()),
+    pa.field("position", pa.uint64()),
+)
 
 
 def is_blob(field: pa.Field) -> bool:
     """Whether the values of this column are blobs, in stored form."""
-    return _is_second(field.type) or (
+    return is_second_layout(field.type) or (
         pa.types.is_large_binary(field.type) and (field.metadata or {}).get(_MARK) == b"true"
     )
 
 
-def _is_second(kind: pa.DataType) -> bool:
+def is_second_layout(kind: pa.DataType) -> bool:
+    """Whether values of this type are blobs of the second layout."""
     return isinstance(kind, pa.BaseExtensionType) and kind.extension_name == SECOND_LAYOUT
 
 
@@ -73,7 +97,7 @@ def shown_field(field: pa.Field) -> pa.Field:
     """The column as readers see it, as Lance's own scan gives it."""
     if not is_blob(field):
         return field
-    if not _is_second(field.type):
+    if not is_second_layout(field.type):
         return field.with_type(_FIRST)
     marks = {_MARK: b"true", b"lance-encoding:packed": b"true"}
     return field.with_type(_SECOND).with_metadata({**(field.metadata or {}), **marks})
@@ -81,7 +105,7 @@ def shown_field(field: pa.Field) -> pa.Field:
 
 def version_of_new_files(schema: pa.Schema) -> FileVersion | None:
     """The version of the files of a new table; None: Lance's own choice. Files from 2.2 on know the second layout only."""
-    return "2.1" if any(is_blob(field) and not _is_second(field.type) for field in schema) else None
+    return "2.1" if any(is_blob(field) and not is_second_layout(field.type) for field in schema) else None
 
 
 def is_described(field: pa.Field) -> bool:
@@ -99,7 +123,7 @@ def unmarked(rows: pa.Table) -> pa.Table:
 
 def described(values: pa.Array) -> pa.Array:
     """Blobs in stored form as readers see those of fresh rows."""
-    if _is_second(values.type):
+    if is_second_layout(values.type):
         return _described_second(values.storage)
     missing = values.is_null()
     return _struct(_FIRST, [pa.nulls(len(values), pa.uint64()), _lengths(values)], missing)
@@ -114,7 +138,7 @@ def shown_batch(batch: pa.RecordBatch, shown: pa.Schema) -> pa.RecordBatch:
 
 
 def _described_second(values: pa.StructArray) -> pa.Array:
-    data, uri, position, size = (pc.struct_field(values, i) for i in range(values.type.num_fields))
+    data, uri, position, size = _parts_of(values)
     external = pc.and_(data.is_null(), uri.is_valid())
     kinds = pc.if_else(external, pa.scalar(_EXTERNAL, pa.uint8()), pa.scalar(_INLINE, pa.uint8()))
     columns = [
@@ -125,6 +149,24 @@ def _described_second(values: pa.StructArray) -> pa.Array:
         uri.fill_null(""),
     ]
     return _struct(_SECOND, columns, values.is_null())
+
+
+def _parts_of(values: pa.StructArray) -> list[pa.Array]:
+    """Bytes, reference, and the range of the reference; a short form of the type has no ranges."""
+    found = [pc.struct_field(values, i) for i in range(values.type.num_fields)]
+    return [*found, *(pa.nulls(len(values), pa.uint64()) for _ in range(4 - len(found)))]
+
+
+def check_inline(values: pa.Array, name: str) -> None:
+    """Return only if these blobs of the second layout are bytes; `InvalidInputError` names the column otherwise."""
+    if has_references(values):
+        raise InvalidInputError(f"column {name!r} holds a reference (a URI); give the bytes of the blob")
+
+
+def has_references(values: pa.Array) -> bool:
+    """Whether one of these blobs of the second layout is not bytes but says where they are."""
+    data, uri, _, _ = _parts_of(values.storage)
+    return bool(pc.and_(data.is_null(), uri.is_valid()).true_count)
 
 
 def _lengths(values: pa.Array) -> pa.Array:
@@ -159,7 +201,7 @@ def as_fresh(shown: pa.Array, *, fresh: bool) -> pa.Array:
 
 def as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """The bytes of blobs as values of a column of type `kind`, without a copy."""
-    if not _is_second(kind):
+    if not is_second_layout(kind):
         return values.cast(kind)
     empty = [pa.nulls(len(values), field.type) for field in list(kind.storage_type)[1:]]
     columns = [values.cast(pa.large_binary()), *empty]
@@ -167,10 +209,21 @@ def as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return kind.wrap_array(pa.StructArray.from_arrays(columns, fields=list(kind.storage_type), mask=mask))
 
 
+def same_blobs(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Blobs of the second layout as values of `kind`: the type has a short and a long form."""
+    if values.type == kind:
+        return values
+    fields = list(kind.storage_type)
+    missing = values.storage.is_null()
+    return kind.wrap_array(_struct(kind.storage_type, _parts_of(values.storage)[: len(fields)], missing))
+
+
 def blob_buffer(values: pa.Array, at: int) -> pa.Buffer | None:
     """The bytes of one of these blobs, in stored form, without a copy (a scalar of Arrow is one); None if it is null."""
     one = values.slice(at, 1)
-    if _is_second(one.type):
+    if is_second_layout(one.type):
+        if has_references(one):
+            raise UnsupportedFormatError("the blob is a reference, which is not followed here; open it with Lance")
         one = pa.nulls(1, pa.large_binary()) if one.null_count else pc.struct_field(one.storage, 0)
     if one.null_count:
         return None
@@ -185,6 +238,68 @@ def one_blob(data: bytes | None) -> pa.Array:
         return pa.nulls(1, pa.large_binary())
     offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
+
+
+# ------------------------------------------------------------------------------------- the second layout, in an entry
+
+
+def prepared_field(field: pa.Field, ids: Mapping[str, bytes]) -> pa.Field:
+    """A column of the second layout as entries hold it. `ids` are the metadata of the fields inside it that have any.
+
+    Its type is no type of Arrow to pyarrow: the metadata that says so is what others read.
+    """
+    inner = [part.with_metadata({_FIELD_ID: ids[part.name]}) if part.name in ids else part for part in _PREPARED]
+    name = {b"ARROW:extension:name": SECOND_LAYOUT.encode(), b"ARROW:extension:metadata": b""}
+    return field.with_type(pa.struct(inner)).with_metadata({**(field.metadata or {}), **name})
+
+
+def is_prepared(field: pa.Field) -> bool:
+    """Whether this is a column of the second layout as an entry holds it; `PREPARED_NAME` is where a decoder says so."""
+    marks = field.metadata or {}
+    return SECOND_LAYOUT.encode() in (
+        marks.get(PREPARED_NAME),
+        marks.get(b"ARROW:extension:name"),
+    ) and pa.types.is_struct(field.type)
+
+
+def as_prepared(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Blobs of the second layout as an entry holds them: bytes in it, references as they are."""
+    storage = values.storage
+    data, uri, position, size = _parts_of(storage)
+    external = pc.and_(data.is_null(), uri.is_valid())
+    zeros = pa.array(np.zeros(len(values), np.uint64))
+    nothing = pa.nulls(len(values), pa.uint64())
+    kinds = pc.if_else(external, pa.scalar(_EXTERNAL, pa.uint8()), pa.scalar(_INLINE, pa.uint8()))
+    columns = [
+        kinds,
+        data,
+        uri,
+        pc.if_else(external, zeros, nothing).cast(pa.uint32()),
+        pc.if_else(external, size.fill_null(0), nothing),
+        pc.if_else(external, position.fill_null(0), nothing),
+    ]
+    return _struct(kind, columns, storage.is_null())
+
+
+def from_prepared(values: pa.Array, load: Callable[[int, int, int], bytes]) -> pa.Array:
+    """Blobs of an entry in stored form; `load` reads those that are elsewhere, by number, start and length."""
+    rows = values.to_pylist()
+    data = [None if row is None else _data_of(row, load) for row in rows]
+    external = [row if row is not None and row["kind"] == _EXTERNAL else None for row in rows]
+    columns = [
+        pa.array(data, pa.large_binary()),
+        pa.array([row and row["uri"] for row in external], pa.string()),
+        pa.array([row["position"] if row and row["blob_size"] else None for row in external], pa.uint64()),
+        pa.array([row["blob_size"] if row and row["blob_size"] else None for row in external], pa.uint64()),
+    ]
+    kind = BlobType()
+    return kind.wrap_array(_struct(kind.storage_type, columns, values.is_null()))
+
+
+def _data_of(row: Mapping[str, Any], load: Callable[[int, int, int], bytes]) -> bytes | None:
+    if row["kind"] in (_PACKED, _DEDICATED):
+        return load(row["blob_id"], row["position"] or 0, row["blob_size"])
+    return row["data"] if row["kind"] == _INLINE else None
 
 
 def sizes_of(shown: list[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:

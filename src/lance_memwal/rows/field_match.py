@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.errors import UnsupportedFormatError
+from lance_memwal.rows.blobs import is_second_layout, same_blobs
 from lance_memwal.rows.json_values import decoded, is_json_bytes
 from lance_memwal.rows.normal_form import nulls
 from lance_memwal.rows.schema import FieldId, TableSchema, id_of
@@ -47,7 +48,9 @@ class Fit:
 
     def chunks(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """`apply`, for values in several pieces."""
-        return values if self.is_same else pa.chunked_array(map(self.apply, values.chunks), self.kind)
+        if self.is_same and not is_second_layout(self.kind):
+            return values
+        return pa.chunked_array(map(self.apply, values.chunks), self.kind)
 
     def apply(self, values: pa.Array) -> pa.Array:
         """The values as the table has them; without a copy where they fit."""
@@ -56,7 +59,7 @@ class Fit:
         if self.from_json:
             return decoded(values)
         if not self.parts:
-            return values
+            return same_blobs(values, self.kind) if is_second_layout(self.kind) else values
         if pa.types.is_struct(self.kind):
             children = [fit.apply(values.field(at) if at >= 0 else values) for at, fit in self.parts]
             mask = values.is_null() if values.null_count else None
@@ -128,7 +131,7 @@ def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: s
         )
         same = stored.type == kind and all(part.is_same for _, part in parts)
         return Fit(kind) if same else Fit(kind, parts)
-    if stored.type != kind:
+    if stored.type != kind and not (is_second_layout(stored.type) and is_second_layout(kind)):
         raise UnsupportedFormatError(f"column {name!r} is stored as {stored.type}, the table has {kind}", **where)
     return Fit(kind)
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.arguments import check_choice
 from lance_memwal.errors import InvalidInputError, reason_of
+from lance_memwal.rows.blobs import as_stored, check_inline, is_second_layout, same_blobs
 from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
 from lance_memwal.rows.json_values import holds_json, spelled
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
@@ -69,7 +70,7 @@ class Fitter:
     Threads may share it: what it remembers of its input is one value.
     """
 
-    __slots__ = ("_equal", "_fills", "_json", "_live", "_loose", "_met", "_not_null", "_relaxed", "schema")
+    __slots__ = ("_blobs", "_equal", "_fills", "_json", "_live", "_loose", "_met", "_not_null", "_relaxed", "schema")
 
     def __init__(self, schema: TableSchema) -> None:
         columns, key = schema.columns, schema.primary_key
@@ -79,6 +80,7 @@ class Fitter:
         self._not_null = [i for i, column in enumerate(columns) if not column.nullable or column.name in key]
         self._loose = [i for i, column in enumerate(columns) if not is_always_normal(column.type)]
         self._json = [i for i, column in enumerate(columns) if holds_json(column.type)]
+        self._blobs = [i for i, column in enumerate(columns) if is_second_layout(column.type)]
         self._relaxed = pa.schema([column.with_nullable(True) for column in columns])
         self._met = _Met(columns, None, [], None)
 
@@ -138,6 +140,8 @@ class Fitter:
             batch = self._changed(batch, self._json, spelled)
         if self._loose:
             batch = self._changed(batch, self._loose, normal)
+        for index in self._blobs:
+            check_inline(batch.column(index), self.schema.columns.field(index).name)
         for index in self._not_null:
             if batch.column(index).null_count:
                 self._check_nulls(batch.column(index), self.schema.columns.field(index).name, flags)
@@ -330,6 +334,9 @@ def validate_rows(batch: pa.RecordBatch) -> None:
 
 
 def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
+    if is_second_layout(column.type):
+        same = is_second_layout(array.type)
+        return same_blobs(array, column.type) if same else as_stored(array, column.type)
     try:
         return normal(array.cast(loose(column.type), safe=True), column.type)
     except (pa.ArrowException, ValueError) as error:

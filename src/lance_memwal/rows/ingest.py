@@ -18,10 +18,12 @@ from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
+from lance.blob import blob_array
 from pyarrow.dataset import Dataset
 
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError, reason_of
+from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
@@ -152,6 +154,8 @@ def _keys_left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
 
 
 def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if is_second_layout(kind):
+        return blob_array(list(values))
     array = pa.array(values, type=loose(kind))
     return normal(array, kind) if isinstance(array, pa.Array) else array
 
@@ -245,6 +249,8 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     types = pa.types
     if source == target or types.is_null(source):
         return True
+    if is_second_layout(target):
+        return _is_binary(source) or is_second_layout(source)
     if isinstance(source, pa.BaseExtensionType) != isinstance(target, pa.BaseExtensionType):
         return may_cast(_storage(source), _storage(target))  # texts are JSON, 16 bytes are a UUID, and back
     if types.is_dictionary(source):

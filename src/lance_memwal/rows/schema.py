@@ -18,7 +18,7 @@ from lance.schema import LanceSchema
 
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.blobs import is_blob, shown_field
+from lance_memwal.rows.blobs import is_blob, is_second_layout, prepared_field, shown_field
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.json_values import holds_json, logged
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
@@ -115,7 +115,7 @@ class TableSchema:
         object.__setattr__(self, "nullable", nullable)
         object.__setattr__(self, "memory", memory)
         object.__setattr__(self, "with_ids", self._with_field_ids(memory))
-        object.__setattr__(self, "wal", pa.schema(map(logged, self.with_ids)))
+        object.__setattr__(self, "wal", pa.schema(self._in_entries()))
         object.__setattr__(self, "small_dictionaries", small_dictionaries(self.columns))
         key = [self.columns.field(name).type for name in self.primary_key]
         object.__setattr__(self, "key_form", KeyForm.of(key))
@@ -128,11 +128,20 @@ class TableSchema:
             ids = tuple(FieldId(i.id) if name in self.blobs else i for name, i in zip(names, ids, strict=True))
         return TableSchema(pa.schema(map(shown_field, self.columns)), self.primary_key, ids)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableSchema, (self.columns, self.primary_key, self.field_ids)  # the rest follows from these
+
     def _with_field_ids(self, memory: pa.Schema) -> pa.Schema:
         if self.field_ids is None:
             return memory
         with_ids = [tagged(column, ids) for column, ids in zip(memory, self.field_ids, strict=False)]
         return pa.schema([*with_ids, TOMBSTONE_FIELD])
+
+    def _in_entries(self) -> Iterator[pa.Field]:
+        """The columns as entries hold them."""
+        for at, column in enumerate(self.with_ids):
+            ids = None if self.field_ids is None or at == len(self.field_ids) else self.field_ids[at]
+            yield _prepared(column, ids) if is_second_layout(column.type) else logged(column)
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> TableSchema:
@@ -162,6 +171,13 @@ class TableSchema:
     def ids_of(self, column: str) -> FieldId | None:
         """The ids of a column and of the fields inside it; None while the table has none."""
         return None if self.field_ids is None else self.field_ids[self.columns.get_field_index(column)]
+
+
+def _prepared(column: pa.Field, ids: FieldId | None) -> pa.Field:
+    """A column of blobs of the second layout as entries hold it."""
+    parts = () if ids is None else ids.children
+    names = [part.name for part in column.type.storage_type]
+    return prepared_field(column, {name: str(part.id).encode() for name, part in zip(names, parts, strict=False)})
 
 
 def tagged(column: pa.Field, ids: FieldId) -> pa.Field:

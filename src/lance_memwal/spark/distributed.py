@@ -32,7 +32,7 @@ from lance_memwal.compact.run import Chosen, Compactor
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import commit_by_hand, paths_of
+from lance_memwal.lance.commit import commit_by_hand, files_of
 from lance_memwal.lance.manifest import deletion_path
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.prepared import Unheld, Vectors
@@ -135,7 +135,7 @@ class _Staged:
             arguments = [unit.encode(base.version) for unit in _units(base, self._chosen)]
             answers = self._run_tasks(arguments, lambda argument: write_unit(job, argument))
             self._new, missing = _decoded(answers, NewRows.decode)
-            self._files.add(*paths_of(self._fragments()))
+            self._files.add(*files_of(base, self._fragments()))
             if missing is not None:
                 raise missing
         return self._fragments()

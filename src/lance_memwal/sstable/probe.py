@@ -33,10 +33,11 @@ from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import HandMade, InTwo, Ready, merge_rows
 from lance_memwal.lance.prepared import Unheld
+from lance_memwal.log.blob_targets import blob_target, with_blobs
 from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter
-from lance_memwal.rows.blobs import SECOND_LAYOUT, as_fresh, as_stored, described, is_blob
+from lance_memwal.rows.blobs import as_fresh, as_stored, described, is_blob
 from lance_memwal.rows.fit import Fitter, tombstones
 from lance_memwal.rows.key_encoding import is_key_mark, primary_key_columns
 from lance_memwal.rows.keys import KeySet
@@ -66,20 +67,9 @@ def check_columns(schema: pa.Schema, *, storage_version: str | None = None, stab
 
     `storage_version`: of the data files, None for the one that a new table gets.
     """
-    refuse_unwritable(schema)
     known = storage_version is None or storage_version in _PLAIN_VERSIONS
     if not known or not all(map(is_plain, schema)):
         _tried(_Layout.of(schema, storage_version or _version_of_new_tables(), stable_row_ids))
-
-
-def refuse_unwritable(schema: pa.Schema) -> None:
-    """Raise `InvalidInputError` for blobs of the second layout: they are read, not written."""
-    for column in schema:
-        if is_blob(column) and not pa.types.is_large_binary(column.type):
-            raise InvalidInputError(
-                f"column {column.name!r} holds blobs of the layout {SECOND_LAYOUT}, which is read here and not written: write "
-                "them with Lance, or make the table with a large_binary column whose metadata has lance-encoding:blob"
-            )
 
 
 def check_table(base: BaseTable) -> None:
@@ -276,8 +266,9 @@ class _Probe:
         if self._key:
             keys = self._first.slice(1, 1).select(self._key).combine_chunks().to_batches()[0]
             written.append(tombstones(keys, self._schema).append_column(TOMBSTONE_FIELD, pa.array([True])))
-        adapter, encoder = RowAdapter(self._schema), EntryEncoder(self._schema.wal, 1, 1)
-        for batch in decode_entry(encoder.encode(written)).batches:
+        target = blob_target(self._schema, None, _SHARD, 1, 1, 1)
+        adapter, encoder = RowAdapter(self._schema), EntryEncoder(self._schema.wal, 1, 1, target)
+        for batch in with_blobs(self._location, _SHARD, decode_entry(encoder.encode(written))).batches:
             yield adapter.adapt(batch)
 
     def _check_sstable(self, sstable: SsTable, live: pa.Table) -> None:

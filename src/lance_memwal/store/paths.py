@@ -17,6 +17,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.types import check_shard_id
 
 __all__ = [
+    "blob_path",
     "HINT_NAME",
     "MEM_WAL_DIR",
     "STAGE_DIR",
@@ -133,6 +134,12 @@ def check_sstable_name(name: str) -> str:
 def sstable_dir(shard_id: str, name: str) -> str:
     """Directory of one SSTable."""
     return f"{shard_dir(shard_id)}/{check_sstable_name(name)}"
+
+
+def blob_path(shard_id: str, name: str, data_file: str, blob_id: int) -> str:
+    """A file of blobs beside a data file of an SSTable; its name is the bits of its number, lowest first."""
+    stem = sstable_data_path(shard_id, name, data_file).removesuffix(".lance")
+    return f"{stem}/{f'{blob_id:032b}'[::-1]}.blob"
 
 
 def sstable_data_path(shard_id: str, name: str, data_file: str) -> str:

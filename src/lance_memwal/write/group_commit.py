@@ -25,6 +25,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Protocol
 
@@ -32,6 +33,7 @@ from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
+from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import TransactionMap, is_repeat
 from lance_memwal.log.wal import ShardLog
@@ -115,7 +117,9 @@ class GroupCommit:
 
     def use_columns(self, schema: TableSchema) -> None:
         """Go on with other columns; nothing is pending."""
-        self.entries = EntryBuilder(schema, self._log.epoch, self._limits.max_entry_bytes)
+        log, limits = self._log, self._limits
+        target = partial(blob_target, schema, log.table, log.shard_id, log.epoch, limits.max_memtable_batches)
+        self.entries = EntryBuilder(schema, log.epoch, limits.max_entry_bytes, target)
 
     def _wake_puts(self) -> None:
         self._puts.wake_all()

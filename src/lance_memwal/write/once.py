@@ -44,6 +44,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
@@ -235,7 +236,9 @@ class OnceAppender:
             run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
             generation = run.generation
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
-            data = EntryEncoder(self.schema.wal, claim.epoch, generation).encode(fitted, footer)
+            capacity = self._config.max_memtable_batches
+            target = blob_target(self.schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
+            data = EntryEncoder(self.schema.wal, claim.epoch, generation, target).encode(fitted, footer)
             position = tail.last_position + 1
             reach("once.before_put")
             if self._create(claim, position, data):

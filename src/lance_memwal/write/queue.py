@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -260,13 +260,26 @@ class Entry:
 class EntryBuilder:
     """Makes the bytes of entries of one epoch. Any thread may encode rows, the leader of a commit encodes entries."""
 
-    __slots__ = ("_all_live", "_arrays", "_encoder", "_epoch", "_has_blobs", "_limit_bytes", "_rows", "_schema")
+    __slots__ = (
+        "_all_live",
+        "_arrays",
+        "_encoder",
+        "_epoch",
+        "_has_blobs",
+        "_limit_bytes",
+        "_rows",
+        "_schema",
+        "_target",
+    )
 
-    def __init__(self, schema: TableSchema, epoch: int, limit_bytes: int) -> None:
-        """`limit_bytes`: of the rows of one entry."""
+    def __init__(
+        self, schema: TableSchema, epoch: int, limit_bytes: int, target: Callable[[int], Mapping[bytes, str]]
+    ) -> None:
+        """`limit_bytes`: of the rows of one entry; `target`: what the entries of a generation say of its files."""
         self._schema = schema.wal
         self._epoch = epoch
         self._limit_bytes = limit_bytes
+        self._target = target
         self._rows = RowEncoder(schema.wal)
         self._has_blobs = bool(schema.blobs)
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
@@ -298,7 +311,7 @@ class EntryBuilder:
         group = entry.group
         generation = group[0].run.generation
         if self._encoder is None or self._encoder.generation != generation:
-            self._encoder = EntryEncoder(self._schema, self._epoch, generation)
+            self._encoder = EntryEncoder(self._schema, self._epoch, generation, self._target(generation))
         if self._has_blobs:
             return self._encoder.encode([batch for item in group for batch in item.rows.unencoded], entry.footer)
         messages = [message for item in group for message in item.rows.messages or ()]

@@ -8,7 +8,8 @@ Owns replay. Invariants:
    one generation at a time. A generation that passes `max_unflushed_memtable_bytes` (its writer had more memory) is
    streamed into its SSTable and published whole.
 3. Replayed rows are durable: they are not appended again, and readers see them.
-4. An entry of a higher epoch means that we were fenced while opening.
+4. A generation whose files the peer has named is flushed, too: we do not go on with it.
+5. An entry of a higher epoch means that we were fenced while opening.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow as pa
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError
 from lance_memwal.log.json_texts import with_texts
-from lance_memwal.log.tail import may_follow, unflushed_of
+from lance_memwal.log.tail import is_reserved, may_follow, unflushed_of
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.sstable.write import not_published
@@ -50,6 +51,9 @@ def replay(shard: Shard, opened: OpenedLog) -> None:
         commits.skip_to(tables.active.end_batch, {})
         if tables.active.size_bytes > shard.config.max_unflushed_memtable_bytes:
             rows += _stream(shard, tail)
+    if tail.reserved == tables.active.generation and tables.active.num_rows:
+        shard.seal()
+        flush_once(shard)
     tables.active.index_rows()
     tables.cover(tables.active.generation, opened.log.next_position - 1)
     if rows:
@@ -95,6 +99,7 @@ class _Tail:
         self._adapter = RowAdapter(self._schema)
         self._items = self._read(shard.log.shard_id, opened.manifest.current_generation)
         self._put_back: list[_Item] = []
+        self.reserved = 0  # the newest generation whose files the peer has named
 
     def __iter__(self) -> Iterator[_Item]:
         while (item := self._next()) is not None:
@@ -121,6 +126,7 @@ class _Tail:
                     position=entry.position,
                 )
             newest, empty = generation, False
+            self.reserved = generation if is_reserved(entry) else self.reserved
             reach("replay.before_insert")
             for batch in entry.batches:
                 fitted, flags = self._adapter.adapt(batch, position=entry.position)

@@ -1,0 +1,113 @@
+"""Entries with blobs of the second layout: where their bytes are, and what the peer must be told.
+
+Owns `BlobTarget` and `with_blobs`. Such an entry reserves the directory and the data file of its generation, in its schema
+metadata; all entries of a generation name the same ones. The peer writes large blobs beside that data file before the entry
+(one file per blob, or several in one), and small ones into the entry. RFC 0011 has the bytes. Invariants:
+
+1. We write every blob into the entry: it is whole by itself, and the checksum covers it. The peer takes it so.
+2. Our targets follow from table, shard and generation, so that all writers of ours name the same. A generation in which the
+   peer has begun to write is not continued by us.
+3. An entry is handed on with the bytes of its blobs, whoever wrote it. What its files lack is `CorruptDataError`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
+from lance_memwal.rows.blobs import PREPARED_NAME, from_prepared, is_prepared, is_second_layout
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
+from lance_memwal.types import WalEntry
+
+__all__ = ["BlobTarget", "blob_target", "has_blob_target", "with_blobs"]
+
+_PREFIX = b"mem_wal_target_"
+_NAMES = uuid.UUID("b10b5000-0011-4000-8000-000000000000")
+
+
+@dataclass(frozen=True, slots=True)
+class BlobTarget:
+    """What the entries of one generation say of its directory."""
+
+    generation: int
+    directory: str
+    data_file: str
+    creator_epoch: int
+    batch_capacity: int
+
+    @classmethod
+    def of(cls, table: str | None, shard_id: str, generation: int, epoch: int, batch_capacity: int) -> BlobTarget:
+        """The one that all our writers name."""
+        name = uuid.uuid5(_NAMES, f"{table}/{shard_id}/{generation}").hex
+        data_file = f"{int(name[8:14], 16):024b}{name[6:]}.lance"
+        return cls(generation, paths.sstable_name(name[:8], generation), data_file, epoch, batch_capacity)
+
+    def metadata(self) -> dict[bytes, str]:
+        """The keys of the schema metadata of an entry."""
+        return {
+            b"mem_wal_target_generation": str(self.generation),
+            b"mem_wal_target_generation_dir": self.directory,
+            b"mem_wal_target_data_file": self.data_file,
+            b"mem_wal_target_creator_epoch": str(self.creator_epoch),
+            b"mem_wal_target_batch_capacity": str(self.batch_capacity),
+        }
+
+
+def blob_target(
+    schema: TableSchema, table: str | None, shard_id: str, epoch: int, batch_capacity: int, generation: int
+) -> Mapping[bytes, str]:
+    """What our entries of a generation say of its files: nothing, unless the table has blobs of the second layout."""
+    if not any(is_second_layout(schema.columns.field(name).type) for name in schema.blobs):
+        return {}
+    return BlobTarget.of(table, shard_id, generation, epoch, batch_capacity).metadata()
+
+
+def has_blob_target(entry: WalEntry) -> bool:
+    """Whether the entry reserves the directory of its generation."""
+    return entry.schema is not None and any(key.startswith(_PREFIX) for key in entry.schema.metadata or {})
+
+
+def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
+    """`entry` with the bytes of its blobs, wherever they are."""
+    if not entry.batches or not has_blob_target(entry):
+        return entry
+    metadata: Mapping[bytes, bytes] = entry.schema.metadata if entry.schema is not None else {}
+    directory = metadata[b"mem_wal_target_generation_dir"].decode()
+    data_file = metadata[b"mem_wal_target_data_file"].decode()
+
+    def load(blob_id: int, start: int, length: int) -> bytes:
+        path = paths.blob_path(shard_id, directory, data_file, blob_id)
+        try:
+            data = location.store.get_range(path, start, length)
+        except ObjectNotFoundError:
+            data = b""
+        if len(data) != length:
+            raise CorruptDataError("a file lacks the blob of a WAL entry", path=path, position=entry.position)
+        return data
+
+    batches = []
+    for batch in entry.batches:
+        fields, columns = [], []
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            values = from_prepared(column, load) if is_prepared(field) else column
+            fields.append(_field_of(field, values))
+            kind = fields[-1].type
+            columns.append(kind.wrap_array(values) if kind != values.type else values)
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata)))
+    return replace(entry, batches=tuple(batches), schema=batches[0].schema)
+
+
+def _field_of(field: pa.Field, values: pa.Array) -> pa.Field:
+    """The field of a column as other entries have it, whose types pyarrow reads itself."""
+    marks = dict(field.metadata or {})
+    name = marks.pop(PREPARED_NAME, None)
+    if name is None or values.type != field.type:
+        return pa.field(field.name, values.type, field.nullable, marks)
+    named = pa.schema([field.with_metadata({**marks, b"ARROW:extension:name": name})])
+    return pa.ipc.read_schema(named.serialize()).field(0)
