@@ -161,6 +161,7 @@ def test_a_table_of_pylance_with_a_column_that_we_do_not_write_can_be_read(tmp_p
 def test_a_table_of_pylance_with_a_column_that_we_do_not_write_gives_no_writer(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     odd_table(uri)
+    before = lance.dataset(uri).version
     shard = "11111111-2222-4333-8444-555555555555"
     for opening in (
         lambda: mw.open_table(uri).writer(),
@@ -171,7 +172,7 @@ def test_a_table_of_pylance_with_a_column_that_we_do_not_write_gives_no_writer(t
         with pytest.raises(mw.InvalidInputError, match=r"column 'odd'.*map"):
             opening()
     assert mw.open_table(uri).shards() == []
-    assert lance.dataset(uri).version == 3, "a refused table is left as it is"
+    assert lance.dataset(uri).version == before, "a refused table is left as it is"
 
 
 @pytest.mark.repro("reads-05", "writer-05")

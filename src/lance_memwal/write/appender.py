@@ -173,8 +173,8 @@ class WalAppender:
 
 def _target(base: BaseTable, clock: Clock) -> ShardTarget:
     """What a shard of this table writes to; the table may have no MemWAL index yet."""
+    check_table(base)  # before the table gets an id
     if base.details is None:
-        check_table(base)
         return ShardTarget(base.location, base.columns, base.data_storage_version)
     watch = TableWatch(for_writing(base, clock), clock)
     return target_of(base.location, base, None, watch=watch)
