@@ -165,6 +165,18 @@ def test_every_layout_of_the_index_gives_the_same_answers(tmp_path: Path, layout
         world.check([words[0], f"{words[1]} {words[40]}", lq.PhraseQuery(f"{words[0]} {words[1]}", "t"), words[59]])
 
 
+def test_an_index_of_several_parts_is_one_index(tmp_path: Path) -> None:
+    """Lance makes parts where it was given little memory; terms and documents of each have numbers of their own."""
+    world = World(tmp_path, 20_000, words=2_000, index={"memory_limit": 1})
+    assert len(list(Path(world.table.uri).glob("_indices/*/part_*_docs.lance"))) > 1
+    words = world.make.words.to_pylist()
+    with world.table.shard_writer(**SETTINGS) as writer:
+        world.put(writer, 19_900, 200, 7)
+        world.delete_in_base(range(50, 90))
+        near = lq.MatchQuery(words[20][:-1] + "q", "t", fuzziness=1)
+        world.check([words[9], f"{words[0]} {words[1_500]}", near, lq.PhraseQuery(f"{words[3]} {words[2]}", "t")])
+
+
 def test_a_covered_fragment_is_searched_through_the_index_alone(tmp_path: Path) -> None:
     """Seen by what is missed: without the index's lists the search cannot answer."""
     world = World(tmp_path, 400)

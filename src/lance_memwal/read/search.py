@@ -38,7 +38,6 @@ from lance_memwal.sstable.mirrors import index_facts
 __all__ = ["SearchRequest", "search"]
 
 _HYBRID_DEPTH = 4
-_REFINE = 5  # compressed vectors rank worse than vectors: 0.75 to 0.9 of the nearest ten were found without, 0.99 with
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,8 @@ def _vector(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tup
         merge.row_filter,
         request.ef,
         request.nprobes,
-        request.refine_factor or (_REFINE if is_compressed and metric == indexed else None),
+        request.refine_factor,
+        is_compressed and metric == indexed,
         _distances(request.distance_range),
     )
     sources: list[Any] = list(fresh_sources(merge))
