@@ -9,6 +9,7 @@ Owns `ShardWriter`: what a user calls. Each verb is one call into `write`, or in
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables
+from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.lazy import lazy
@@ -65,6 +67,7 @@ class ShardWriter:
         """Use `open`."""
         self._shard = life.open_shard(target, config, clock, parked)
         self._key = target.location.key
+        self._async = AsyncCalls()
         try:
             life.start(self._shard)
             self._finalizer = weakref.finalize(self, self._shard.abandon)
@@ -214,9 +217,12 @@ class ShardWriter:
     ) -> pa.Table:
         return self._reader.newest_rows(keys, columns, schema, memory)
 
-    def put_nowait(self, data: Any, *, missing: Missing | None = None) -> Ack:
-        """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
-        return writes.put_nowait(self._shard, data, missing)
+    def put_nowait(self, data: Any, *, missing: Missing | None = None, drain: bool = True) -> Ack:
+        """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`.
+
+        Without `drain` they are left to whoever waits, writes or closes: then many of them share an entry.
+        """
+        return writes.put_nowait(self._shard, data, missing, drain=drain)
 
     def delete(
         self,
@@ -239,9 +245,36 @@ class ShardWriter:
             return writes.delete(self._shard, keys, txn)
         return self._resolved(resolved.counted_delete(keys), txn)
 
-    def delete_nowait(self, keys: Any) -> Ack:
+    def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:
         """Delete rows by primary key and return at once; see `put_nowait`."""
-        return writes.delete_nowait(self._shard, keys)
+        return writes.delete_nowait(self._shard, keys, drain=drain)
+
+    async def put_async(
+        self,
+        data: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+        if_absent: bool = False,
+        where: FilterLike | None = None,
+    ) -> WriteResult:
+        """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
+
+        A task that is cancelled does not take its put back.
+        """
+        if txn is None and missing != "keep" and not if_absent and where is None:
+            done: WriteResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
+            return done
+        return await asyncio.to_thread(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
+
+    async def delete_async(
+        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+    ) -> WriteResult:
+        """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
+        if txn is None and not count:
+            done: WriteResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
+            return done
+        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.
@@ -315,6 +348,7 @@ class ShardWriter:
         self._finalizer.detach()
         live.forget(self._key, self)
         self._shard.stop(seconds)
+        self._async.end()
 
     def leave(self, deadline: float) -> None:
         """Keep all other threads out, since the program ends; what a signal handler closed is closed when this returns."""
@@ -325,12 +359,19 @@ class ShardWriter:
         """Become closed in a forked child, where this writer's threads and locks do not exist."""
         self._finalizer.detach()
         self._shard.orphan()
+        self._async.orphan()
 
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> ShardWriter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
 
     # -------------------------------------------------------------------------------------------------------- reading
 

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -362,6 +363,18 @@ class Table:
             ef=ef,
         )
         return self._reader.search(request, consistency)
+
+    async def get_async(self, *args: Any, **options: Any) -> dict[str, Any] | None:
+        """As `get`, without a wait of the event loop."""
+        return await asyncio.to_thread(self.get, *args, **options)
+
+    async def lookup_async(self, *args: Any, **options: Any) -> pa.Table:
+        """As `lookup`, without a wait of the event loop."""
+        return await asyncio.to_thread(self.lookup, *args, **options)
+
+    async def search_async(self, *args: Any, **options: Any) -> pa.Table:
+        """As `search`, without a wait of the event loop."""
+        return await asyncio.to_thread(self.search, *args, **options)
 
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""

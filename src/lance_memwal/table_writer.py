@@ -14,6 +14,7 @@ Owns `TableWriter`. Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.read.blobs import BlobFile
@@ -53,12 +55,13 @@ T = TypeVar("T")
 
 
 class TableAck(Ack):
-    """The durability of one routed write: that of all its shards."""
+    """The durability of one routed write: that of all its shards; `result` is what it did. May be awaited."""
 
     __slots__ = ("_acks",)
 
-    def __init__(self, acks: list[Ack]) -> None:
-        self._acks = acks
+    def __init__(self, acks: Mapping[str, Ack]) -> None:
+        self._acks = tuple(acks.values())
+        self.result = RoutedResult({shard_id: ack.result for shard_id, ack in acks.items()})
 
     @property
     def durable(self) -> bool:
@@ -97,6 +100,7 @@ class TableWriter:
         self._compaction = Background(compaction, base.location, watch.look, self._shards.names)
         weakref.finalize(self, self._compaction.stop).atexit = False
         weakref.finalize(self, self._shards.stop_aging).atexit = False
+        self._async = AsyncCalls()
         close_in_child(self)
 
     # ------------------------------------------------------------------------------------------------------ writing
@@ -189,17 +193,45 @@ class TableWriter:
         found = self._route_candidates(where)
         return self._each(found, lambda writer, some: writer.delete_matching(some, where, txn), counts=True)
 
-    def put_nowait(self, data: Any, *, missing: Missing | None = None) -> TableAck:
-        """Insert rows and return at once; the `Ack` tells when all shards have them on storage."""
+    def put_nowait(self, data: Any, *, missing: Missing | None = None, drain: bool = True) -> TableAck:
+        """Insert rows and return at once; the `Ack` tells when all shards have them on storage. `drain`: see
+        `ShardWriter.put_nowait`."""
         self._admit()
-        acks = self._shard_by_shard(self._route(data, missing), lambda writer, rows: writer.put_nowait(rows))
-        return TableAck(list(acks.values()))
+        acks = self._shard_by_shard(self._route(data, missing), lambda w, rows: w.put_nowait(rows, drain=drain))
+        return TableAck(acks)
 
-    def delete_nowait(self, keys: Any) -> TableAck:
+    async def put_async(
+        self,
+        data: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+        if_absent: bool = False,
+        where: FilterLike | None = None,
+    ) -> RoutedResult:
+        """As `put`, without a wait of the event loop; puts of many tasks share entries. Durable once it returns.
+
+        A task that is cancelled does not take its put back.
+        """
+        if txn is None and missing != "keep" and not if_absent and where is None:
+            done: RoutedResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
+            return done
+        return await asyncio.to_thread(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
+
+    async def delete_async(
+        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+    ) -> RoutedResult:
+        """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
+        if txn is None and not count:
+            done: RoutedResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
+            return done
+        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count)
+
+    def delete_nowait(self, keys: Any, *, drain: bool = True) -> TableAck:
         """Delete rows by primary key and return at once; the `Ack` tells when all shards have that on storage."""
         self._admit()
-        acks = self._shard_by_shard(self._route_keys(keys), lambda writer, rows: writer.delete_nowait(rows))
-        return TableAck(list(acks.values()))
+        acks = self._shard_by_shard(self._route_keys(keys), lambda w, rows: w.delete_nowait(rows, drain=drain))
+        return TableAck(acks)
 
     def _route(self, data: Any, missing: Missing | None) -> dict[str, list[pa.RecordBatch]]:
         fill = fills_missing(missing, self._schema)
@@ -333,6 +365,7 @@ class TableWriter:
         failures = end()
         if waits:
             self._compaction.join()
+            self._async.end()
         if failures:
             raise failures[0]
 
@@ -341,12 +374,19 @@ class TableWriter:
         self._lock = threading.RLock()
         self._shards.orphan()
         self._compaction.orphan()
+        self._async.orphan()
 
     def __enter__(self) -> TableWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> TableWriter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
 
     # ------------------------------------------------------------------------------------------------------ looking
 

@@ -163,7 +163,7 @@ def test_one_timeout_counts_for_all_shards_of_an_acknowledgement() -> None:
 
     class Never(mw.Ack):
         def __init__(self) -> None:
-            pass
+            self.result = mw.WriteResult(range(0))
 
         durable = False
 
@@ -174,7 +174,7 @@ def test_one_timeout_counts_for_all_shards_of_an_acknowledgement() -> None:
     from lance_memwal.table_writer import TableAck
 
     started = SYSTEM_CLOCK.monotonic()
-    TableAck([Never() for _ in range(10)]).wait(timeout=0.2)
+    TableAck({str(number): Never() for number in range(10)}).wait(timeout=0.2)
     assert SYSTEM_CLOCK.monotonic() - started < 1.0
 
 

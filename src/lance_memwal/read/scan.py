@@ -12,6 +12,7 @@ Owns the public `Scan`, and what its `explain` says. Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -135,6 +136,10 @@ class Scan:
             return consume(self._cut(self._start(snapshot, projection)))
 
         return with_restarts(self._capture, read, self._snapshot)
+
+    async def to_table_async(self) -> pa.Table:
+        """The rows as a table, without a wait of the event loop."""
+        return await asyncio.to_thread(self.to_table)
 
     def to_pandas(self) -> Any:
         """The rows as a pandas frame."""

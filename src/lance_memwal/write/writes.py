@@ -10,6 +10,8 @@ Owns `put`, `put_nowait` and `delete` of rows that are whole, and `Ack`. Invaria
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
@@ -36,14 +38,15 @@ _buffer_bytes = pa.RecordBatch.get_total_buffer_size
 
 
 class Ack:
-    """The durability of one write that did not wait for it."""
+    """The durability of one write that did not wait for it; `result` is what it did. May be awaited."""
 
-    __slots__ = ("_commits", "_end", "_health")
+    __slots__ = ("_commits", "_end", "_health", "result")
 
-    def __init__(self, health: Health, commits: GroupCommit, end: int) -> None:
+    def __init__(self, health: Health, commits: GroupCommit, result: WriteResult) -> None:
         self._health = health
         self._commits = commits
-        self._end = end
+        self._end = result.batch_positions.stop
+        self.result: Any = result  # of one shard, or of all
 
     @property
     def durable(self) -> bool:
@@ -60,6 +63,10 @@ class Ack:
             return
         if not self._health.wait_until(lambda: self.durable, timeout):
             raise UnavailableError(f"the write was not durable within {timeout} seconds; wait again", ambiguous=True)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """As `wait`, without a wait of the event loop."""
+        return asyncio.to_thread(self.wait).__await__()
 
     def __repr__(self) -> str:
         return f"Ack(durable={self.durable})"
@@ -100,27 +107,29 @@ def _fit_for_entry(shard: Shard, fill: bool, batches: list[pa.RecordBatch]) -> W
     return rows
 
 
-def put_nowait(shard: Shard, data: Any, missing: Missing | None = None) -> Ack:
-    """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`."""
+def put_nowait(shard: Shard, data: Any, missing: Missing | None = None, *, drain: bool = True) -> Ack:
+    """Insert rows and return at once; they become durable in the background (`drain`) or when somebody waits for the
+    `Ack`."""
     batches, fill = shard.columns.fitting.take(data, missing)
     with shard.gate:
-        return _nowait(shard, shard.columns.fitting.fit(batches, fill))
+        return _nowait(shard, shard.columns.fitting.fit(batches, fill), drain)
 
 
-def delete_nowait(shard: Shard, keys: Any) -> Ack:
+def delete_nowait(shard: Shard, keys: Any, *, drain: bool = True) -> Ack:
     """Delete rows by primary key and return at once; see `put_nowait`."""
     with shard.gate:
-        return _nowait(shard, shard.columns.fitting.tombstones(keys))
+        return _nowait(shard, shard.columns.fitting.tombstones(keys), drain)
 
 
-def _nowait(shard: Shard, rows: WriteRows) -> Ack:
+def _nowait(shard: Shard, rows: WriteRows, drain: bool) -> Ack:
     started = shard.clock.monotonic()
     if rows.batches and shard.commits.entries.encode_rows(rows):
-        _, end = shard.commits.insert(rows, None, drain=True)
+        _, end = shard.commits.insert(rows, None, drain=drain)
         shard.count_put(started)
+        result = WriteResult(range(end - len(rows.batches), end), written=rows.num_rows)
     else:
-        end = _write(shard, rows, None).batch_positions.stop
-    return Ack(shard.health, shard.commits, end)
+        result = _write(shard, rows, None)
+    return Ack(shard.health, shard.commits, result)
 
 
 def delete(shard: Shard, keys: Any, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:

@@ -1,0 +1,150 @@
+"""Calls of event loops, made beside them.
+
+Owns `AsyncCalls`: a caller on an event loop queues a call and awaits what becomes of it. Invariants:
+
+1. An event loop only queues and is told the outcome: it waits for no lock, no storage and no room.
+2. All calls that are queued are begun, in order, before the first of them is waited for: writes of many tasks share
+   entries.
+3. What is wrong with one call is raised in its own caller. A caller that is cancelled changes nothing: its call is made.
+4. Nobody waits for ever: what is queued when the owner ends is begun then, and finds it closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.process.background import Task
+
+__all__ = ["AsyncCalls", "Begun"]
+
+_LOG = logging.getLogger(__name__)
+_CALLS_PER_TURN = 4  # then the event loop may have the interpreter
+_TOLD_AT_ONCE = 16
+
+
+class Begun(Protocol):
+    """A write that was begun."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether it is done."""
+
+    @property
+    def result(self) -> Any:
+        """What it returns once `wait` does."""
+
+    def wait(self) -> None:
+        """Return once it is done; raise what prevented it."""
+
+
+class _Call(NamedTuple):
+    begin: Callable[[], Begun]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+
+
+class AsyncCalls:
+    """The queue of one writer; its thread is that of the background work, and is had with the first call."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[_Call] = deque()
+        self._pokes: set[asyncio.AbstractEventLoop] = set()
+        self._task: Task | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    async def call(self, begin: Callable[[], Begun]) -> Any:
+        """What comes of `begin` once it is done."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append(_Call(begin, loop, future))
+        if loop not in self._pokes:
+            self._pokes.add(loop)
+            loop.call_soon(self._poke, loop)
+        return await future
+
+    def _poke(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin, after every task that is ready now had its turn: their calls go together."""
+        self._pokes.discard(loop)
+        with self._lock:  # of several loops one starts it, and none after its end
+            if self._task is None and not self._ended:
+                self._task = Task("async").start(self._run)
+        if self._ended:
+            self._run()  # nothing of it waits any more
+        elif self._task is not None:
+            self._task.poke()
+
+    def _run(self) -> None:
+        begun: list[tuple[_Call, Begun]] = []
+        told = _Outcomes()
+        for number in range(len(self._waiting)):
+            try:
+                call = self._waiting.popleft()
+            except IndexError:  # another thread ends it, too
+                break
+            try:
+                begun.append((call, call.begin()))
+            except Exception as error:
+                told.add(call, None, error)
+            if number % _CALLS_PER_TURN == 0:
+                SYSTEM_CLOCK.sleep(0)
+        for call, started in begun:
+            try:
+                if not started.durable:
+                    started.wait()
+                told.add(call, started.result, None)
+            except Exception as error:
+                told.add(call, None, error)
+        told.deliver()
+
+    def end(self) -> None:
+        """Make what is still queued, in the calling thread; the owner is closed."""
+        with self._lock:
+            self._ended = True
+        if self._task is not None:
+            self._task.stop()
+        self._run()
+
+    def orphan(self) -> None:
+        """Be empty in a forked child: its event loops are the parent's."""
+        self._waiting, self._pokes, self._task, self._ended = deque(), set(), None, True
+        self._lock = threading.Lock()
+
+
+class _Outcomes:
+    """What became of calls, told to each event loop at once."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, Exception | None]]] = {}
+
+    def add(self, call: _Call, result: Any, error: Exception | None) -> None:
+        self._by_loop.setdefault(call.loop, []).append((call.future, result, error))
+
+    def deliver(self) -> None:
+        for loop, outcomes in self._by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_tell, loop, outcomes, 0)
+            except RuntimeError:  # the loop ended, and with it whoever waited
+                _LOG.debug("an event loop ended before %d calls were done", len(outcomes))
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]], start: int
+) -> None:
+    """Tell some, and the others when the loop has looked after everything else."""
+    end = start + _TOLD_AT_ONCE
+    if end < len(outcomes):
+        loop.call_soon(_tell, loop, outcomes, end)
+    for future, result, error in outcomes[start:end]:
+        if future.done():  # cancelled
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
