@@ -50,6 +50,7 @@ __all__ = [
     "removal_order",
     "version_path",
     "with_deletion",
+    "with_indexes_of",
 ]
 
 T = TypeVar("T")
@@ -271,6 +272,18 @@ def generation_manifest(
         wire.bytes_field(DATA_FORMAT, data_format),
     ]
     return join_manifest_file(message)
+
+
+def with_indexes_of(first: bytes, newest: bytes) -> bytes:
+    """The manifest file `first`, which has no sections, with the indexes that `newest`, a later version, has."""
+    section = _optional_section(newest, wire.Message(_manifest_message(newest)), INDEX_SECTION)
+    if section is None:
+        return first
+    message = wire.Message(_manifest_message(first)).fields
+    at = sum(field.number < INDEX_SECTION for field in message)
+    return join_manifest_file(
+        [*message[:at], wire.varint_field(INDEX_SECTION, 0), *message[at:]], join_section(section)
+    )
 
 
 def join_manifest_file(message: Iterable[wire.Field], sections: bytes = b"") -> bytes:

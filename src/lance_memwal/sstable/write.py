@@ -39,6 +39,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError, FencedError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.lance.base import lance_errors
+from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.hand_made import fragment_of
 from lance_memwal.lance.manifest import (
@@ -50,6 +51,7 @@ from lance_memwal.lance.manifest import (
     parse_lance_manifest,
     removal_order,
     version_path,
+    with_indexes_of,
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
 from lance_memwal.memtable.memtable import aligned_array
@@ -67,6 +69,7 @@ __all__ = ["commit_sstable", "discard_sstable", "has_null_struct", "not_publishe
 
 _LOG = logging.getLogger(__name__)
 # The reference counts this much per batch beside the buffers when it estimates memory.
+_VERSION_HINT = "/latest_version_hint.json"
 _BATCH_OVERHEAD_BYTES = 36
 # More than this and Lance writes one fragment per chunk.
 _ONE_FRAGMENT_ROWS = 2**31 - 1
@@ -405,6 +408,23 @@ class _Attempt:
         with lance_errors("opening a generation"):
             dataset = lance.dataset(self._uri, storage_options=self.location.storage_options)
         action(dataset)
+        self._make_one_version()
+
+    def _make_one_version(self) -> None:
+        """Put what later versions added (indexes) into the first one, and remove them: a generation has one version.
+
+        Nobody knows of the directory yet, so that files may be replaced here.
+        """
+        store, root = self.location.store, paths.sstable_dir(self.shard_id, self.name)
+        names = version_names(self.location, root)
+        if len(names) == 1:
+            return
+        whole = with_indexes_of(store.get(names[1]), store.get(names[max(names)]))
+        store.put(names[1], whole)
+        for item in store.list(root):
+            later = item.path in names.values() and item.path != names[1]
+            if later or item.path.endswith((".txn", _VERSION_HINT)):
+                store.delete(item.path)
 
 
 def _field_messages(schema: Any) -> tuple[bytes, ...]:
