@@ -390,6 +390,7 @@ class ShardWriter:
         order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
+        with_row_id: bool = False,
     ) -> Scan:
         """All live rows of this shard and the base table: base, SSTables, frozen and active memtables."""
         return self._reader.scan(
@@ -400,6 +401,7 @@ class ShardWriter:
             order_by=order_by,
             with_row_address=with_row_address,
             with_generation=with_generation,
+            with_row_id=with_row_id,
             shards=[self.shard_id],
             in_memory=self.in_memory_memtable_refs(),
         )

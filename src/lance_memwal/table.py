@@ -284,6 +284,7 @@ class Table:
         order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
+        with_row_id: bool = False,
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
@@ -292,6 +293,8 @@ class Table:
 
         `columns` may name fields inside of structs (`meta.a`). `order_by` names columns or fields, with a "-" in front for
         the largest first; nulls come last, and rows that it does not tell apart come in the order of their keys.
+
+        `with_row_id` and `with_row_address` add Lance's `_rowid` and `_rowaddr`, which only rows of the base table have.
         """
         return self._reader.scan(
             columns,
@@ -301,6 +304,7 @@ class Table:
             order_by=order_by,
             with_row_address=with_row_address,
             with_generation=with_generation,
+            with_row_id=with_row_id,
             consistency=consistency,
             shards=shards,
             in_memory=in_memory,

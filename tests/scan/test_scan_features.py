@@ -120,6 +120,33 @@ def test_rows_say_their_generation_and_base_rows_their_address(layered: mw.Table
     assert fresh == {None}, "an address in a memtable or an SSTable is that of another base row"
 
 
+@pytest.mark.parametrize("stable", [False, True])
+def test_base_rows_say_their_row_id_which_stays_if_it_is_stable(tmp_path: Path, stable: bool) -> None:
+    uri = str(tmp_path / "t")
+    key = {b"lance-schema:unenforced-primary-key": b"true"}
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=key), ("v", pa.string())])
+    rows = pa.table({"id": range(6), "v": ["base"] * 6}, schema=schema)
+    lance.write_dataset(rows, uri, enable_stable_row_ids=stable)
+    table = mw.enable(uri, writer_defaults={"fsync": False})
+    with table.shard_writer() as writer:
+        writer.put({"id": [1, 9], "v": ["fresh"] * 2})
+        writer.delete([2])
+        for scan in (table.scan(["id"], with_row_id=True), writer.lsm_scan(["id"], with_row_id=True, order_by=["-id"])):
+            assert scan.schema.names == ["id", "_rowid"]
+            found = {row["id"]: row["_rowid"] for row in scan.to_table().to_pylist()}
+            base = lance.dataset(uri).to_table(with_row_id=True)
+            ids = dict(zip(base["id"].to_pylist(), base["_rowid"].to_pylist(), strict=True))
+            assert found == {i: ids[i] for i in (0, 3, 4, 5)} | {1: None, 9: None}
+    table.compact()
+    both = table.scan(["id"], with_row_id=True, with_row_address=True, with_generation=True).to_table()
+    assert both.schema.names == ["id", "_rowid", "_rowaddr", "_memtable_gen"]
+    after = dict(zip(both["id"].to_pylist(), both["_rowid"].to_pylist(), strict=True))
+    assert None not in after.values()
+    assert len(set(after.values())) == 6
+    if stable:
+        assert {i: after[i] for i in (0, 1, 3, 4, 5)} == {i: ids[i] for i in (0, 1, 3, 4, 5)}
+
+
 # -------------------------------------------------------------------------------------------------------------- filters
 
 FILTERS: dict[str, tuple[str, pc.Expression]] = {

@@ -150,6 +150,28 @@ def test_the_peer_opens_our_log_and_we_read_what_it_puts(tmp_path: Path) -> None
     assert shown(mw.open_table(table.uri)) == expected
 
 
+def test_json_beside_blobs_goes_through_every_tier(tmp_path: Path) -> None:
+    blob = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("j", pa.json_()), blob])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="k", writer_defaults={"fsync": False})
+    rows = {"k": [1, 2], "j": ['{"b": 1, "a": [ ]}', None], "image": [b"x" * 5000, None]}
+    writer = table.shard_writer()
+    writer.put(rows)
+    for tier in ("memtable", "log", "SSTable", "base"):
+        if tier == "log":
+            writer.abort()
+        if tier == "SSTable":
+            table.shard_writer().close()
+        if tier == "base":
+            table.compact()
+        read = table if tier == "memtable" else mw.open_table(table.uri)
+        assert shown(read) == {1: '{"a":[],"b":1}', 2: None}, tier
+        image = read.get_blob(1, "image")
+        assert image is not None
+        assert image.read() == b"x" * 5000, tier
+        assert read.scan(["k"], "json_exists(j, '$.a')").to_table()["k"].to_pylist() == [1], tier
+
+
 def test_logs_that_hold_texts_are_still_read() -> None:
     schema = TableSchema.from_arrow(SCHEMA)
     batch = pa.RecordBatch.from_arrays(

@@ -91,10 +91,23 @@ CALLS: dict[str, Callable[[World, Any], object]] = {
     "get without key": lambda w, v: w.plain.get(v),
     "lookup": lambda w, v: w.table.lookup(v),
     "lookup columns": lambda w, v: w.table.lookup([1], v),
+    "lookup with_tombstones": lambda w, v: w.table.lookup([1], with_tombstones=v),
+    "delete_nowait": lambda w, v: w.writer.delete_nowait(v),
     "lookup of pairs": lambda w, v: w.pair.lookup(v),
     **{
         f"scan {name}": lambda w, v, name=name: w.table.scan(**{name: v}).to_table()  # type: ignore[misc]
-        for name in ("columns", "filter", "limit", "offset", "consistency", "shards", "in_memory", "with_row_address")
+        for name in (
+            "columns",
+            "filter",
+            "limit",
+            "offset",
+            "consistency",
+            "shards",
+            "in_memory",
+            "with_row_address",
+            "with_row_id",
+            "order_by",
+        )
     },
     "scan with_generation": lambda w, v: w.table.scan(with_generation=v).to_table(),
     "explain": lambda w, v: w.table.scan(filter=v).explain(),

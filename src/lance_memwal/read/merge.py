@@ -32,11 +32,13 @@ from lance_memwal.sstable.read import SsTableReader, keeps_rows
 __all__ = [
     "GENERATION",
     "ROW_ADDRESS",
+    "ROW_ID",
     "Merge",
     "Projection",
 ]
 
 ROW_ADDRESS = "_rowaddr"
+ROW_ID = "_rowid"
 GENERATION = "_memtable_gen"
 _BASE = 0  # the generation that rows of the base table show
 _TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
@@ -47,19 +49,25 @@ _FILTERED_TOGETHER = 1 << 16  # rows: evaluating a filter costs as much as some 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The columns of the answer, and whether row address and generation come with them.
+    """The columns of the answer, and whether row id, row address and generation come with them.
 
-    Only rows of the base table have an address: one in a memtable or an SSTable would be that of another base row.
+    Only rows of the base table have an id and an address: those in a memtable or an SSTable would be another base row's.
     """
 
     columns: tuple[str, ...]
     with_row_address: bool = False
     with_generation: bool = False
+    with_row_id: bool = False
+
+    @property
+    def of_base(self) -> list[str]:
+        """What comes with the columns and only rows of the base table have."""
+        return [ROW_ID] * self.with_row_id + [ROW_ADDRESS] * self.with_row_address
 
     def schema(self, table: pa.Schema) -> pa.Schema:
         """The Arrow schema of the answer."""
         fields = [field_at(path, table) for path in self.columns]
-        fields += [pa.field(ROW_ADDRESS, pa.uint64())] if self.with_row_address else []
+        fields += [pa.field(name, pa.uint64()) for name in self.of_base]
         fields += [pa.field(GENERATION, pa.uint64())] if self.with_generation else []
         return pa.schema(fields)
 
@@ -172,6 +180,7 @@ class Merge:
                 columns=columns,
                 filter=shared.told,
                 fragments=some,
+                with_row_id=projection.with_row_id,
                 with_row_address=projection.with_row_address or not columns,
                 batch_size=self._batch_rows(),
                 scan_in_order=False,
@@ -208,9 +217,8 @@ class Merge:
 
     def _dress(self, batch: pa.RecordBatch, generation: int) -> pa.RecordBatch:
         arrays = [column_at(path, batch) for path in self.projection.columns]
-        if self.projection.with_row_address:
-            is_base = generation == _BASE
-            arrays.append(batch.column(ROW_ADDRESS) if is_base else pa.nulls(batch.num_rows, pa.uint64()))
+        for name in self.projection.of_base:
+            arrays.append(batch.column(name) if generation == _BASE else pa.nulls(batch.num_rows, pa.uint64()))
         if self.projection.with_generation:
             arrays.append(pa.array(np.full(batch.num_rows, generation, dtype=np.uint64)))
         if not arrays:

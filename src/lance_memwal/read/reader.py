@@ -77,6 +77,7 @@ class Reader:
         order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
+        with_row_id: bool = False,
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
@@ -91,6 +92,7 @@ class Reader:
             order_by=order_by,
             with_row_address=with_row_address,
             with_generation=with_generation,
+            with_row_id=with_row_id,
         )
 
     def get(

@@ -50,14 +50,16 @@ class Scan:
         order_by: Sequence[str] | None = None,
         with_row_address: bool = False,
         with_generation: bool = False,
+        with_row_id: bool = False,
     ) -> None:
         """`capture` gives a snapshot: once now, and again only if collection removed what it needs."""
         check_flag("with_row_address", with_row_address)
         check_flag("with_generation", with_generation)
+        check_flag("with_row_id", with_row_id)
         self._capture = capture
         self._snapshot = capture()
         table = self._snapshot.schema.columns
-        self._projection = Projection(checked_paths(columns, table), with_row_address, with_generation)
+        self._projection = Projection(checked_paths(columns, table), with_row_address, with_generation, with_row_id)
         self._order = Order.of(order_by, self._snapshot.schema)
         self._filter = as_filter(filter, table)
         self._limit = _count("limit", limit)

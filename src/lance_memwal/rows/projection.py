@@ -69,6 +69,8 @@ def column_at(path: str, rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.Chunk
 
 def value_at(path: str, columns: Mapping[str, pa.Array], row: int) -> Any:
     """One value of a column of the answer, as Python has it; `columns` are those of the table, by name."""
+    if "." not in path:
+        return columns[path][row].as_py()
     root, *inner = path.split(".")
     value = columns[root][row]
     for name in inner:
