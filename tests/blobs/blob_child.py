@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 import lance_memwal as mw
-from kit.blobs import SCHEMA
+from tests.kit.blobs import SCHEMA
 
 MIB = 1 << 20
 CHUNK_BYTES = 256 << 10

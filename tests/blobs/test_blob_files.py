@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from kit.blobs import IMAGE, blob_rows, blob_table
+from tests.kit.blobs import IMAGE, blob_rows, blob_table
 
 LARGE = os.urandom(3 << 20)
 

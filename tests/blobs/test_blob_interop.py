@@ -15,8 +15,8 @@ from lance.blob import Blob, blob_array, blob_field
 from peer_child import blob_of
 
 import lance_memwal as mw
-from kit.blobs import IMAGE
 from lance_memwal.log.wal import WalTailer
+from tests.kit.blobs import IMAGE
 
 HERE = Path(__file__).parent
 ID = pa.field("id", pa.int64(), False, metadata={"lance-schema:unenforced-primary-key": "true"})

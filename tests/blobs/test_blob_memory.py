@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from kit.blobs import SCHEMA, blob_rows
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD
+from tests.kit.blobs import SCHEMA, blob_rows
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
 
 
 def child(stage: str, uri: str, memtable_mib: int, kinds: list[str]) -> subprocess.Popen[str]:
-    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, str(HERE / "blob_child.py"), stage, uri, str(memtable_mib), *kinds]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from kit.blobs import ID, IMAGE, SCHEMA, SHOWN, blob_rows, blob_table, check_blob, check_blobs
 from lance_memwal import crash_points
+from tests.kit.blobs import ID, IMAGE, SCHEMA, SHOWN, blob_rows, blob_table, check_blob, check_blobs
 
 FIRST: dict[int, bytes | None] = {1: b"x" * 5000, 2: None, 3: b"", 4: b"four"}
 NEWER: dict[int, bytes | None] = {2: b"two" * 100, 4: None, 5: b"", 6: b"six"}

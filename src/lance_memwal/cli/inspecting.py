@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 
 from lance_memwal.cli.options import Json, Options, Uri, open_for, storage_options
@@ -17,6 +18,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, Unsupported
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.rows.blobs import shown_batch, shown_field
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import WalEntry
 
@@ -152,7 +154,9 @@ def wal_show(uri: Uri, position: int, shard: _Shard = None, storage_option: Opti
         show({name: value for name, value in _entry(entry).items() if value is not None}, as_json=False)
         print()
     if entry.batches:
-        print_batches(entry.batches, entry.batches[0].schema.names, as_json=json)
+        shown = pa.schema(map(shown_field, entry.batches[0].schema))
+        batches = [shown_batch(batch, shown) for batch in entry.batches]
+        print_batches(batches, shown.names, as_json=json)
 
 
 @wal.command("follow")

@@ -16,9 +16,10 @@ import datetime
 import enum
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 from rich import box
@@ -31,6 +32,7 @@ __all__ = [
     "error",
     "note",
     "print_batches",
+    "print_bytes",
     "print_json",
     "print_row",
     "problems",
@@ -44,6 +46,7 @@ _ERR = Console(stderr=True)
 _GAP = 2
 _NARROWEST = 10  # columns that would be narrower are printed as one record after the other
 _CHUNK_ROWS = 1000
+_COPIED_BYTES = 1 << 20
 _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0))} | {
     9: "\\t",
     10: "\\n",
@@ -84,6 +87,12 @@ def rows_as_json(records: Iterable[Any]) -> None:
     """Records as JSON, one per line."""
     for record in records:
         print_json(record)
+
+
+def print_bytes(file: BinaryIO) -> None:
+    """The bytes of a file, as they are."""
+    shutil.copyfileobj(file, sys.stdout.buffer, _COPIED_BYTES)
+    sys.stdout.flush()
 
 
 # ------------------------------------------------------------------------------------------------------- our reports

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lance_memwal.cli.options import Columns, Json, Options, Uri, key_of, open_for, split_names
-from lance_memwal.cli.output import note, print_batches, print_json, print_row, show
+from lance_memwal.cli.output import note, print_batches, print_bytes, print_json, print_row, show
 from lance_memwal.errors import InvalidInputError
 
 __all__ = ["get", "scan", "search"]
@@ -67,12 +67,27 @@ def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-def get(uri: Uri, key: str, columns: Columns = None, storage_option: Options = None, json: Json = False) -> None:
+def get(
+    uri: Uri,
+    key: str,
+    columns: Columns = None,
+    blob: Annotated[
+        str | None, typer.Option("--blob", help="Write the bytes of this blob column to standard output instead.")
+    ] = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
     """Print the row of one key; exit status 1 if there is none.
 
-    A key of several columns is a JSON array or object.
+    A key of several columns is a JSON array or object. A blob column shows the size of the blob.
     """
     table = open_for(uri, storage_option)
+    if blob is not None:
+        file = table.get_blob(key_of(table, key), blob)
+        if file is None:
+            raise InvalidInputError(f"there is no row with key {key}, or its {blob!r} is null")
+        print_bytes(file)
+        return
     row = table.get(key_of(table, key), split_names(columns))
     if row is None:
         raise InvalidInputError(f"there is no row with key {key}")
