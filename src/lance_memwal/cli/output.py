@@ -14,12 +14,13 @@ import base64
 import dataclasses
 import datetime
 import enum
+import io
 import json
 import math
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 from rich import box
@@ -89,7 +90,7 @@ def rows_as_json(records: Iterable[Any]) -> None:
         print_json(record)
 
 
-def print_bytes(file: BinaryIO) -> None:
+def print_bytes(file: io.BufferedIOBase) -> None:
     """The bytes of a file, as they are."""
     shutil.copyfileobj(file, sys.stdout.buffer, _COPIED_BYTES)
     sys.stdout.flush()
