@@ -116,6 +116,7 @@ class Background:
         self._task = Task("compact")
         self._started = False
         self._next_at = 0.0
+        self._may_wait = True  # whether a compacted generation may wait for an index
 
     def start(self) -> None:
         """Run from now on; once is enough."""
@@ -168,19 +169,21 @@ class Background:
         if not due or self._task.cancelled or is_ending():
             return None
         compactor = Compactor(self._location, self._newest_base, memory_bytes=policy.memory_bytes, clock=self._clock)
+        self._may_wait = True
         return compactor.run(shards=due)
 
     def optimize_due(self, policy: CompactionPolicy) -> bool:
         """Bring the indexes up to date if the policy wants it, and let go what waited for them; whether that was done."""
         shards, most = list(self._shards()), policy.max_waiting_generations
-        if not shards or most is None or self._task.cancelled or is_ending():
+        if not shards or most is None or not self._may_wait or self._task.cancelled or is_ending():
             return False
         base = self._newest_base()
         caught_up = CatchUp.of(base)
-        if not caught_up.indexes:
-            return False
-        manifests = {manifest.shard_id: manifest for manifest in newest_manifests(self._location, sorted(shards))}
-        if max(caught_up.waiting(manifests.values()).values(), default=0) < most:
+        names = sorted(shards) if caught_up.indexes else []
+        manifests = {manifest.shard_id: manifest for manifest in newest_manifests(self._location, names)}
+        longest = max(caught_up.waiting(manifests.values()).values(), default=0)
+        self._may_wait = longest > 0
+        if longest < most:
             return False
         newest, made = optimize_indexes(with_names(base, self._clock))
         trim(manifests, newest, None, self._newest_base, self._clock)

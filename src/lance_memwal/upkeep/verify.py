@@ -45,6 +45,7 @@ from lance_memwal.log.understood import KnownColumns
 from lance_memwal.log.wal import list_positions
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -64,6 +65,10 @@ __all__ = [
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
 _RESTORE = "restore the object from a backup; if there is none, the rows in it are lost"
+_CATCH_UP = (
+    "its rows are in the base table, and only readers that ask an index of that alone miss them: bring the indexes up to "
+    "date with Table.maintain"
+)
 _UPGRADE = "read it with the version that wrote it, or a newer one; it is not damaged, and repair leaves it alone"
 
 
@@ -339,10 +344,14 @@ class _Inspection:
                     what += ": another compactor left no mark, or newest versions of the base table were removed"
                 remedy = REMEDY
             self._found.add("V-7", where, what, remedy)
-        for sstable in needed:
+        kept = manifest.above(
+            CatchUp.of(base).through(self._shard_id)
+        )  # compacted ones too, which readers of an index need
+        for sstable in kept:
             self._found.sstables += 1
+            remedy = _RESTORE if sstable.generation > mark else _CATCH_UP
             for what in sstable_faults(self._location, self._shard_id, sstable, base.primary_key, deep=self._deep):
-                self._found.add("V-8", paths.sstable_dir(self._shard_id, sstable.path), what, _RESTORE)
+                self._found.add("V-8", paths.sstable_dir(self._shard_id, sstable.path), what, remedy)
 
 
 def sstable_faults(
