@@ -8,6 +8,7 @@ counted: objects, versions of the base table, SSTables that wait, the time of a 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import threading
@@ -134,7 +135,7 @@ class Load:
         return Moment(
             seconds=SYSTEM_CLOCK.monotonic() - started,
             rows_written=self._rows_written,
-            objects=sum(1 for path in place.rglob("*") if path.is_file()),
+            objects=sum(len(files) for _, _, files in os.walk(place)),
             versions=sum(1 for _ in (place / "_versions").glob("*.manifest")),
             uncompacted=len(listed) - kept,
             waiting_for_indexes=kept,
