@@ -78,8 +78,8 @@ def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
     if not entry.batches or not has_blob_target(entry):
         return entry
     metadata: Mapping[bytes, bytes] = entry.schema.metadata if entry.schema is not None else {}
-    directory = metadata[b"mem_wal_target_generation_dir"].decode()
-    data_file = metadata[b"mem_wal_target_data_file"].decode()
+    directory = metadata[b"mem_wal_target_generation_dir"].decode(errors="replace")
+    data_file = metadata[b"mem_wal_target_data_file"].decode(errors="replace")
 
     def load(blob_id: int, start: int, length: int) -> bytes:
         path = paths.blob_path(shard_id, directory, data_file, blob_id)

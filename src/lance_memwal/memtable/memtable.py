@@ -39,7 +39,7 @@ from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.adapt import tombstone_flags
-from lance_memwal.rows.blobs import blob_buffer, by_bytes, sizes_of
+from lance_memwal.rows.blobs import blob_buffer, blob_column_of, by_bytes, sizes_of
 from lance_memwal.rows.dictionaries import SmallDictionaries
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import TableSchema
@@ -385,6 +385,14 @@ class MemTable:
         number = bisect_right(self._log, row, key=lambda item: item[2])
         return number, self._log[number - 1][2] if number else 0
 
+    def take_blobs(self, rows: npt.NDArray[np.int64], name: str) -> pa.Array:
+        """The blobs of some rows, in stored form; `name` is that of `bytes_of`."""
+        column = blob_column_of(name)
+        if self._blobs is None or column is None:
+            raise InvalidInputError(f"column {name!r} holds no blobs")
+        places = ((row, *self._place_of(row)) for row in rows.tolist())
+        return self._blobs.rows([(number, row - begin, 1) for row, number, begin in places], column)
+
     def blob(self, row: int, column: str) -> pa.Buffer | None:
         """The bytes of one blob, without a copy if they are in memory; None if it is null."""
         if self._blobs is None:
@@ -613,8 +621,12 @@ class InMemoryMemTableRef:
         return self.memtable.index(self.num_batches).find(keys, self.num_rows)
 
     def take(self, rows: npt.NDArray[np.int64], names: Sequence[str]) -> list[pa.Array]:
-        """These columns of captured rows, in the order of `rows` (one at least)."""
-        return self.memtable.take(self.num_batches, rows, names)
+        """These columns of captured rows, in the order of `rows` (one at least); bytes of blobs by `bytes_of`."""
+        if not self.memtable.schema.blobs:
+            return self.memtable.take(self.num_batches, rows, names)
+        plain = [name for name in names if blob_column_of(name) is None]
+        found = dict(zip(plain, self.memtable.take(self.num_batches, rows, plain), strict=True))
+        return [found[name] if name in found else self.memtable.take_blobs(rows, name) for name in names]
 
     def find_one(self, key: Any) -> int:
         """`find` for one key."""

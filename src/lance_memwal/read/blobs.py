@@ -12,7 +12,7 @@ Owns `BlobFile` and `find_blob`. Invariants:
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TypeAlias
@@ -26,11 +26,12 @@ from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.snapshot import Snapshot, missing_is_collected
 from lance_memwal.rows.adapt import tombstone_flags
-from lance_memwal.rows.blobs import is_described
+from lance_memwal.rows.blobs import as_stored, blob_column_of, is_described
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader, find_newest
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["BlobFile", "check_blob_column", "find_blob"]
+__all__ = ["BlobFile", "check_blob_column", "find_blob", "with_bytes"]
 
 _ReadAt: TypeAlias = Callable[[int, int], bytes]
 _Guard: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -121,6 +122,24 @@ def find_blob(snapshot: Snapshot, base_lookup: BaseLookup, key: pa.RecordBatch, 
             if found.is_live:
                 return found.file
     return None if decided or snapshot.base_table is None else _in_base(snapshot, base_lookup, key, column)
+
+
+def with_bytes(
+    snapshot: Snapshot, base_lookup: BaseLookup, rows: pa.Table, columns: Sequence[str], schema: TableSchema
+) -> pa.Table:
+    """`rows`, which a look-up found, with these columns: of those that are named by `bytes_of`, the bytes of the blobs."""
+    keys = rows.select(list(schema.primary_key)).combine_chunks()
+    one_by_one = [batch.slice(at, 1) for batch in keys.to_batches() for at in range(batch.num_rows)]
+    arrays = []
+    for name in columns:
+        column = blob_column_of(name)
+        if column is None:
+            arrays.append(rows.column(name))
+            continue
+        files = [find_blob(snapshot, base_lookup, key, column) for key in one_by_one]
+        data = pa.array([None if file is None else file.read() for file in files], pa.large_binary())
+        arrays.append(as_stored(data, schema.columns.field(column).type))
+    return pa.Table.from_arrays([*arrays, rows.column(TOMBSTONE)], names=[*columns, TOMBSTONE])
 
 
 class _Found:

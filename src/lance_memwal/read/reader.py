@@ -23,11 +23,12 @@ from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_rows import BaseLookup
-from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob
+from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob, with_bytes
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSource, with_restarts
+from lance_memwal.rows.blobs import blob_column_of
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.projection import checked_paths
@@ -139,7 +140,8 @@ class Reader:
     def newest_rows(
         self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
     ) -> pa.Table:
-        """The newest row of each key in the shard of `memory`, else in the base table: `columns` and `_tombstone`.
+        """The newest row of each key in the shard of `memory`, else in the base table: `columns`, the key among them, and
+        `_tombstone`. The bytes of blobs have the names of `bytes_of`.
 
         `InvalidInputError` if the table has other columns than `schema` by now: a row that is made of what is found here
         would not have them.
@@ -151,7 +153,9 @@ class Reader:
         def read(snapshot: Snapshot) -> pa.Table:
             if snapshot.schema != schema.shown:
                 raise InvalidInputError("the table has other columns by now: call evolve_schema(), and write again")
-            return lookup_rows(snapshot, self._lookup, keys, columns, with_tombstones=True)
+            plain = [name for name in columns if blob_column_of(name) is None]
+            found = lookup_rows(snapshot, self._lookup, keys, plain, with_tombstones=True)
+            return found if len(plain) == len(columns) else with_bytes(snapshot, self._lookup, found, columns, schema)
 
         return with_restarts(capture, read)
 

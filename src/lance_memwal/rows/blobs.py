@@ -33,7 +33,9 @@ __all__ = [
     "as_prepared",
     "as_stored",
     "blob_buffer",
+    "blob_column_of",
     "by_bytes",
+    "bytes_of",
     "check_inline",
     "described",
     "from_prepared",
@@ -70,6 +72,7 @@ _NULL_OF_FILES_2_0 = 1  # the position of a null
 # Kinds: in the data file (or entry), in a file with others, in a file of its own, in an object that somebody else owns.
 _INLINE, _PACKED, _DEDICATED, _EXTERNAL = 0, 1, 2, 3
 PREPARED_NAME = b"memwal:extension_nam"  # as long as the key of Arrow that it stands for, which pyarrow would act on
+_BYTES = "\0bytes"  # no column has such a name
 _FIELD_ID = b"lance:field_id"
 _PREPARED = (
     pa.field("kind", pa.uint8()),
@@ -199,6 +202,16 @@ def as_fresh(shown: pa.Array, *, fresh: bool) -> pa.Array:
     return _struct(_SECOND, columns, shown.is_null())
 
 
+def bytes_of(column: str) -> str:
+    """What whoever looks up both calls the bytes of a blob column, whose own name is what is shown of it."""
+    return f"{column}{_BYTES}"
+
+
+def blob_column_of(name: str) -> str | None:
+    """The column whose bytes `name` calls for; None if it is the name of a column."""
+    return name.removesuffix(_BYTES) if name.endswith(_BYTES) else None
+
+
 def as_stored(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """The bytes of blobs as values of a column of type `kind`, without a copy."""
     if not is_second_layout(kind):
@@ -283,6 +296,9 @@ def as_prepared(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def from_prepared(values: pa.Array, load: Callable[[int, int, int], bytes]) -> pa.Array:
     """Blobs of an entry in stored form; `load` reads those that are elsewhere, by number, start and length."""
+    kind, kinds = BlobType(), pc.struct_field(values, 0).fill_null(_INLINE)
+    if len(kinds) == pc.sum(pc.equal(kinds, _INLINE)).as_py():  # as in our own entries: no copy
+        return as_stored(pc.struct_field(values, 1), kind)
     rows = values.to_pylist()
     data = [None if row is None else _data_of(row, load) for row in rows]
     external = [row if row is not None and row["kind"] == _EXTERNAL else None for row in rows]
@@ -292,14 +308,15 @@ def from_prepared(values: pa.Array, load: Callable[[int, int, int], bytes]) -> p
         pa.array([row["position"] if row and row["blob_size"] else None for row in external], pa.uint64()),
         pa.array([row["blob_size"] if row and row["blob_size"] else None for row in external], pa.uint64()),
     ]
-    kind = BlobType()
     return kind.wrap_array(_struct(kind.storage_type, columns, values.is_null()))
 
 
 def _data_of(row: Mapping[str, Any], load: Callable[[int, int, int], bytes]) -> bytes | None:
     if row["kind"] in (_PACKED, _DEDICATED):
-        return load(row["blob_id"], row["position"] or 0, row["blob_size"])
-    return row["data"] if row["kind"] == _INLINE else None
+        return load(row["blob_id"] or 0, row["position"] or 0, row["blob_size"] or 0)
+    if row["kind"] not in (None, _INLINE, _EXTERNAL):
+        raise UnsupportedFormatError(f"a blob of the kind {row['kind']} is not understood by this version")
+    return row["data"] if row["kind"] != _EXTERNAL else None
 
 
 def sizes_of(shown: list[pa.ChunkedArray], rows: int) -> npt.NDArray[np.int64]:

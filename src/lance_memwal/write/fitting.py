@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, tombstones
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.schema import TableSchema
@@ -65,11 +64,7 @@ class Fitting:
         """As `fit`, each batch with the columns that it leaves out, which are to be kept; with `fill` none is: they are null,
         or refused (False)."""
         if fill is None:
-            parts = [self._fitter.fit_part(batch) for batch in batches]
-            for name in self._schema.blobs:
-                if any(name in kept for _, kept in parts):
-                    raise InvalidInputError(f"column {name!r} holds blobs, which are not kept: give it with the rows")
-            return parts
+            return [self._fitter.fit_part(batch) for batch in batches]
         fitted = self._fitter.fit_all(batches, fill)
         self._target.check(self._shard_id, fitted)
         return [(batch, ()) for batch in fitted]

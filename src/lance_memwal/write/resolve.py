@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.blobs import bytes_of, described
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
@@ -59,7 +60,8 @@ class Part:
 
     `keys` has per row the number of its key among the keys of the write. `kept` are the table's columns that the rows do
     not have, `computed` makes others of the live rows.
-    `flags` say which rows are tombstones; None: none is.
+    `flags` say which rows are tombstones; None: none is. `blobs` are the table's blob columns: what is kept of them are
+    the bytes, which live rows have under another name.
     """
 
     rows: pa.RecordBatch
@@ -67,6 +69,11 @@ class Part:
     kept: tuple[str, ...] = ()
     flags: pa.BooleanArray | None = None
     computed: Computed | None = None
+    blobs: tuple[str, ...] = ()
+
+    def name_of(self, kept: str) -> str:
+        """What live rows call a column that is kept."""
+        return bytes_of(kept) if kept in self.blobs else kept
 
     def filter(self, mask: Mask) -> Part:
         """Some of the rows."""
@@ -167,7 +174,7 @@ def resolve(
         done.batches.append(rows)
         done.flags.append(part.flags)
         if number < len(steps):
-            live = live.below(part.keys, _columns(rows, part.flags))
+            live = live.below(part.keys, _columns(rows, part.flags, schema.blobs))
     return replace(done, matched=int(np.count_nonzero(first.alive(np.flatnonzero(met)))))
 
 
@@ -196,16 +203,21 @@ def _whole(part: Part, live: Live, schema: TableSchema) -> pa.RecordBatch:
     if not part.kept and part.computed is None:
         return part.rows
     given = dict(zip(part.rows.schema.names, part.rows.columns, strict=True))
-    columns = {**given, **live.take(part.kept, part.keys)}
+    found = live.take([part.name_of(name) for name in part.kept], part.keys)
+    columns = {**given, **{name: found[part.name_of(name)] for name in part.kept}}
     if part.computed is not None:
         columns.update(part.computed.make(pa.table(live.take(part.computed.columns, part.keys))))
     arrays = [columns[name] for name in schema.nullable.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.nullable)
 
 
-def _columns(rows: pa.RecordBatch, flags: pa.BooleanArray | None) -> dict[str, pa.Array]:
+def _columns(rows: pa.RecordBatch, flags: pa.BooleanArray | None, blobs: Sequence[str]) -> dict[str, pa.Array]:
+    """A live row's columns, of rows that are written."""
     dead = pa.array(np.zeros(rows.num_rows, dtype=bool)) if flags is None else flags
-    return {**dict(zip(rows.schema.names, rows.columns, strict=True)), TOMBSTONE: dead}
+    columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), TOMBSTONE: dead}
+    for name in blobs:
+        columns[bytes_of(name)], columns[name] = columns[name], described(columns[name])
+    return columns
 
 
 # --------------------------------------------------------------------------------------------------------------- rules

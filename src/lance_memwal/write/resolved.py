@@ -73,7 +73,7 @@ class Change:
 
     def __post_init__(self) -> None:
         """`columns` of live rows are those that it depends on."""
-        kept = [name for part in self.parts for name in part.kept]
+        kept = [part.name_of(name) for part in self.parts for name in part.kept]
         kept += [name for part in self.parts if part.computed is not None for name in part.computed.columns]
         needed = dict.fromkeys([*kept, *(name for rule in self.rules for name in rule.columns)])
         object.__setattr__(self, "columns", tuple(needed))
@@ -120,15 +120,15 @@ def _change(
     *,
     counts: bool = False,
 ) -> Change:
-    key = _need_key(fitting)
+    key, blobs = _need_key(fitting), fitting.schema.blobs
     fitted = fitting.fit_parts(with_rows(batches), fill)
     columns = [[batch.column(name) for name in key] for batch, _ in fitted]
     if len(fitted) == 1:
         keys, numbers = KeysOfWrite.of(columns[0])
-        return Change(keys, [Part(fitted[0][0], numbers, fitted[0][1])], rules, counts)
+        return Change(keys, [Part(fitted[0][0], numbers, fitted[0][1], blobs=blobs)], rules, counts)
     keys, numbers = KeysOfWrite.of([pa.concat_arrays(parts) for parts in zip(*columns, strict=True)])
     numbered = np.split(numbers, np.cumsum([batch.num_rows for batch, _ in fitted])[:-1])
-    parts = [Part(batch, at, kept) for (batch, kept), at in zip(fitted, numbered, strict=True)]
+    parts = [Part(batch, at, kept, blobs=blobs) for (batch, kept), at in zip(fitted, numbered, strict=True)]
     return Change(keys, parts, rules, counts)
 
 
@@ -187,12 +187,10 @@ def updated_where(keys: pa.Table, where: FilterLike, values: Mapping[str, str]) 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
         named, numbers = _named(fitting, keys)
-        if schema.blobs:
-            raise InvalidInputError(f"column {schema.blobs[0]!r} holds blobs, which are not kept: use put")
         settings = _Settings(fitting, values)
         kept = tuple(name for name in schema.columns.names if name not in values and name not in schema.primary_key)
-        part = Part(named, numbers, kept, computed=settings)
-        rule = OnlyMatching(RowFilter(where, schema.columns))
+        part = Part(named, numbers, kept, computed=settings, blobs=schema.blobs)
+        rule = OnlyMatching(RowFilter(where, schema.shown.columns))
         return Change(KeysOfWrite.of(named.columns)[0], [part], (rule,), counts=True, tells=False)
 
     return change
@@ -212,7 +210,7 @@ class _Settings:
             if name in schema.primary_key:
                 raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
         self._fitting = fitting
-        self._expressions = RowExpressions(values, schema.columns)
+        self._expressions = RowExpressions(values, schema.shown.columns)
         self.columns = tuple(dict.fromkeys([*schema.primary_key, *self._expressions.columns]))
 
     def make(self, rows: pa.Table) -> dict[str, pa.Array]:
