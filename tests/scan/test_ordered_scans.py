@@ -11,6 +11,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from lance.dataset import ColumnOrdering
 
@@ -127,6 +128,30 @@ def test_an_order_that_makes_no_sense_is_refused(tmp_path: Path, order: Any, why
     table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
     with pytest.raises(mw.InvalidInputError, match=why):
         table.scan(order_by=order)
+
+
+def test_superseded_rows_of_the_base_table_take_no_place(tmp_path: Path) -> None:
+    """The largest rows of the base table are all replaced by small ones: more is asked for until enough of them live."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("score", pa.float64()), ("u8", pa.uint8())])
+    table = mw.create_table(
+        str(tmp_path / "t"),
+        pa.table({"id": range(3000), "score": [float(i) for i in range(3000)], "u8": [1] * 3000}, schema=schema),
+        primary_key="id",
+        writer_defaults={"fsync": False},
+    )
+    with table.shard_writer() as writer:
+        gone = list(range(1000, 3000))
+        writer.put({"id": gone[:1500], "score": [-1.0] * 1500, "u8": [2] * 1500})
+        writer.delete(gone[1500:])
+        for late in (None, "u8 < 3", pc.field("u8") < 3, pc.field("u8") == 1):
+            found = table.scan(filter=late, order_by=["-score"], limit=5, offset=1).to_table()
+            assert found["id"].to_pylist() == [998, 997, 996, 995, 994]
+            small = table.scan(filter=late, order_by=["score", "-id"], limit=2).to_table()["id"].to_pylist()
+            assert small == ([0, 1] if late is not None and "==" in str(late) else [2499, 2498])
+    plain = mw.create_table(str(tmp_path / "u"), pa.table({"n": [3, 1, 2]}), writer_defaults={"fsync": False})
+    with plain.shard_writer() as writer:
+        writer.put({"n": [0, 5]})
+        assert plain.scan(order_by=["-n"], limit=4).to_table()["n"].to_pylist() == [5, 3, 2, 1]
 
 
 def test_a_limit_bounds_what_is_held_in_memory() -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from lance.dataset import ColumnOrdering
 
 from lance_memwal.clock import in_order
 from lance_memwal.process.lazy import lazy
@@ -44,6 +46,8 @@ _BASE = 0  # the generation that rows of the base table show
 _TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves
 _READ_AHEAD_BYTES = 64 << 20  # what Lance may hold of base rows that nobody has asked for yet
 _OPEN_AT_ONCE = 4
+_MAX_FIRST = 1 << 16
+_SUPERSEDED = 256  # rows that are asked for beyond those that are needed
 _FILTERED_TOGETHER = 1 << 16  # rows: evaluating a filter costs as much as some ten thousand of them
 
 
@@ -198,6 +202,32 @@ class Merge:
                 for part in shared.finish(pa.Table.from_batches([shown_rows(base, batch)])).to_batches():
                     if part.num_rows:
                         yield self._dress(part, _BASE)
+
+    def first_of_base(self, by: Sequence[tuple[str, bool]], count: int) -> list[pa.RecordBatch] | None:
+        """Live, matching rows of the base table, among them the first `count` in the order of these columns (and whether
+        the largest comes first), as Lance orders them; None if it cannot be told, or too many of its rows are superseded.
+        """
+        shared, columns = pushdown(self.row_filter), [*self.projection.columns, *self.hiding_columns]
+        if shared.late is not None or any("." in name for name in columns) or count > _MAX_FIRST:
+            return None
+        order: list[Any] = [ColumnOrdering(name, ascending=not falls) for name, falls in by]
+        base, fetch = self.snapshot.base, count + (_SUPERSEDED if self.fresh_keys is not None else 0)
+        while fetch <= _MAX_FIRST + _SUPERSEDED:
+            with base.reading("ordering the base table", given=shared.told is not None):
+                scanner = base.dataset.scanner(
+                    columns=list(dict.fromkeys(columns)),
+                    filter=shared.told,
+                    order_by=order,
+                    limit=fetch,
+                    with_row_id=self.projection.with_row_id,
+                    with_row_address=self.projection.with_row_address,
+                )
+                rows = scanner.to_table()
+            live = self.live_in_base(rows)
+            if live.sum() >= count or rows.num_rows < fetch:
+                return [self._dress(part, _BASE) for part in rows.filter(pa.array(live)).to_batches() if part.num_rows]
+            fetch *= 4
+        return None
 
     # ------------------------------------------------------------------------------------------------------ shaping
 

@@ -92,7 +92,7 @@ class Scan:
         merge = Merge(snapshot, replace(self._projection, columns=columns), self._filter)
         merge.prepare()
         count = None if self._limit is None else self._offset + self._limit
-        rows = order.first(merge.batches(), merge.schema, count).select(self.schema.names)
+        rows = order.first(_unordered(merge, order, count), merge.schema, count).select(self.schema.names)
         return iter(rows.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
 
     def _cut(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -170,6 +170,14 @@ class Scan:
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
         return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
+
+
+def _unordered(merge: Merge, order: Order, count: int | None) -> Iterator[pa.RecordBatch]:
+    """Rows among which the first `count` are; of the base table only those, where Lance can tell them."""
+    if merge.snapshot.base_table is None or count is None:
+        return merge.batches()
+    first = merge.first_of_base(order.by, count)
+    return chain(merge.fresh_batches(), merge.base_batches() if first is None else first)
 
 
 def _total(batches: Iterator[pa.RecordBatch]) -> int:
