@@ -35,9 +35,10 @@ from lance_memwal.compact.reports import Progress
 from lance_memwal.compact.trim import trim_all
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectNotFoundError
-from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
+from lance_memwal.lance.optimize import optimize_indexes
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
@@ -102,7 +103,7 @@ class Collector:
         watch = TableWatch(base, self._clock)
         started = self._clock.monotonic()
         if optimize_indices and not dry_run:
-            self._optimize()
+            optimize_indexes(self._newest_base())  # where others are faster, `waiting` tells
         if not dry_run:
             trim_all(
                 self._location, watch.look, self._clock
@@ -141,11 +142,6 @@ class Collector:
             objects_left=left,
             seconds=self._clock.monotonic() - started,
         )
-
-    def _optimize(self) -> None:
-        base = self._newest_base()
-        with lance_errors("bringing the indexes of the base table up"):
-            base.handle().optimize.optimize_indices()
 
     # ------------------------------------------------------------------------------------------------------ looking
 
