@@ -24,6 +24,7 @@ from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import set_cache_bytes
 from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.scan import Scan
+from lance_memwal.rows.merging import FirstRow, LastWrite
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.table import Table, create_table, enable, open_table
@@ -57,10 +58,12 @@ __all__ = [
     "CorruptDataError",
     "FencedError",
     "FlushReport",
+    "FirstRow",
     "FtsIndex",
     "GcReport",
     "HnswIndex",
     "Identity",
+    "LastWrite",
     "InvalidInputError",
     "MaintenanceReport",
     "Manual",

@@ -46,6 +46,7 @@ from lance_memwal.rows.blobs import FileVersion, version_of_new_files
 from lance_memwal.rows.ingest import to_batches
 from lance_memwal.rows.key_encoding import is_key_type_of_others, primary_key_columns
 from lance_memwal.rows.keys import check_unique_keys
+from lance_memwal.rows.merging import MERGE_KEY, Merge, check_merge, encode_merge
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
 from lance_memwal.sstable.maintained import check_choice_of_indexes, named_indexes
@@ -81,6 +82,7 @@ class Choices:
     maintained_indexes: str | Sequence[str] | None = "all"
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None
     allow_keys_across_shards: bool = False
+    merge: Merge | None = None
 
     def check(self, schema: pa.Schema, primary_key: Sequence[str], indexes: Sequence[str]) -> None:
         """Return only if a table with these columns, key and indexes can have this index."""
@@ -89,6 +91,7 @@ class Choices:
         )
         check_flag("allow_keys_across_shards", self.allow_keys_across_shards)
         check_choice_of_indexes(self.maintained_indexes, indexes)
+        check_merge(self.merge, schema, primary_key, self.sharding.column)
         _defaults(self.writer_defaults)
 
 
@@ -175,8 +178,12 @@ def _first_rows(data_or_schema: Any, primary_key: str | Sequence[str] | None) ->
         raise InvalidInputError(f"the data does not fit the primary key: {error}") from None
 
 
-def check_existing(base: BaseTable, data_or_schema: Any, primary_key: str | Sequence[str] | None) -> None:
-    """Return only if an existing table is what a call with `exist_ok=True` asked for: same columns, same key."""
+def check_existing(
+    base: BaseTable, data_or_schema: Any, primary_key: str | Sequence[str] | None, merge: Merge | None = None
+) -> None:
+    """Return only if an existing table is what a call with `exist_ok=True` asked for: same columns, same key, same merge."""
+    if merge is not None and base.details is not None and base.merge != merge:
+        raise InvalidInputError(f"the table at {base.location.describe()} merges its rows in another way: {base.merge}")
     if isinstance(data_or_schema, pa.Schema):
         asked = [(field.name, field.type) for field in data_or_schema]
         found = [(field.name, field.type) for field in base.schema]
@@ -198,10 +205,14 @@ def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
         sharding_specs=() if spec is None else (spec,),
         maintained_indexes=mirrored_names(base) if choices.maintained_indexes == "all" else names,
         maintain_all_indexes=choices.maintained_indexes == "all",
-        writer_config_defaults=_defaults(choices.writer_defaults),
+        writer_config_defaults={**_defaults(choices.writer_defaults), **_stored(choices.merge, base)},
         compacted={},
         index_catchup={},
     )
+
+
+def _stored(merge: Merge | None, base: BaseTable) -> dict[str, str]:
+    return {} if merge is None else {MERGE_KEY: encode_merge(merge, base.column_ids)}
 
 
 def _defaults(given: WriterConfig | Mapping[str, Any] | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from lance_memwal.read.shard_alone import ShardAlone
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing, keeps_missing
+from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
@@ -46,6 +48,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write import columns, life, resolved, writes
 from lance_memwal.write.fitting import Fitting
+from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
 from lance_memwal.write.resolved import Change
 from lance_memwal.write.results import WriteResult
@@ -146,7 +149,12 @@ class ShardWriter:
         rejected. A put of which nothing is left writes nothing, not even its transaction.
         """
         if not if_absent and where is None and not keeps_missing(missing):
-            return writes.put(self._shard, data, txn, missing)
+            merge = self._shard.columns.target.merge
+            if merge is None:
+                return writes.put(self._shard, data, txn, missing)
+            if isinstance(merge, LastWrite):
+                highest = partial(self._highest, merge)
+                return put_in_order(self._shard, self._newest_rows, highest, data, txn, missing, merge)
         return self._resolved(resolved.put(data, missing, if_absent=if_absent, where=where), txn)
 
     def update(
@@ -215,13 +223,22 @@ class ShardWriter:
     def _newest_rows(
         self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
     ) -> pa.Table:
-        return self._reader.newest_rows(keys, columns, schema, memory)
+        return self._reader.newest_rows(keys, columns, schema, memory, self._shard.columns.target.merge)
+
+    def _highest(self, merge: LastWrite, memory: InMemoryMemTables) -> Any:
+        reader = self._reader
+        if isinstance(reader, ShardAlone):  # a merge is stored with the table
+            raise InvalidInputError("there is no base table")
+        return reader.highest_sequence(self._shard.columns.target.schema, merge, memory)
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None, drain: bool = True) -> Ack:
         """Insert rows and return at once; they become durable in the background or when somebody waits for the `Ack`.
 
-        Without `drain` they are left to whoever waits, writes or closes: then many of them share an entry.
+        Without `drain` they are left to whoever waits, writes or closes: then many of them share an entry. It looks nothing
+        up: on a table with `merge=` it is refused.
         """
+        if self._shard.columns.target.merge is not None:
+            raise InvalidInputError("put_nowait looks no rows up, and the table has merge=: use put")
         return writes.put_nowait(self._shard, data, missing, drain=drain)
 
     def delete(
@@ -230,23 +247,27 @@ class ShardWriter:
         *,
         txn: Transaction | tuple[str, int] | None = None,
         count: bool = False,
+        sequence: Any = None,
         where: FilterLike | None = None,
     ) -> WriteResult:
         """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists.
 
         With `count` the keys are looked up, and `matched` of the result says how many live rows were hidden.
-        `delete(where=filter)` deletes all rows for which the filter is true, and counts them.
+        `delete(where=filter)` deletes all rows for which the filter is true, and counts them. On a table with
+        `merge=LastWrite(...)` a delete has a sequence: `sequence`, or the column beside the keys.
         """
         if where is not None:
-            if keys is not None:
+            if keys is not None or sequence is not None:
                 raise InvalidInputError("give keys to delete, or where=")
             return self._resolved(resolved.deleted_where(self._candidates(where), where), txn)
-        if not count:
+        if not count and sequence is None and not isinstance(self._shard.columns.target.merge, LastWrite):
             return writes.delete(self._shard, keys, txn)
-        return self._resolved(resolved.counted_delete(keys), txn)
+        return self._resolved(resolved.delete(keys, count=count, sequence=sequence), txn)
 
     def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:
         """Delete rows by primary key and return at once; see `put_nowait`."""
+        if isinstance(self._shard.columns.target.merge, LastWrite):
+            raise InvalidInputError("delete_nowait looks no rows up, and the table puts its rows in order: use delete")
         return writes.delete_nowait(self._shard, keys, drain=drain)
 
     async def put_async(
@@ -262,19 +283,26 @@ class ShardWriter:
 
         A task that is cancelled does not take its put back.
         """
-        if txn is None and missing != "keep" and not if_absent and where is None:
+        plain = self._shard.columns.target.merge is None and not keeps_missing(missing)
+        if txn is None and plain and not if_absent and where is None:
             done: WriteResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
             return done
         return await asyncio.to_thread(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
 
     async def delete_async(
-        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+        self,
+        keys: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        count: bool = False,
+        sequence: Any = None,
     ) -> WriteResult:
         """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        if txn is None and not count:
+        ordered = isinstance(self._shard.columns.target.merge, LastWrite)
+        if txn is None and not count and sequence is None and not ordered:
             done: WriteResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
             return done
-        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count)
+        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count, sequence=sequence)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.

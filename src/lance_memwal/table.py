@@ -38,6 +38,7 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
 from lance_memwal.read.snapshot import Consistency
 from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
@@ -76,6 +77,7 @@ def create_table(
     *,
     primary_key: str | Sequence[str] | None = None,
     sharding: Sharding = ONE_SHARD,
+    merge: Merge | None = None,
     maintained_indexes: str | Sequence[str] | None = "all",
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
     allow_keys_across_shards: bool = False,
@@ -84,7 +86,9 @@ def create_table(
 ) -> Table:
     """A new table with a MemWAL index; data that is given becomes its first base rows.
 
-    Without a primary key the table is append-only. All rows go to one shard unless `sharding` spreads them. With
+    Without a primary key the table is append-only. All rows go to one shard unless `sharding` spreads them. `merge` says what
+    a later write of a key does: `LastWrite(sequence=column)` keeps the row with the larger sequence, `FirstRow()` the first;
+    by default the last write wins. With
     `exist_ok` a table that is there already is opened as it is (it must have the columns and the key that are asked for);
     data is not written to it.
     """
@@ -94,13 +98,14 @@ def create_table(
         maintained_indexes=maintained_indexes,
         writer_defaults=writer_defaults,
         allow_keys_across_shards=allow_keys_across_shards,
+        merge=merge,
     )
     base = BaseTable.open(location)
     if base is None:
         return Table(location, install(write_base(location, data_or_schema, primary_key, choices), choices))
     if not exist_ok:
         raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
-    check_existing(base, data_or_schema, primary_key)
+    check_existing(base, data_or_schema, primary_key, merge)
     if base.details is None:
         refuse_leftovers(location, LEFTOVERS)
         base = enable_base(base, primary_key, choices)
@@ -112,6 +117,7 @@ def enable(
     *,
     primary_key: str | Sequence[str] | None = None,
     sharding: Sharding = ONE_SHARD,
+    merge: Merge | None = None,
     maintained_indexes: str | Sequence[str] | None = "all",
     writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
     allow_keys_across_shards: bool = False,
@@ -121,7 +127,7 @@ def enable(
     """Put a MemWAL index on an existing Lance table; its rows stay as they are.
 
     `primary_key` sets the key of a table that has none; it is refused, and the table is as it was, if a key is null or
-    there twice. Without it the table keeps the key that it has, or is append-only.
+    there twice. Without it the table keeps the key that it has, or is append-only. `merge`: see `create_table`.
 
     Shards that an earlier index left behind are refused, since their rows would appear above those of the table;
     `adopt_shards=True` says that they belong to it.
@@ -134,6 +140,7 @@ def enable(
         maintained_indexes=maintained_indexes,
         writer_defaults=writer_defaults,
         allow_keys_across_shards=allow_keys_across_shards,
+        merge=merge,
     )
     if base.details is None and not adopt_shards:
         refuse_leftovers(location, LEFTOVERS)
@@ -199,6 +206,11 @@ class Table:
     def sharding(self) -> Sharding:
         """How rows are spread over shards."""
         return self._newest.with_index().sharding
+
+    @property
+    def merge(self) -> Merge | None:
+        """What a later write of a key does; None: the last write wins."""
+        return self._newest.with_index().merge
 
     @property
     def dataset(self) -> lance.LanceDataset:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from lance_memwal.read.search import SearchRequest
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
+from lance_memwal.rows.merging import LastWrite
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
@@ -177,18 +178,22 @@ class TableWriter:
         *,
         txn: Transaction | tuple[str, int] | None = None,
         count: bool = False,
+        sequence: Any = None,
         where: FilterLike | None = None,
     ) -> RoutedResult:
         """Delete rows by primary key. A sharding column that is not part of the key must be given beside it.
 
         With `count` the result says how many live rows were hidden (`matched`). `delete(where=filter)` deletes all rows
-        for which the filter is true, and counts them; it is atomic per shard.
+        for which the filter is true, and counts them; it is atomic per shard. `sequence`: see `ShardWriter.delete`.
         """
         self._admit()
         if where is None:
-            routed = self._route_keys(keys)
-            return self._each(routed, lambda writer, rows: writer.delete(rows, txn=txn, count=count), counts=count)
-        if keys is not None:
+            beside = [self._merge.sequence] if isinstance(self._merge, LastWrite) and sequence is None else []
+            routed = self._route_keys(keys, beside)
+            return self._each(
+                routed, lambda w, rows: w.delete(rows, txn=txn, count=count, sequence=sequence), counts=count
+            )
+        if keys is not None or sequence is not None:
             raise InvalidInputError("give keys to delete, or where=")
         found = self._route_candidates(where)
         return self._each(found, lambda writer, some: writer.delete_matching(some, where, txn), counts=True)
@@ -213,19 +218,25 @@ class TableWriter:
 
         A task that is cancelled does not take its put back.
         """
-        if txn is None and missing != "keep" and not if_absent and where is None:
+        plain = self._merge is None and not keeps_missing(missing)
+        if txn is None and plain and not if_absent and where is None:
             done: RoutedResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
             return done
         return await asyncio.to_thread(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
 
     async def delete_async(
-        self, keys: Any, *, txn: Transaction | tuple[str, int] | None = None, count: bool = False
+        self,
+        keys: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        count: bool = False,
+        sequence: Any = None,
     ) -> RoutedResult:
         """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        if txn is None and not count:
+        if txn is None and not count and sequence is None and not isinstance(self._merge, LastWrite):
             done: RoutedResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
             return done
-        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count)
+        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count, sequence=sequence)
 
     def delete_nowait(self, keys: Any, *, drain: bool = True) -> TableAck:
         """Delete rows by primary key and return at once; the `Ack` tells when all shards have that on storage."""
@@ -286,16 +297,18 @@ class TableWriter:
                 routed.setdefault(shard_id, []).append(rows)
         return routed
 
-    def _route_keys(self, keys: Any) -> dict[str, list[pa.RecordBatch]]:
-        """Keys by shard; they hold the sharding column too, which is routed by."""
+    def _route_keys(self, keys: Any, beside: Sequence[str] = ()) -> dict[str, list[pa.RecordBatch]]:
+        """Keys by shard; they hold the sharding column too, which is routed by, and the columns `beside`."""
         schema, column = self._schema, self._sharding.column
-        if not schema.primary_key or column is None or column in schema.primary_key:
+        wanted = [*beside, column] if column is not None and column not in schema.primary_key else list(beside)
+        if not schema.primary_key or not wanted:
             named = key_batch(keys, schema)
         else:
             try:
-                named = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, column)))
+                named = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, *wanted)))
             except InvalidInputError as error:
-                reason = f"{column!r} shards the table and is not part of its key, so it must be given beside it"
+                listed = " and ".join(map(repr, wanted))
+                reason = f"beside the key, {listed} must be given: where the row is, or which write is the later one"
                 raise InvalidInputError(f"{error} ({reason})") from None
         return self._split([named]) if named.num_rows else {}
 
@@ -334,7 +347,7 @@ class TableWriter:
             self._take_columns(base)
 
     def _take_columns(self, base: BaseTable) -> None:
-        self._schema, self._sharding = base.columns, base.sharding
+        self._schema, self._sharding, self._merge = base.columns, base.sharding, base.merge
         self._fitter = Fitter(self._schema)
 
     # ------------------------------------------------------------------------------------------------------ closing

@@ -45,6 +45,7 @@ from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.rows.dictionaries import small_dictionaries
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.sstable.catch_up import CatchUp
+from lance_memwal.sstable.deletes import remember_deletes
 from lance_memwal.sstable.fold import Folded, fold, size_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -280,7 +281,15 @@ class Compactor:
 
     # ----------------------------------------------------------------------------------------------------- one commit
 
+    def _remember_deletes(self, base: BaseTable, chosen: Chosen) -> None:
+        """Write the deletes down that late rows must still meet, where the table puts its rows in order."""
+        if base.order is not None:
+            for shard_id, sstables in chosen.items():
+                remember_deletes(self._location, shard_id, sstables, base.columns, base.order.sequence, self._clock)
+            reach("compact.after_deletes")
+
     def _fold(self, base: BaseTable, chosen: Chosen, tally: _Tally) -> BaseTable:
+        self._remember_deletes(base, chosen)
         if self._stage is not None and base.takes_staged_commit:
             staged = self._stage(chosen)
             newest, rows, deletes = self._land(staged, base, tally), staged.rows, staged.deletes

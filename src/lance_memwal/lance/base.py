@@ -56,6 +56,7 @@ from lance_memwal.lance.manifest import (
 from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import use_lance
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
+from lance_memwal.rows.merging import MERGE_KEY, LastWrite, Merge, stored_merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Manual, Sharding, from_specs
 from lance_memwal.store.location import Location
@@ -420,6 +421,20 @@ class BaseTable:
         if self.details is None:
             return Manual()
         return from_specs(self.details.sharding_specs, {number: name for name, number in self.column_ids.items()})
+
+    @cached_property
+    def merge(self) -> Merge | None:
+        """What a later write of a key does; None: the last write wins."""
+        text = None if self.details is None else self.details.writer_config_defaults.get(MERGE_KEY)
+        return stored_merge(text, self.column_ids)
+
+    @property
+    def order(self) -> LastWrite | None:
+        """The merge, where it is one that puts rows in order, this version knows it, and its column is there."""
+        try:
+            return self.merge if isinstance(self.merge, LastWrite) else None
+        except (InvalidInputError, UnsupportedFormatError):
+            return None
 
     @cached_property
     def details(self) -> MemWalDetails | None:

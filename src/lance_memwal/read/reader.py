@@ -25,15 +25,18 @@ from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob, with_bytes
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
+from lance_memwal.read.owner import column_parts, highest_of, highest_of_base, with_remembered
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSource, with_restarts
 from lance_memwal.rows.blobs import blob_column_of
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.projection import checked_paths
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding, shards_of_filter, shards_of_keys
+from lance_memwal.sstable.deletes import RememberedDeletes, remembered_deletes
 from lance_memwal.types import ShardManifest
 
 __all__ = ["MemTables", "Reader"]
@@ -47,6 +50,7 @@ class Reader:
 
     def __init__(self, newest: NewestBase, clock: Clock = SYSTEM_CLOCK, lookup: BaseLookup | None = None) -> None:
         self._newest = newest
+        self._clock = clock
         self._snapshots = SnapshotSource(newest, clock)
         self._lookup = lookup if lookup is not None else BaseLookup()
 
@@ -138,10 +142,17 @@ class Reader:
         return self._rows_of(base, keys, columns, shards, in_memory, with_tombstones=with_tombstones)
 
     def newest_rows(
-        self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
+        self,
+        keys: pa.RecordBatch,
+        columns: Sequence[str],
+        schema: TableSchema,
+        memory: InMemoryMemTables,
+        merge: Merge | None = None,
     ) -> pa.Table:
         """The newest row of each key in the shard of `memory`, else in the base table: `columns`, the key among them, and
         `_tombstone`. The bytes of blobs have the names of `bytes_of`.
+
+        Where `merge` puts rows in order, a key that has none may have a tombstone that was compacted, and is remembered.
 
         `InvalidInputError` if the table has other columns than `schema` by now: a row that is made of what is found here
         would not have them.
@@ -155,9 +166,30 @@ class Reader:
                 raise InvalidInputError("the table has other columns by now: call evolve_schema(), and write again")
             plain = [name for name in columns if blob_column_of(name) is None]
             found = lookup_rows(snapshot, self._lookup, keys, plain, with_tombstones=True)
+            if isinstance(merge, LastWrite) and found.num_rows < keys.num_rows:
+                remembered = self._remembered(schema, memory.shard_id, merge)
+                found = with_remembered(found, keys, schema, remembered, merge.sequence)
             return found if len(plain) == len(columns) else with_bytes(snapshot, self._lookup, found, columns, schema)
 
         return with_restarts(capture, read)
+
+    def _remembered(self, schema: TableSchema, shard_id: str, merge: LastWrite) -> RememberedDeletes:
+        """The deletes that are remembered; asked for after the base table was captured."""
+        location, since_ms = self._newest.location, self._clock.now_ms() - merge.remember_ms
+        return remembered_deletes(location, shard_id, schema, merge.sequence, since_ms=since_ms)
+
+    def highest_sequence(self, schema: TableSchema, merge: LastWrite, memory: InMemoryMemTables) -> Any:
+        """The highest sequence in the shard of `memory` and the base table, tombstones and remembered deletes too; None if
+        there is none."""
+        name = merge.sequence
+
+        def read(snapshot: Snapshot) -> Any:
+            deleted = self._remembered(schema, memory.shard_id, merge).sequences
+            fresh = highest_of([*column_parts(snapshot, name), deleted])
+            base = highest_of_base(snapshot.base, name)
+            return max((found for found in (fresh, base) if found is not None), default=None)
+
+        return with_restarts(lambda: self._snapshots.capture(shards=[memory.shard_id], in_memory=memory), read)
 
     def _rows_of(
         self,

@@ -17,6 +17,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.rows.dictionaries import check_dictionaries
+from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.write import has_null_struct, write_sstable
@@ -32,7 +33,7 @@ _WITHOUT_NULL_STRUCTS = "2.0"
 class ShardTarget:
     """What a shard writes to: place, columns, file version of the base table, and which rows belong to the shard.
 
-    `watch` is the table itself; None where there is no base table yet.
+    `watch` is the table itself; None where there is no base table yet. `merge` is what a later write of a key does.
     """
 
     location: Location
@@ -42,6 +43,7 @@ class ShardTarget:
     check_rows: Callable[[str, pa.RecordBatch], None] | None = None
     indexes: IndexSet | None = None
     watch: TableWatch | None = None
+    merge: Merge | None = None
 
     @property
     def limits_rows(self) -> bool:

@@ -23,6 +23,8 @@ __all__ = [
     "STAGE_DIR",
     "bloom_path",
     "check_sstable_name",
+    "deletes_dir",
+    "deletes_path",
     "entry_path_below",
     "manifest_dir",
     "manifest_hint_path",
@@ -162,6 +164,18 @@ def bloom_path(shard_id: str, name: str) -> str:
 def txn_map_path(shard_id: str, name: str) -> str:
     """Path of the transaction map beside a generation that has no WAL entries."""
     return f"{sstable_dir(shard_id, name)}/memwal_txn.json"
+
+
+def deletes_dir(shard_id: str) -> str:
+    """Directory of the deletes that a shard remembers after they were compacted."""
+    return f"{shard_dir(shard_id)}/memwal_deletes"
+
+
+def deletes_path(shard_id: str, generation: int, token: str) -> str:
+    """Path of the deletes of one compaction; `generation` is the last one that it folds, `token` hexadecimal digits."""
+    if re.fullmatch(r"[0-9a-f]{1,32}", token) is None:
+        raise InvalidInputError("remembered deletes are named by hexadecimal digits")
+    return f"{deletes_dir(shard_id)}/{generation:020d}-{token}.arrow"
 
 
 def quarantine_path(shard_id: str, position: int, token: str) -> str:

@@ -188,6 +188,16 @@ class Collector:
         yield from self._entries(shard, findings)
         yield from self._sstables(shard, grace_ms)
         yield from self._manifests(shard, grace_ms)
+        yield from self._deletes(shard, grace_ms)
+
+    def _deletes(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
+        """Deletes that were remembered for as long as the table says."""
+        found = shard.below(paths.deletes_dir(shard.shard_id))
+        order = self._newest_base().order if found else None
+        if order is not None:
+            oldest_ms = self._clock.now_ms() - max(grace_ms, order.remember_ms)
+            dead = [item for item in found if item.modified_ms <= oldest_ms]
+            yield from (CollectedObject(item.path, item.size_bytes, "deletes") for item in dead)
 
     def _entries(self, shard: _Shard, findings: ShardFindings) -> Iterator[CollectedObject]:
         entries = findings.entries
@@ -295,6 +305,8 @@ def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, thr
         listed = any(sstable.path == name for sstable in newest.sstables)
         compacted = item.kind == "orphan" or (generation is not None and generation <= through)
         return not listed and compacted
+    if item.kind == "deletes":
+        return True  # its age alone decides, and that only grows
     version = paths.parse_manifest_name(item.path.rpartition("/")[2])
     return version is not None and version < newest.version
 

@@ -38,7 +38,7 @@ from lance_memwal.types import TOMBSTONE, Transaction
 from lance_memwal.write.claim import claim_log, manifests_of
 from lance_memwal.write.queue import Pending, WriteRows
 from lance_memwal.write.shard import Shard
-from lance_memwal.write.table_target import target_of, writer_config
+from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
 __all__ = ["WalAppender"]
 
@@ -118,6 +118,7 @@ class WalAppender:
                 raise ClosedError("this process was forked: the appender belongs to its parent; open a new one")
             shard = self._shard or self._shard_of(given[0].schema)
             shard.health.refuse_writes()
+            refuse_merge(shard.columns.target, "WalAppender")
             left = _make_durable(shard)
             rows = self._rows(shard, given, missing)
             if left is not None and _is_same(left, rows, transaction):

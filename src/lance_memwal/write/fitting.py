@@ -15,9 +15,11 @@ import pyarrow as pa
 from lance_memwal.config import WriterConfig
 from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, tombstones
 from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.write.queue import WriteRows
+from lance_memwal.write.sequences import span_of
 
 __all__ = ["Fitting"]
 
@@ -72,14 +74,24 @@ class Fitting:
     def check_whole(self, batch: pa.RecordBatch) -> None:
         """Return only if rows that were made whole may be written here: no null where none may be, and of this shard."""
         self._fitter.refuse_nulls(batch)
+        if isinstance(self._target.merge, LastWrite):
+            span_of([batch], self._target.merge.sequence)
         self._target.check(self._shard_id, [batch])
 
-    def tombstone_rows(self, named: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of the tombstones of the keys `named`."""
+    def tombstone_rows(self, named: pa.RecordBatch, sequence: str | None = None) -> pa.RecordBatch:
+        """The rows of the tombstones of the keys `named`, which may have the column `sequence` beside them."""
         batch = tombstones(named, self._schema)
+        if sequence is not None:
+            at = batch.schema.get_field_index(sequence)
+            batch = batch.set_column(at, batch.schema.field(at), named.column(sequence))
         if self._target.check_rows is not None:
             self._target.check_rows(self._shard_id, batch)
         return batch
+
+    @property
+    def merge(self) -> Merge | None:
+        """What a later write of a key does; None: the last write wins."""
+        return self._target.merge
 
     def tombstones(self, keys: Any) -> WriteRows:
         """The tombstones of `keys`, which may be none."""

@@ -75,7 +75,7 @@ from lance_memwal.types import (
 )
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.flush import publish
-from lance_memwal.write.table_target import target_of, writer_config
+from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
 __all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "ShardTail"]
 
@@ -205,6 +205,7 @@ class OnceAppender:
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         """
         self._check_claim(claim)
+        refuse_merge(self._target, "append_once and the Spark sinks")
         transaction = as_transaction(txn) or self._own.next()
         fill = fills_missing(missing, self.schema)
         fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches if batch.num_rows]

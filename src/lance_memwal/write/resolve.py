@@ -21,12 +21,14 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import bytes_of, described
 from lance_memwal.rows.filter import FilterLike, RowFilter
+from lance_memwal.rows.merging import order_of
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
 __all__ = [
     "Live",
     "MustExist",
+    "NotLate",
     "OnlyAbsent",
     "OnlyIf",
     "OnlyIfEqual",
@@ -104,6 +106,10 @@ class Live:
         """Per key number: whether it has a row that is no tombstone."""
         return self._alive[keys]
 
+    def at(self, keys: Numbers) -> Numbers:
+        """Per key number its row, even if it is a tombstone; -1 if there is none."""
+        return self._at[keys]
+
     def take(self, names: Sequence[str], keys: Numbers) -> dict[str, pa.Array]:
         """Columns of the live rows of these keys, null where none is."""
         at, alive = self._at[keys], self._alive[keys]
@@ -168,7 +174,7 @@ def resolve(
         if not len(part.keys):
             continue
         rows = _whole(part, live, schema)
-        if part.kept or part.computed is not None:
+        if (part.kept or part.computed is not None) and part.flags is None:
             check(rows)
         met[part.keys] = True
         done.batches.append(rows)
@@ -315,6 +321,52 @@ class OnlyMatching:
 def _counted(rows: int) -> dict[str, pa.Array]:
     """A table with as many rows, for a filter that names no column."""
     return {TOMBSTONE: pa.array(np.zeros(rows, dtype=bool))}
+
+
+@dataclass(frozen=True, slots=True)
+class NotLate:
+    """A row or tombstone is written unless the newest of its key, a tombstone too, has a larger sequence."""
+
+    sequence: str
+    one_by_one: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The sequence."""
+        return (self.sequence,)
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """The rows that are not late; those that keep the sequence of the live row are not."""
+        if self.sequence in part.kept:
+            return np.ones(len(part.keys), dtype=bool)
+        column = (
+            part.computed.make(pa.table(live.take(part.computed.columns, part.keys)))[self.sequence]
+            if part.computed is not None
+            else part.rows.column(self.sequence)
+        )
+        given, _ = order_of(column)
+        newest, valid = order_of(live.columns[self.sequence])
+        late = _earlier_in_part(part.keys, given)
+        if len(newest):
+            at = live.at(part.keys)
+            known = (at >= 0) if valid is None else (at >= 0) & valid[at]
+            late |= known & (given < newest[at])
+        return ~late
+
+
+def _earlier_in_part(keys: Numbers, given: npt.NDArray[Any]) -> Mask:
+    """Per row: whether a row of the same key before it has a larger sequence.
+
+    Keys [a, a, b, a] with [5, 3, 1, 4]: rows by key are a5 a3 a4 | b1, the largest so far is 5 5 5 | 1, so a3 and a4 are.
+    """
+    if len(keys) < 2 or (given[1:] >= given[:-1]).all():
+        return np.zeros(len(keys), dtype=bool)
+    ranks = np.unique(given, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order] * (len(keys) + 1) + ranks[order]
+    earlier = np.empty(len(keys), dtype=bool)
+    earlier[order] = np.maximum.accumulate(ordered) > ordered
+    return earlier
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ Owns `write`, which brings one such write into the log, and the changes that a u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from lance_memwal.rows.adapt import with_flags
 from lance_memwal.rows.filter import FilterLike, RowExpressions, RowFilter
 from lance_memwal.rows.fit import Missing, at_most, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts, with_rows
+from lance_memwal.rows.merging import LastWrite, Merge, order_of
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import Transaction
 from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.fitting import Fitting
@@ -33,6 +35,7 @@ from lance_memwal.write.live_rows import KeysOfWrite, LiveRows, Look, LookUp
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.resolve import (
     MustExist,
+    NotLate,
     OnlyAbsent,
     OnlyIf,
     OnlyIfEqual,
@@ -43,13 +46,16 @@ from lance_memwal.write.resolve import (
     resolve,
 )
 from lance_memwal.write.results import WriteResult
+from lance_memwal.write.sequences import span_of
 from lance_memwal.write.shard import Shard
 
 __all__ = [
     "Change",
     "compared",
-    "counted_delete",
+    "delete",
     "deleted_where",
+    "merged",
+    "note_sequences",
     "put",
     "update",
     "updated_where",
@@ -70,6 +76,14 @@ class Change:
     counts: bool = False
     tells: bool = True
     columns: tuple[str, ...] = field(init=False)
+
+    @property
+    def inserts_only(self) -> bool:
+        """Whether it writes no row whose key is there."""
+        return any(
+            isinstance(rule, OnlyAbsent) or (isinstance(rule, OnlyIfEqual) and rule.expected is None)
+            for rule in self.rules
+        )
 
     def __post_init__(self) -> None:
         """`columns` of live rows are those that it depends on."""
@@ -132,16 +146,75 @@ def _change(
     return Change(keys, parts, rules, counts)
 
 
-def counted_delete(keys: Any) -> Callable[[Fitting], Change]:
-    """A delete that says how many live rows it hid."""
+def delete(keys: Any, *, count: bool, sequence: Any = None) -> Callable[[Fitting], Change]:
+    """A delete that meets live rows: it counts them, or comes too late for them."""
 
     def change(fitting: Fitting) -> Change:
-        batch = fitting.tombstone_rows(key_batch(keys, fitting.schema))
-        named, numbers = KeysOfWrite.of([batch.column(name) for name in _need_key(fitting)])
+        _need_key(fitting)
+        if isinstance(fitting.merge, LastWrite):
+            name = fitting.merge.sequence
+            batch = fitting.tombstone_rows(_sequenced(keys, sequence, fitting.schema, name), name)
+        elif sequence is not None:
+            raise InvalidInputError("sequence= is for tables with merge=LastWrite(...)")
+        else:
+            batch = fitting.tombstone_rows(key_batch(keys, fitting.schema))
+        named, numbers = KeysOfWrite.of([batch.column(name) for name in fitting.schema.primary_key])
         dead = pa.array(np.ones(batch.num_rows, dtype=bool))
-        return Change(named, [Part(batch, numbers, flags=dead)], counts=True)
+        return Change(named, [Part(batch, numbers, flags=dead)], counts=count)
 
     return change
+
+
+def _sequenced(keys: Any, sequence: Any, schema: TableSchema, name: str) -> pa.RecordBatch:
+    """Keys of a delete, with the sequence of each, in the column `name`, beside them."""
+    if sequence is None:
+        try:
+            return key_batch(keys, replace(schema, primary_key=(*schema.primary_key, name)))
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"{error} (the table puts its rows in the order of {name!r}: give it beside the keys, or sequence=)"
+            ) from None
+    named = key_batch(keys, schema)
+    column = to_batches({name: [sequence]}, schema.columns)[0].column(0)
+    if column.type != schema.columns.field(name).type:
+        column = column.cast(schema.columns.field(name).type)
+    if column.null_count:
+        raise InvalidInputError("sequence= must not be null")
+    return named.append_column(name, column.take(pa.array(np.zeros(named.num_rows, dtype=np.int64))))
+
+
+def merged(change: Change, merge: Merge | None) -> Change:
+    """`change`, as a table with this merge takes it; refused where it would be against its rule."""
+    if merge is None or not change.keys.values:
+        return change
+    if isinstance(merge, LastWrite):
+        name = merge.sequence
+        for part in change.parts:
+            if part.flags is None and part.computed is None and name not in part.kept:
+                span_of([part.rows], name)
+        parts = [
+            replace(part, kept=(name,)) if part.flags is not None and part.rows.column(name).null_count else part
+            for part in change.parts
+        ]
+        return replace(change, parts=parts, rules=(*change.rules, NotLate(name)))
+    if all(part.flags is not None for part in change.parts) or change.inserts_only:
+        return change
+    if change.rules or change.counts or any(part.kept or part.computed is not None for part in change.parts):
+        raise InvalidInputError(
+            "the table keeps the first row of each key (merge=FirstRow()): its rows cannot be changed"
+        )
+    return replace(change, rules=(OnlyAbsent(),))
+
+
+def note_sequences(shard: Shard, rows: WriteRows) -> None:
+    """Remember the highest sequence that was inserted; the lock of the writer is held."""
+    merge = shard.columns.target.merge
+    if isinstance(merge, LastWrite):
+        for batch in rows.batches:
+            values, valid = order_of(batch.column(merge.sequence))
+            values = values if valid is None else values[valid]
+            if len(values):
+                shard.sequences.note(values.max().item())
 
 
 def compared(key: Any, expected: Any, new: Any) -> Callable[[Fitting], Change]:
@@ -285,6 +358,8 @@ class _Attempt:
             raise _LookAgainError
         if look is not self.look:
             self._use(look)
+        if self.rows is not None:
+            note_sequences(self._shard, self.rows)
         return self.rows
 
 
@@ -298,7 +373,7 @@ def write(
     transaction, commits = as_transaction(txn), shard.commits
     shard.tables.need()
     with shard.gate:
-        change = change_of(shard.columns.fitting)
+        change = merged(change_of(shard.columns.fitting), shard.columns.target.merge)
         commits.refuse_on_top()
         started = shard.clock.monotonic()
         if not change.keys.values:
@@ -349,7 +424,11 @@ def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | No
 
     def decide() -> WriteRows | None:
         resolved.append(_resolved(shard, change, live.find(change.keys, change.columns)))
-        return _rows(shard, resolved[-1])
+        rows = _rows(shard, resolved[-1])
+        if rows is not None:
+            with shard.health.lock:
+                note_sequences(shard, rows)
+        return rows
 
     published = publish_bulk(shard, decide, txn)
     if published is None:

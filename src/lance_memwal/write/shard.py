@@ -28,6 +28,7 @@ from lance_memwal.write.gate import WriteGate
 from lance_memwal.write.group_commit import GroupCommit
 from lance_memwal.write.health import Health
 from lance_memwal.write.indexing import Indexing
+from lance_memwal.write.sequences import HighestSequence
 from lance_memwal.write.stats import MemTableStats, StatsHandle
 from lance_memwal.write.tables import Tables, WalOnly
 
@@ -74,6 +75,7 @@ class Shard:
         self.manifests = manifests
         self.columns = Columns(target, config)
         self.gate = WriteGate(clock)
+        self.sequences = HighestSequence()
         self.ticker, self.flusher, self.grower = Task("ticker"), Task("flush"), Task("index")
         self.health = health = Health(log.shard_id, log.epoch, target.watch, clock, self.ticker, self.flusher)
         self.stats = StatsHandle(health.lock) if stats is None else stats

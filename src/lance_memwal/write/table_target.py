@@ -24,7 +24,7 @@ from lance_memwal.sstable.probe import check_columns, check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location
 
-__all__ = ["target_of", "with_shard", "writer_config"]
+__all__ = ["refuse_merge", "target_of", "with_shard", "writer_config"]
 
 _DEFAULT_STORAGE_VERSION = "2.1"
 _MAP_STORAGE_VERSION = "2.2"  # the first one with maps
@@ -73,7 +73,16 @@ def target_of(
         check,
         IndexSet(columns, base, tuple(indexes)),
         TableWatch(base, clock) if watch is None else watch,
+        base.merge,
     )
+
+
+def refuse_merge(target: ShardTarget, who: str) -> None:
+    """Raise if the table has a merge, which a writer that looks no rows up cannot keep to; `who` names it."""
+    if target.merge is not None:
+        raise InvalidInputError(
+            f"the table has merge={target.merge}, which needs a look at its rows: {who} cannot write to it, use Table.writer()"
+        )
 
 
 def _storage_version(columns: pa.Schema) -> str:

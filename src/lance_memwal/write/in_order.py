@@ -1,0 +1,85 @@
+"""Puts into tables that put their rows in order (`LastWrite`): a put that is not late looks nothing up.
+
+Owns `put_in_order`. Invariant: a put whose rows come in order, none below the highest sequence that the shard knows at the
+moment of its insertion, holds no late row; every other put is resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lance_memwal.crash_points import reach
+from lance_memwal.log.transactions import as_transaction
+from lance_memwal.memtable.memtable import InMemoryMemTables
+from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.rows.fit import Fitted, Missing
+from lance_memwal.rows.merging import LastWrite
+from lance_memwal.types import Transaction
+from lance_memwal.write import resolved
+from lance_memwal.write.live_rows import LookUp
+from lance_memwal.write.queue import WriteRows
+from lance_memwal.write.results import WriteResult
+from lance_memwal.write.sequences import Span, span_of
+from lance_memwal.write.shard import Shard
+
+__all__ = ["put_in_order"]
+
+
+class _LateError(Exception):
+    """The put may hold a late row."""
+
+
+def put_in_order(
+    shard: Shard,
+    look_up: LookUp,
+    highest: Callable[[InMemoryMemTables], Any],
+    data: Any,
+    txn: Transaction | tuple[str, int] | None,
+    missing: Missing | None,
+    merge: LastWrite,
+) -> WriteResult:
+    """Insert rows, without those that are late; `highest` finds the highest sequence of all tiers, once."""
+    transaction = as_transaction(txn)
+    with shard.gate:
+        fitting = shard.columns.fitting
+        rows = fitting.fit(*fitting.take(data, missing))
+        span = span_of(rows.batches, merge.sequence)
+        shard.sequences.know(lambda: highest(_memory(shard)))
+        if span.ascends and not shard.sequences.is_late(span.lowest) and shard.commits.entries.encode_rows(rows):
+            try:
+                return _insert(shard, rows, span, transaction)
+            except _LateError:
+                pass
+    whole = Fitted(rows.batches, fitting.schema)
+    return resolved.write(shard, look_up, resolved.put(whole, missing), txn)
+
+
+def _memory(shard: Shard) -> InMemoryMemTables:
+    """Everything that was inserted so far."""
+    tables = shard.tables.need()
+    refuse_on_top(shard.health.lock, "a write")
+    with shard.health.lock:
+        shard.health.refuse_writes()
+        return tables.capture(shard.commits.buffered)
+
+
+def _insert(shard: Shard, rows: WriteRows, span: Span, txn: Transaction | None) -> WriteResult:
+    commits = shard.commits
+
+    def decide() -> WriteRows:
+        if shard.sequences.is_late(span.lowest):
+            raise _LateError
+        shard.sequences.note(span.highest)
+        return rows
+
+    commits.refuse_on_top()
+    started = shard.clock.monotonic()
+    pending, end = commits.insert(rows, txn, decide=decide)
+    if shard.config.durable_write or txn is not None:
+        commits.make_durable(end)
+        reach("put.before_ack")
+    shard.count_put(started)
+    if pending is None:
+        return WriteResult(range(end, end), skipped=True)
+    return WriteResult(range(pending.start, end), written=rows.num_rows)
