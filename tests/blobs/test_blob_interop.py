@@ -163,3 +163,9 @@ def test_a_file_of_blobs_that_is_gone_is_named(table: mw.Table) -> None:
     assert error.value.path.endswith(".blob")
     with pytest.raises(mw.CorruptDataError):
         WalTailer(table.location, SHARD).read_entry(1)
+
+
+def test_collection_keeps_the_blobs_of_a_log_that_nobody_has_flushed(table: mw.Table) -> None:
+    peer("put", table, f"10={PACKED}", f"11={DEDICATED}")
+    table.gc(grace_seconds=0)
+    check(table, {**FIRST, 10: PACKED, 11: DEDICATED})

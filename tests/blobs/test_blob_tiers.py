@@ -224,3 +224,28 @@ def test_the_shown_type_is_lances(tmp_path: Path) -> None:
     assert table.scan().schema.field("image").equals(plain, check_metadata=True)
     assert table.scan(limit=0).to_table().schema.field("image").type == SHOWN
     assert table.lookup([99]).schema.field("image").type == SHOWN
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.1", "2.2"])
+def test_the_size_of_a_blob_is_a_field_that_can_be_asked_for(tmp_path: Path, version: str) -> None:
+    table = blob_table(tmp_path, FIRST, version)
+
+    def check() -> None:
+        found = table.scan(["id", "image.size"]).to_table().sort_by("id").to_pylist()
+        assert found == [
+            {"id": k, "image.size": None if v is None else len(v)} for k, v in sorted({**FIRST, **NEWER}.items())
+        ]
+        largest = table.scan(["id"], filter="id <> 2", order_by=["-image.size"], limit=1).to_table()
+        assert largest.column("id").to_pylist() == [1]
+        assert table.get(2, columns=["image.size"]) == {"image.size": 300}
+        assert table.lookup([1], columns=["image.size"]).to_pylist() == [{"image.size": 5000}]
+        with pytest.raises(mw.InvalidInputError, match="'image'"):
+            table.scan(order_by=["image"]).to_table()
+
+    with table.writer(compaction=None, fsync=False) as writer:
+        writer.put(blob_rows(NEWER))
+        check()
+        writer.flush()
+        check()
+    table.compact()
+    check()

@@ -175,9 +175,9 @@ class Merge:
         """The live rows of the base table, or of some of its fragments, that match."""
         snapshot, projection = self.snapshot, self.projection
         shared = pushdown(self.row_filter)
-        asked = (root_of(path) if root_of(path) in snapshot.schema.blobs else path for path in projection.columns)
-        columns = list(dict.fromkeys([*asked, *self.hiding_columns, *shared.columns]))
         base, dataset = snapshot.base, snapshot.base.dataset
+        asked = (root_of(path) if root_of(path) in base.columns.blobs else path for path in projection.columns)
+        columns = list(dict.fromkeys([*asked, *self.hiding_columns, *shared.columns]))
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(

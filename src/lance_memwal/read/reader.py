@@ -107,7 +107,7 @@ class Reader:
         base = self._newest.with_index()
         schema = base.columns
         if columns is not None:
-            columns = checked_paths(columns, schema.columns)
+            columns = checked_paths(columns, schema.shown.columns)
         shards = live.all_of(base.location.key) if writer is None else [writer]
         row = get_from_memory(shards, base.table_id, schema, key, columns, self._newest_manifest)
         if not isinstance(row, Undecided):
