@@ -14,6 +14,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
+from lance_memwal.memtable.blobs import MemBlobs
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD
@@ -121,3 +122,11 @@ def test_an_entry_with_blobs_has_the_bytes_that_it_always_had() -> None:
     rows = EntryEncoder(schema.wal, 3, 4)
     assert ours == rows.assemble(RowEncoder(schema.wal).messages([flagged, flagged]))
     assert len(ours) != len(others)  # the schema's metadata
+
+
+def test_a_batch_that_was_interrupted_on_its_way_leaves_no_blob(tmp_path: Path) -> None:
+    blobs = MemBlobs(TableSchema.from_arrow(SCHEMA))
+    first, second = (blob_rows({1: data}).combine_chunks().to_batches()[0] for data in (b"interrupted", b"came"))
+    blobs.take_in(0, first, None)  # and never in the memtable
+    blobs.take_in(0, second, None)
+    assert blobs.of(0, "image").to_pylist() == [b"came"]

@@ -249,3 +249,33 @@ def test_the_size_of_a_blob_is_a_field_that_can_be_asked_for(tmp_path: Path, ver
         check()
     table.compact()
     check()
+
+
+class StoppedError(Exception):
+    """The compaction is not to go on."""
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_a_compaction_that_fails_leaves_no_file_of_blobs(tmp_path: Path, version: str) -> None:
+    table = blob_table(tmp_path, FIRST, version)
+    with table.writer(compaction=None, fsync=False) as writer:
+        writer.put(blob_rows({8: b"x" * 200_000, 9: b"y" * 5_000_000}))  # in files of their own, in the second layout
+
+    def files() -> list[Path]:
+        return sorted(path for path in (Path(table.uri) / "data").rglob("*") if path.is_file())
+
+    def stop(point: str) -> None:
+        if point == "compact.after_fragments":
+            assert len(files()) > len(before)
+            raise StoppedError
+
+    before = files()
+    crash_points.install(stop)
+    try:
+        with pytest.raises(StoppedError):
+            table.compact()
+    finally:
+        crash_points.install(None)
+    assert files() == before
+    table.compact()
+    check_blobs(table, {**FIRST, 8: b"x" * 200_000, 9: b"y" * 5_000_000})
