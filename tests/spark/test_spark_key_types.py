@@ -5,11 +5,16 @@ from __future__ import annotations
 import datetime
 import uuid
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
+import pytest
 
 import lance_memwal as mw
+from tests.kit.key_values import OWN_KEYS
+from tests.kit.spark_compaction import compact_by_tasks
 
 ID = [uuid.UUID(int=n * 7919) for n in range(4)]
 DAY = datetime.date(2026, 1, 31)
@@ -45,3 +50,18 @@ def test_spark_writes_deletes_and_reads_rows_by_such_keys(spark: Any, uri: str) 
         assert bytes(found[str(ID[3])]["raw"]) == b"ab"
         table.flush(force=True)
         table.compact()
+
+
+@pytest.mark.parametrize(("kind", "values"), OWN_KEYS[::4], ids=[str(kind) for kind, _ in OWN_KEYS[::4]])
+def test_distributed_compaction_compares_such_keys(tmp_path: Path, kind: pa.DataType, values: list[Any]) -> None:
+    schema = pa.schema([("k", kind), ("part", pa.string()), ("v", pa.int64())])
+    for key in (["k"], ["k", "part"]):
+        uri = str(tmp_path / "-".join(key))
+        table = mw.create_table(uri, schema, primary_key=key, writer_defaults={"fsync": False})
+        for step in range(3):
+            with table.shard_writer() as writer:
+                writer.put([{"k": value, "part": "q", "v": 10 * step + i} for i, value in enumerate(values)])
+                writer.delete([(values[step], "q") if len(key) > 1 else values[step]])
+            if step != 1:
+                compact_by_tasks(uri)
+        assert sorted(lance.dataset(uri).to_table()["v"].to_pylist()) == [20, 21, 23]
