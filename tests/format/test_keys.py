@@ -6,6 +6,7 @@ import datetime
 import re
 import struct
 import uuid
+import zoneinfo
 from collections.abc import Sequence
 from decimal import Context, Decimal
 from typing import Any
@@ -20,6 +21,7 @@ from lance.schema import LanceSchema
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.memtable.key_index import key_values
+from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.key_encoding import (
     check_primary_key,
     encode_composite,
@@ -31,8 +33,10 @@ from lance_memwal.rows.key_encoding import (
 )
 from lance_memwal.rows.keys import key_array
 from lance_memwal.rows.one_key import KeyForm
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sql import in_list
 from tests.kit.composite_keys import decode_composite
+from tests.kit.key_values import OWN_KEYS, other_forms
 
 KEY = "lance-schema:unenforced-primary-key"
 POSITION = KEY + ":position"
@@ -426,6 +430,29 @@ def test_a_python_value_is_the_key_that_its_row_has(kind: pa.DataType) -> None:
     assert KeyForm.of([kind]).hashable(known) == held[0]
     assert KeyForm.of([kind, pa.string()]).hashable((known, "z")) == (held[0], "z")
     assert KeyForm.of([kind]).hashable(object()) is None
+
+
+BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+TIMES = [
+    *(datetime.datetime(2026, 7, 1, 12, 0, 0, 123000, tzinfo=BERLIN), datetime.datetime(1, 1, 1)),
+    *(datetime.datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=fold) for fold in (0, 1)),
+    datetime.datetime(9999, 12, 31, 23, 59, 59, 999999),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), OWN_KEYS, ids=[str(kind) for kind, _ in OWN_KEYS])
+def test_the_short_way_from_a_value_to_a_key_never_contradicts_the_long_one(
+    kind: pa.DataType, values: list[Any]
+) -> None:
+    schema = TableSchema.from_arrow(pa.schema([pa.field("k", kind, nullable=False, metadata={KEY: "true"})]))
+    forms = [form for value in values for form in (value, *other_forms(kind, value))]
+    known = 0
+    for form in [*forms, *(TIMES if pa.types.is_timestamp(kind) else ())]:
+        short = schema.key_form.hashable(form)
+        if short is not None:
+            assert key_values(key_batch([form], schema).columns) == [short], form
+            known += 1
+    assert known >= len(values)
 
 
 @given(keys())
