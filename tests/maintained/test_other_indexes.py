@@ -88,4 +88,9 @@ def test_filters_find_the_same_rows_with_and_without_the_index(
             lance.dataset(uri).optimize.optimize_indices()
             assert answers(mw.open_table(uri), filters) == expected, f"optimized {stage}"
             assert uses_an_index(uri, filters[0])
+    with table.shard_writer() as writer:
+        writer.put([row(i, rng) for i in rng.sample(range(300), 40)])
+    expected = without_indexes(table.scan().to_table(), filters)
+    table.maintain()
+    assert answers(mw.open_table(uri), filters) == expected, "maintained"
     assert table.verify().ok
