@@ -60,7 +60,7 @@ def test_recall_stays_before_during_and_after_compaction(tmp_path: Path, metric:
     seen: list[float] = []
     until_done(table.compact, lambda: seen.append(recall(made, metric, queries)))
     assert min(seen) >= 0.95
-    until_done(table.dataset.optimize.optimize_indices, lambda: seen.append(recall(made, metric, queries)))
+    until_done(table.maintain, lambda: seen.append(recall(made, metric, queries)))
     assert min(seen) >= 0.95
     table.gc(grace_seconds=0)
     assert recall(made, metric, queries) >= 0.95

@@ -25,7 +25,7 @@ from lance_memwal.memtable.index import CorpusStats
 __all__ = ["Scored", "TermDocuments", "Wanted", "all_documents", "best_documents", "common_documents"]
 
 _BLOCK = 128
-_FIRST_BLOCKS, _MANY_BLOCKS = 16, 64
+_FIRST_BLOCKS, _MANY_BLOCKS = 16, 512
 _FEW_OF = 8
 _SLACK = 1.0 - 1e-9  # sums in another order may differ in their last digits
 Int32s = npt.NDArray[np.int32]
@@ -122,28 +122,33 @@ def best_documents(wanted: Sequence[Wanted], stats: CorpusStats, k: int, alive: 
     ordered = sorted(wanted, key=lambda one: len(one.term))
     most = [one.most(stats) for one in ordered]
     documents, scores = _NONE
-    floor = -np.inf
+    floor = _first_floor(ordered, stats, k, alive)
     for i, one in enumerate(ordered):
         rest = sum(most[i + 1 :])
         scores = scores + one.added(stats, documents)
         if most[i] + rest >= floor:
-            found = _promising(one, stats, k, alive, floor, rest)
-            documents, scores = _joined((documents, scores), found)
+            blocks = one.term.blocks(one.bounds(stats) + rest >= floor)
+            documents, scores = _joined((documents, scores), one.scored(stats, alive, blocks))
         floor = max(floor, _at_least(scores, k))
         kept = scores + rest >= floor
         documents, scores = documents[kept], scores[kept]
     return documents, scores
 
 
-def _promising(one: Wanted, stats: CorpusStats, k: int, alive: Mask, floor: float, rest: float) -> Scored:
-    """The documents of the blocks that, with the `rest` of the terms, can reach `floor`."""
-    bounds = one.bounds(stats)
-    if len(bounds) > _MANY_BLOCKS and floor == -np.inf:  # the best blocks say what the others have to reach
-        order = np.argpartition(bounds, len(bounds) - _FIRST_BLOCKS)
-        first = np.zeros(len(bounds), bool)
-        first[order[len(bounds) - _FIRST_BLOCKS :]] = True
-        floor = _at_least(one.scored(stats, alive, one.term.blocks(first))[1], k)
-    return one.scored(stats, alive, one.term.blocks(bounds + rest >= floor))
+def _first_floor(ordered: Sequence[Wanted], stats: CorpusStats, k: int, alive: Mask) -> float:
+    """What the k-th best of a few promising documents has; minus infinity where a short list will say it soon."""
+    if not ordered or len(ordered[0].term.bounds) <= _MANY_BLOCKS:
+        return -np.inf
+    some = [one.term.documents[one.term.blocks(_best_blocks(one.bounds(stats)))] for one in ordered]
+    documents = np.unique(np.concatenate(some))
+    documents = documents[alive[documents]]
+    return _at_least(_sums(ordered, stats, documents), k)
+
+
+def _best_blocks(bounds: Floats) -> Mask:
+    best = np.zeros(len(bounds), bool)
+    best[np.argpartition(bounds, len(bounds) - _FIRST_BLOCKS)[len(bounds) - _FIRST_BLOCKS :]] = True
+    return best
 
 
 def _joined(known: Scored, found: Scored) -> Scored:
