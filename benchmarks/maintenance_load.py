@@ -194,7 +194,7 @@ def _panel(moments: Sequence[Moment], name: str, title: str, *, at: int) -> str:
         f"{left + _WIDTH * m.seconds / end:.0f},{top + _HEIGHT * (1 - getattr(m, name) / most):.0f}" for m in chosen
     )
     return (
-        f'<text x="{left}" y="{top - 8}">{title} (top: {most:,.3g})</text>'
+        f'<text x="{left}" y="{top - 8}">{title} (top: {most:,.0f})</text>'
         f'<path d="M{left} {top}v{_HEIGHT}h{_WIDTH}" fill="none" stroke="#aaa"/>'
         f'<polyline points="{points}" fill="none" stroke="#1f6fb2" stroke-width="1.5"/>'
         f'<text x="{left + _WIDTH}" y="{top + _HEIGHT + 14}" text-anchor="end">{end / 60:.1f} minutes</text>'
