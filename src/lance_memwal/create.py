@@ -49,8 +49,8 @@ from lance_memwal.rows.keys import check_unique_keys
 from lance_memwal.rows.merging import MERGE_KEY, Merge, check_merge, encode_merge
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding, check_sharding
-from lance_memwal.sstable.maintained import check_choice_of_indexes, named_indexes
-from lance_memwal.sstable.mirrors import check_maintained, mirrored_names
+from lance_memwal.sstable.maintained import check_choice_of_indexes, named_indexes, names_of_all
+from lance_memwal.sstable.mirrors import check_maintained
 from lance_memwal.sstable.probe import check_columns, check_table, temporary_directory
 from lance_memwal.store.location import Location, resolve
 
@@ -203,7 +203,7 @@ def make_details(base: BaseTable, choices: Choices) -> MemWalDetails:
     return MemWalDetails(
         num_shards=choices.sharding.num_shards,
         sharding_specs=() if spec is None else (spec,),
-        maintained_indexes=mirrored_names(base) if choices.maintained_indexes == "all" else names,
+        maintained_indexes=names_of_all(base) if choices.maintained_indexes == "all" else names,
         maintain_all_indexes=choices.maintained_indexes == "all",
         writer_config_defaults={**_defaults(choices.writer_defaults), **_stored(choices.merge, base)},
         compacted={},

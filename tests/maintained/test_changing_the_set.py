@@ -215,3 +215,23 @@ def test_names_follow_the_indexes_when_a_writer_opens(tmp_path: Path) -> None:
     table.dataset.drop_index("v_ann")
     table.maintain_indexes("all")
     assert table.details().maintained_indexes == ()
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64(), pa.float16()], ids=str)
+def test_lancedb_and_pylance_write_a_table_whatever_its_vectors_are(tmp_path: Path, kind: pa.DataType) -> None:
+    """LanceDB 0.40 opens no writer if the list names an index of vectors that are not of 32 bits: "all" does not."""
+    key = {"lance-schema:unenforced-primary-key": "true"}
+    schema = pa.schema([pa.field("id", pa.int64(), False, key), ("v", pa.list_(kind, DIM))])
+    values = pa.array(np.random.default_rng(0).normal(size=300 * DIM).astype(kind.to_pandas_dtype()), kind)
+    data = pa.table([pa.array(range(300)), pa.FixedSizeListArray.from_arrays(values, DIM)], schema=schema)
+    dataset = lance.write_dataset(data, str(tmp_path / "t.lance"))
+    dataset.create_index("v", "IVF_FLAT", name="v_ann", num_partitions=2)
+    table = mw.enable(dataset.uri, writer_defaults={"fsync": False})
+    assert table.details().maintained_indexes == (("v_ann",) if kind == pa.float32() else ())
+    theirs: Any = lancedb.connect(str(tmp_path)).open_table("t")
+    theirs.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(data.slice(0, 5))
+    theirs.close_lsm_writers()
+    with lance.dataset(table.uri).mem_wal_writer(SHARD) as peer:
+        peer.put(data.slice(5, 5))
+    assert table.count_rows() == 300
+    assert table.compact().waiting_for_indexes == {"v_ann": 2}  # by the flag, it is maintained all the same

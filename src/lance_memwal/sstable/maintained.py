@@ -3,7 +3,7 @@
 Owns `maintained_names`, `choose_maintained` and `with_names`. Invariants:
 
 1. Maintained are the listed indexes that exist; with "all", every index that can be mirrored.
-2. "All" records the names beside the flag: readers that do not know the flag (LanceDB 0.40) go by the list. The names follow
+2. "All" records names beside the flag: whoever does not know the flag (LanceDB 0.40) goes by the list. The names follow
    the indexes whenever somebody asks for them (`with_names`); our own code goes by the flag.
 3. The details of a live table change by a hand-made version that is pinned to the version that was looked at, and that
    changes nothing else (`lance_memwal.lance.commit.commit_details`). A mark that somebody records meanwhile stays.
@@ -15,15 +15,25 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
 from lance_memwal.arguments import check_names
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import commit_details, syncs
 from lance_memwal.lance.details import MemWalDetails
-from lance_memwal.sstable.mirrors import check_maintained, index_names, mirrored_names
+from lance_memwal.memtable.index import HnswIndex, IndexSpec
+from lance_memwal.sstable.mirrors import check_maintained, index_names, mirrored_specs
 
-__all__ = ["check_choice_of_indexes", "choose_maintained", "maintained_names", "named_indexes", "with_names"]
+__all__ = [
+    "check_choice_of_indexes",
+    "choose_maintained",
+    "maintained_names",
+    "named_indexes",
+    "names_of_all",
+    "with_names",
+]
 
 _LOG = logging.getLogger(__name__)
 _MAX_TRIES = 64
@@ -36,9 +46,22 @@ def maintained_names(base: BaseTable) -> tuple[str, ...]:
     if details is None:
         return ()
     if details.maintain_all_indexes:
-        return mirrored_names(base)
+        return tuple(mirrored_specs(base))
     present = index_names(base)
     return tuple(name for name in details.maintained_indexes if name in present)
+
+
+def names_of_all(base: BaseTable) -> tuple[str, ...]:
+    """The names that "all" records for readers and writers that know the list alone.
+
+    Those of vectors that are not of 32 bits are left out: LanceDB 0.40 opens no writer of a table that lists one (tried).
+    """
+    return tuple(name for name, spec in mirrored_specs(base).items() if _is_known_to_all(base, spec))
+
+
+def _is_known_to_all(base: BaseTable, spec: IndexSpec) -> bool:
+    kind = base.schema.field(spec.column).type
+    return not isinstance(spec, HnswIndex) or bool(kind.value_type == pa.float32())
 
 
 def named_indexes(choice: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -70,7 +93,7 @@ def choose_maintained(
         check_choice_of_indexes(choice, sorted(index_names(base)))
         check_maintained(base, named_indexes(choice))
         is_all = choice == "all"
-        names = mirrored_names(base) if is_all else named_indexes(choice)
+        names = names_of_all(base) if is_all else named_indexes(choice)
         return replace(details, maintained_indexes=names, maintain_all_indexes=is_all)
 
     return _change(newest_base, chosen, clock)
@@ -84,7 +107,7 @@ def with_names(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
 
     def named(newest: BaseTable) -> MemWalDetails:
         details = newest.need_details()
-        return replace(details, maintained_indexes=mirrored_names(newest)) if details.maintain_all_indexes else details
+        return replace(details, maintained_indexes=names_of_all(newest)) if details.maintain_all_indexes else details
 
     try:
         return _change(base.refresh, named, clock) if base.details is not None else base

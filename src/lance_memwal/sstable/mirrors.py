@@ -33,7 +33,7 @@ from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "index_names", "mirrored_names", "spec_of"]
+__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "index_names", "mirrored_specs", "spec_of"]
 
 _LOG = logging.getLogger(__name__)
 _BUILD_AT_ONCE = 2
@@ -131,17 +131,15 @@ def check_maintained(base: BaseTable, names: Sequence[str]) -> None:
         spec_of(base, entries[name], schema)
 
 
-def mirrored_names(base: BaseTable) -> tuple[str, ...]:
-    """The indexes of the table that can be mirrored, by name: what "all" means for this version."""
-    return tuple(sorted(name for name, entry in _entries(base).items() if _has_mirror(base, entry)))
-
-
-def _has_mirror(base: BaseTable, entry: IndexEntry) -> bool:
-    try:
-        spec_of(base, entry, base.columns)
-    except InvalidInputError:
-        return False
-    return True
+def mirrored_specs(base: BaseTable) -> dict[str, IndexSpec]:
+    """The mirrors of all indexes of the table that can have one, by name: what "all" means for this version."""
+    found = {}
+    for name, entry in sorted(_entries(base).items()):
+        try:
+            found[name] = spec_of(base, entry, base.columns)
+        except InvalidInputError:
+            continue
+    return found
 
 
 def index_names(base: BaseTable) -> frozenset[str]:
