@@ -12,6 +12,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance import manifest as lm
 from lance_memwal.lance import wire
+from lance_memwal.lance.text_index import open_segment
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 FLAGS = [128, 256, 512, 1024, 2048, 4096, 8192]
@@ -80,3 +81,21 @@ def test_a_base_table_with_features_that_lance_does_not_know_is_not_called_damag
     assert not table.base.takes_hand_commit
     assert table.count_rows() == 9
     assert sorted(table.search(text="common", k=20)["id"].to_pylist()) == expected == list(range(9))
+
+
+@pytest.mark.parametrize("flag", [0, *FLAGS])
+def test_files_of_a_text_index_are_read_only_where_all_features_are_known(tmp_path: Path, flag: int) -> None:
+    uri = tmp_path / "t"
+    make(uri)
+    lance.dataset(str(uri)).create_scalar_index("text", "INVERTED", name="text_index")
+    if flag:
+        set_reader_flag(newest_manifest(uri), flag)
+        if not lance_reads(uri):
+            return  # the table cannot be opened at all: see above
+    base = mw.open_table(str(uri)).base
+    (entry,) = (entry for entry in base.index_entries if entry.name == "text_index")
+    if not flag:
+        assert open_segment(base, entry).parts
+        return
+    with pytest.raises(mw.UnsupportedFormatError, match="features that are not known"):
+        open_segment(base, entry)
