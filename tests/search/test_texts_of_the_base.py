@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import lance_memwal as mw
 from benchmarks.texts import SCHEMA, Texts
 from lance_memwal.errors import CorruptDataError
 from tests.harness.profile import scaled
+from tests.kit.caches import nothing_kept
 from tests.kit.search import SETTINGS, ids
 
 PLAIN: dict[str, Any] = {"stem": False, "remove_stop_words": False}
@@ -189,6 +191,24 @@ def test_a_covered_fragment_is_searched_through_the_index_alone(tmp_path: Path) 
     assert caught.value.path.endswith("part_0_invert.lance")
     lists.with_suffix(".gone").rename(lists)
     assert world.table.search(text=word, k=3).num_rows == 3
+
+
+def test_nothing_depends_on_what_is_kept_or_on_who_searches_at_the_same_time(tmp_path: Path) -> None:
+    world = World(tmp_path, 600)
+    queries = [query for query in queries_of(world) if isinstance(query, str)]
+    with world.table.shard_writer(**SETTINGS) as writer:
+        world.fresh_rows(writer, 2)
+
+        def answer(query: str) -> list[float]:
+            return [
+                float(score) for score in world.table.search(text=query, k=20, columns=["id"])["_score"].to_pylist()
+            ]
+
+        expected = [answer(query) for query in queries]
+        with nothing_kept():
+            assert [answer(query) for query in queries] == expected
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(answer, queries * 5)) == expected * 5
 
 
 FILTERS: dict[str, Callable[[int], bool]] = {
