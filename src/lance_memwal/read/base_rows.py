@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable, take_rows
 from lance_memwal.process.cache import CACHE, Slot
-from lance_memwal.rows.blobs import as_fresh
+from lance_memwal.rows.blobs import as_shown
 from lance_memwal.rows.keys import KeySet, as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
@@ -203,7 +203,7 @@ def shown_rows(base: BaseTable, rows: Rows) -> Rows:
     if not base.columns.blobs or base.data_storage_version != _OTHER_NULLS:
         return rows
     columns = [
-        as_fresh(one_array(column), fresh=False) if name in base.columns.blobs else column
+        as_shown(one_array(column), fresh=False) if name in base.columns.blobs else column
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
     ]
     return type(rows).from_arrays(columns, schema=rows.schema)

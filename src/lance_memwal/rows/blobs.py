@@ -1,6 +1,6 @@
 """Blob columns: which they are, what readers see of them, and how their bytes are handed on in parts.
 
-Owns `is_blob`, `shown_field`, `described` and `by_bytes`. A blob column has two forms. *Stored*, its values are bytes: input,
+Owns `is_blob`, the two forms and the ways between them, and `by_bytes`. A blob column has two forms. *Stored*, its values are bytes: input,
 log, memtable, what is written to files. *Shown*, they are what Lance's own scan gives, where the bytes are and how many;
 the bytes themselves are read by `get_blob`. Two layouts exist: the first is a `large_binary` with `lance-encoding:blob` in
 its metadata (files before 2.2), the second the extension type `lance.blob.v2`. Invariants:
@@ -8,7 +8,8 @@ its metadata (files before 2.2), the second the extension type `lance.blob.v2`. 
 1. The shown type of a column is the same in every tier, and it is Lance's.
 2. A fresh row (not yet in the base table) has no place in a file of the base table: its size is right, its position is
    null (in the second layout, whose fields are never null: zero, and the kind is that of bytes in the data file).
-3. A null blob is shown as null. (Files of version 2.0 hold it as position 1, size 0, and Lance shows that.)
+3. Nothing here copies the bytes of a blob, but for those of an entry that has some of them elsewhere.
+4. A null blob is shown as null. (Files of version 2.0 hold it as position 1, size 0, and Lance shows that.)
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
     "PREPARED_NAME",
     "FileVersion",
     "SECOND_LAYOUT",
-    "as_fresh",
+    "as_shown",
     "as_prepared",
     "as_stored",
     "blob_buffer",
@@ -180,7 +181,7 @@ def _struct(kind: pa.DataType, columns: list[pa.Array], missing: pa.Array) -> pa
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=missing if missing.true_count else None)
 
 
-def as_fresh(shown: pa.Array, *, fresh: bool) -> pa.Array:
+def as_shown(shown: pa.Array, *, fresh: bool) -> pa.Array:
     """What Lance shows of blobs, as it is shown: nulls as nulls, and of `fresh` rows no place in a file."""
     position, size = pc.struct_field(shown, "position"), pc.struct_field(shown, "size")
     if shown.type.num_fields == _FIRST.num_fields:

@@ -62,7 +62,7 @@ from lance_memwal.lance.manifest import (
 from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.blobs import (
     PART_BYTES,
-    as_fresh,
+    as_shown,
     as_stored,
     by_bytes,
     is_blob,
@@ -524,7 +524,7 @@ class SsTableReader:
 def _as_asked(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
     """What Lance read of a column, in the form in which it was asked for: of blobs, what is shown of them or the bytes."""
     if is_described(column):
-        return pa.chunked_array([as_fresh(chunk, fresh=True) for chunk in values.chunks], column.type)
+        return pa.chunked_array([as_shown(chunk, fresh=True) for chunk in values.chunks], column.type)
     if is_blob(column):
         return pa.chunked_array([as_stored(chunk, column.type) for chunk in values.chunks], column.type)
     return values
