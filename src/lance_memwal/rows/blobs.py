@@ -1,9 +1,9 @@
 """Blob columns: which they are, what readers see of them, and how their bytes are handed on in parts.
 
-Owns `is_blob`, the two forms and the ways between them, and `by_bytes`. A blob column has two forms. *Stored*, its values are bytes: input,
-log, memtable, what is written to files. *Shown*, they are what Lance's own scan gives, where the bytes are and how many;
-the bytes themselves are read by `get_blob`. Two layouts exist: the first is a `large_binary` with `lance-encoding:blob` in
-its metadata (files before 2.2), the second the extension type `lance.blob.v2`. Invariants:
+Owns `is_blob`, the two forms of a blob column and the ways between them, and `by_bytes`. *Stored*, its values are bytes:
+input, log, memtable, what is written to files. *Shown*, they are what Lance's own scan gives, where the bytes are and how
+many; the bytes themselves are read by `get_blob`. Two layouts exist: the first is a `large_binary` with
+`lance-encoding:blob` in its metadata (files before 2.2), the second the extension type `lance.blob.v2`. Invariants:
 
 1. The shown type of a column is the same in every tier, and it is Lance's.
 2. A fresh row (not yet in the base table) has no place in a file of the base table: its size is right, its position is
