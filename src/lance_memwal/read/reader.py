@@ -158,8 +158,30 @@ class Reader:
         would not have them.
         """
 
+        return self._newest_rows(keys, columns, schema, memory.shard_id, merge, memory)
+
+    def stored_rows(
+        self,
+        shard_id: str,
+        keys: pa.RecordBatch,
+        columns: Sequence[str],
+        schema: TableSchema,
+        merge: Merge | None = None,
+    ) -> pa.Table:
+        """As `newest_rows`, for somebody who appends to the shard without memory: its whole log is read."""
+        return self._newest_rows(keys, columns, schema, shard_id, merge, None)
+
+    def _newest_rows(
+        self,
+        keys: pa.RecordBatch,
+        columns: Sequence[str],
+        schema: TableSchema,
+        shard_id: str,
+        merge: Merge | None,
+        memory: InMemoryMemTables | None,
+    ) -> pa.Table:
         def capture() -> Snapshot:
-            return self._snapshots.capture(shards=[memory.shard_id], in_memory=memory)
+            return self._snapshots.capture(shards=[shard_id], in_memory=memory)
 
         def read(snapshot: Snapshot) -> pa.Table:
             if snapshot.schema != schema.shown:
@@ -167,7 +189,7 @@ class Reader:
             plain = [name for name in columns if blob_column_of(name) is None]
             found = lookup_rows(snapshot, self._lookup, keys, plain, with_tombstones=True)
             if isinstance(merge, LastWrite) and found.num_rows < keys.num_rows:
-                remembered = self._remembered(schema, memory.shard_id, merge)
+                remembered = self._remembered(schema, shard_id, merge)
                 found = with_remembered(found, keys, schema, remembered, merge.sequence)
             return found if len(plain) == len(columns) else with_bytes(snapshot, self._lookup, found, columns, schema)
 

@@ -21,6 +21,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.fit import Fitter, fills_missing
 from lance_memwal.rows.ingest import refuse_missing
 from lance_memwal.rows.keys import key_array, last_of_each
+from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Operation, Options
@@ -44,6 +45,7 @@ class WritePlan:
     schema: TableSchema
     sharding: Sharding
     operation: Operation
+    merge: Merge | None = None
 
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
@@ -62,13 +64,15 @@ class WritePlan:
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
         schema = table.base.columns
-        plan = cls(options, schema, sharding, operation)
+        plan = cls(options, schema, sharding, operation, table.merge)
         plan._check(frame)
         return plan
 
     @property
     def _needed_for_delete(self) -> list[str]:
         names, column = list(self.schema.primary_key), self.sharding.column
+        if isinstance(self.merge, LastWrite):
+            names.append(self.merge.sequence)
         return names if column is None or column in names else [*names, column]
 
     def _check(self, frame: st.StructType) -> None:

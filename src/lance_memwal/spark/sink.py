@@ -28,6 +28,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.read.reader import Reader
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.rows import WritePlan, newest_rows
@@ -144,7 +146,9 @@ def appender_of(options: Options) -> OnceAppender:
     slot = (location.key, options.max_entry_bytes)
     found = _APPENDERS.get(slot)
     if found is None or found.is_replaced:
-        found = _APPENDERS[slot] = OnceAppender(location, max_entry_bytes=options.max_entry_bytes)
+        look_up = Reader(NewestBase(BaseTable.need(location))).stored_rows
+        found = OnceAppender(location, max_entry_bytes=options.max_entry_bytes, look_up=look_up)
+        _APPENDERS[slot] = found
     return found
 
 

@@ -27,7 +27,7 @@ from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.resolve import Live
 from lance_memwal.write.shard import Shard
 
-__all__ = ["KeysOfWrite", "LiveRows", "Look", "LookUp"]
+__all__ = ["KeysOfWrite", "LiveRows", "Look", "LookUp", "live_of"]
 
 # The newest row of each key that the shard (memtables are given) or the base table has: these columns, `_tombstone` last.
 LookUp: TypeAlias = Callable[[pa.RecordBatch, Sequence[str], TableSchema, InMemoryMemTables], pa.Table]
@@ -126,6 +126,13 @@ class LiveRows:
         found = np.flatnonzero(at >= 0)
         columns_of = {name: column.take(pa.array(at[found])) for name, column in newer.columns.items()}
         return Look(look.live.below(found, columns_of), end)
+
+
+def live_of(found: pa.Table, keys: KeysOfWrite, columns: Sequence[str], primary_key: Sequence[str]) -> Live:
+    """What a look-up of `keys` found: the newest row of each, `_tombstone` among its columns."""
+    rows = pc.index_in(key_array(keys.columns), value_set=key_array([found.column(name) for name in primary_key]))
+    at = rows.fill_null(-1).to_numpy().astype(np.int64)
+    return Live({name: one_array(found.column(name)) for name in [*columns, TOMBSTONE]}, at)
 
 
 def _from_memory(

@@ -73,6 +73,7 @@ from lance_memwal.types import (
     Transaction,
     WalEntry,
 )
+from lance_memwal.write.appended import StoredLookUp, admitted, check_sequences
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
@@ -123,9 +124,14 @@ class OnceAppender:
         *,
         storage_options: Mapping[str, str] | None = None,
         max_entry_bytes: int | None = None,
+        look_up: StoredLookUp | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry."""
+        """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry.
+
+        `look_up` finds rows on storage, which appends to a table with a merge need.
+        """
+        self._look_up = look_up
         self.location = resolve(uri, storage_options)
         base = BaseTable.need(self.location)
         self._clock = clock
@@ -205,13 +211,16 @@ class OnceAppender:
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         """
         self._check_claim(claim)
-        refuse_merge(self._target, "append_once and the Spark sinks")
+        if self._look_up is None:
+            refuse_merge(self._target, "an appender that was given no look-up")
         transaction = as_transaction(txn) or self._own.next()
         fill = fills_missing(missing, self.schema)
         fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches if batch.num_rows]
         if not fitted:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         self._target.check(claim.shard_id, fitted)
+        if self._target.merge is not None:
+            check_sequences(fitted, self._target.merge)
         size = self._encoder.measure(fitted)
         if size > self._max_entry_bytes:
             return self._publish(claim, fitted, transaction)
@@ -227,13 +236,17 @@ class OnceAppender:
             )
 
     def _append(self, claim: ShardClaim, fitted: list[pa.RecordBatch], size: int, txn: Transaction) -> AppendResult:
-        rows = sum(batch.num_rows for batch in fitted)
+        given = fitted
         created: AppendResult | None = None
         for attempt in range(_MAX_TRIES):
             tail = self.catch_up(claim)
             if tail.transactions.is_repeat(txn):
-                return created or AppendResult(claim.shard_id, rows, skipped=True)
+                return created or AppendResult(claim.shard_id, _count(given), skipped=True)
             tail.transactions.admit(txn)
+            fitted = self._admitted(claim, given)
+            if not fitted:
+                return AppendResult(claim.shard_id, 0)
+            rows = _count(fitted)
             run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
             generation = run.generation
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
@@ -253,6 +266,15 @@ class OnceAppender:
                     return created
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
+
+    def _admitted(self, claim: ShardClaim, fitted: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The rows that are written now: on a table with a merge those that it lets in."""
+        merge, look_up = self._target.merge, self._look_up
+        if merge is None or look_up is None:
+            return fitted
+        reach("once.before_look")
+        rows = admitted(claim.shard_id, fitted, self.schema, merge, look_up)
+        return at_most(self._config.max_memtable_batches, rows, self.schema.memory)
 
     def _create(self, claim: ShardClaim, position: int, data: bytes) -> bool:
         """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
@@ -389,9 +411,7 @@ class OnceAppender:
 
     def _publish(self, claim: ShardClaim, fitted: list[pa.RecordBatch], txn: Transaction) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
-        memory = self.schema.memory
-        table = pa.Table.from_batches([pa.RecordBatch.from_arrays(b.columns, schema=memory) for b in fitted])
-        txns = (EntryTransaction(txn, 0, table.num_rows),)
+        table = pa.Table.from_batches(self._alike(fitted))
         created: AppendResult | None = None
         sstable: SsTable | None = None
         for attempt in range(_MAX_TRIES):
@@ -406,9 +426,15 @@ class OnceAppender:
             if sstable is None or sstable.generation != generation:
                 if sstable is not None and created is None:  # no mark names it: nobody else can know of it
                     discard_sstable(self.location, claim.shard_id, sstable.path)
+                rows = self._alike(self._admitted(claim, fitted))
+                if not rows:
+                    return AppendResult(claim.shard_id, 0)
+                table = pa.Table.from_batches(rows)
                 sstable = self._write_sstable(claim, generation, table)
                 continue  # that took a while: look again
-            footer = tail.transactions.mark(table=self._watch.tag)._replace(txns=txns, bulk=sstable)
+            footer = tail.transactions.mark(table=self._watch.tag)._replace(
+                txns=(EntryTransaction(txn, 0, table.num_rows),), bulk=sstable
+            )
             position = tail.last_position + 1
             reach("once.before_mark")
             if self._create(claim, position, encode_mark(claim.epoch, footer)):
@@ -419,6 +445,10 @@ class OnceAppender:
                     return created
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
+
+    def _alike(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Batches of flagged rows, whatever each says of nulls."""
+        return [pa.RecordBatch.from_arrays(batch.columns, schema=self.schema.memory) for batch in batches]
 
     def _write_sstable(self, claim: ShardClaim, generation: int, rows: pa.Table) -> SsTable:
         self._check_claim(claim)
@@ -440,6 +470,10 @@ class OnceAppender:
 
     def __repr__(self) -> str:
         return f"OnceAppender({self.location.describe()!r})"
+
+
+def _count(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 class _OwnTransactions:

@@ -77,6 +77,11 @@ class Part:
         """What live rows call a column that is kept."""
         return bytes_of(kept) if kept in self.blobs else kept
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether all rows are tombstones."""
+        return self.flags is not None and self.flags.true_count == len(self.flags)
+
     def filter(self, mask: Mask) -> Part:
         """Some of the rows."""
         if mask.all():
@@ -253,14 +258,15 @@ class MustExist:
 
 @dataclass(frozen=True, slots=True)
 class OnlyAbsent:
-    """A row is written if its key has no live row; of rows of one key the first."""
+    """A row is written if its key has no live row; of rows of one key the first. Tombstones are written anyway."""
 
     columns: tuple[str, ...] = ()
     one_by_one: bool = False
 
     def admits(self, part: Part, live: Live) -> Mask:
         """The first row of each key that is not there."""
-        return np.asarray(~live.alive(part.keys) & (_occurrences(part.keys) == 0))
+        first = np.asarray(~live.alive(part.keys) & (_occurrences(part.keys) == 0))
+        return first if part.flags is None else first | part.flags.to_numpy(zero_copy_only=False)
 
 
 class OnlyIf:

@@ -190,20 +190,20 @@ def merged(change: Change, merge: Merge | None) -> Change:
     if isinstance(merge, LastWrite):
         name = merge.sequence
         for part in change.parts:
-            if part.flags is None and part.computed is None and name not in part.kept:
+            if not part.is_dead and part.computed is None and name not in part.kept:
                 span_of([part.rows], name)
         parts = [
-            replace(part, kept=(name,)) if part.flags is not None and part.rows.column(name).null_count else part
+            replace(part, kept=(name,)) if part.is_dead and part.rows.column(name).null_count else part
             for part in change.parts
         ]
         return replace(change, parts=parts, rules=(*change.rules, NotLate(name)))
-    if all(part.flags is not None for part in change.parts) or change.inserts_only:
+    if all(part.is_dead for part in change.parts) or change.inserts_only:
         return change
     if change.rules or change.counts or any(part.kept or part.computed is not None for part in change.parts):
         raise InvalidInputError(
             "the table keeps the first row of each key (merge=FirstRow()): its rows cannot be changed"
         )
-    return replace(change, rules=(OnlyAbsent(),))
+    return replace(change, rules=(OnlyAbsent(one_by_one=any(part.flags is not None for part in change.parts)),))
 
 
 def note_sequences(shard: Shard, rows: WriteRows) -> None:
