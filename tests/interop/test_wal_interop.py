@@ -122,7 +122,7 @@ def test_pylance_accepts_our_sentinels_marks_and_transactions_as_no_rows(tmp_pat
     writer.append(rows(1), txn=("app", 1))
     writer = appender(uri)
     writer.append(rows(2), txn=("app", 2))
-    writer._log.append(encode_mark(writer.epoch, with_map(app=2)))
+    writer._opened.log.append(encode_mark(writer.epoch, with_map(app=2)))
     writer = appender(uri)
     writer.append(rows(3))
     log = story(read_all(location))

@@ -11,7 +11,10 @@ import random
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
+from lance_memwal.log import manifest
+from lance_memwal.process.turns import Turn
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
@@ -44,12 +47,13 @@ class Scheduler:
             if self._draw.random() < 0.5:
                 self._naps[client] = (self._draw.randrange(20), self._draw.choice((10, 40, 100, 1_000)))
         threads = [threading.Thread(target=self._live, args=(n, client)) for n, client in enumerate(clients)]
-        for thread in threads:
-            thread.start()
-        while self._step():
-            pass
-        for thread in threads:
-            thread.join(_SECONDS)
+        with patch.object(manifest, "turn_of", lambda _: Turn()):  # each client stands for a process of its own
+            for thread in threads:
+                thread.start()
+            while self._step():
+                pass
+            for thread in threads:
+                thread.join(_SECONDS)
         self._over = True
 
     def _live(self, client: int, work: Callable[[Location], None]) -> None:

@@ -233,8 +233,8 @@ def _recovers(location: Location, entries: dict[int, WalEntry]) -> Iterator[str]
     tip = max(entries, default=0)
     for opens in (1, 2):
         owner = WalAppender.open(location, SHARD, clock=SkippingClock())
-        if owner._run.rows != expected or owner.next_position != tip + opens + 1:
-            yield f"I6: a reopened log holds {owner._run.rows} rows up to {owner.next_position}, not {expected}"
+        if owner.run.rows != expected or owner.next_position != tip + opens + 1:
+            yield f"I6: a reopened log holds {owner.run.rows} rows up to {owner.next_position}, not {expected}"
 
 
 def _recovers_or_says_where(location: Location, entries: dict[int, WalEntry]) -> Iterator[str]:

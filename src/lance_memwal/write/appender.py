@@ -2,7 +2,7 @@
 
 Owns `WalAppender`: a shard in WAL-only mode whose tasks never start, so that its callers alone commit. Invariants:
 
-1. `open` owns the shard: claim, sentinel, second look at the manifest; it fixes the next position.
+1. `open` owns the shard: claim, sentinel, second look at the manifest; it reads the tail, and fixes the next position.
 2. `append` returns the position of an entry that is on storage, or raises; nothing is buffered in between.
 3. An appender whose log failed refuses everything that follows, since the outcome of an entry may be unknown.
 4. Without a base table the first append that gets into the log says what the columns are.
@@ -20,11 +20,12 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import ClosedError, FencedError, InvalidInputError
+from lance_memwal.errors import ClosedError, FencedError, InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
+from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.process.forking import close_in_child
@@ -59,9 +60,10 @@ class WalAppender:
         self._manifests = manifests
         self._config = config
         self._clock = clock
-        self._shard = None if target is None else Shard(target, config, clock, opened, manifests)
+        self.run = LogRun.of_tail(opened)  # of the log as it was opened
+        self._shard = None if target is None else self._shard_with(target)
+        self._refusal: MemWalError | None = None
         self._lock = threading.RLock()
-        self._forked = False
         close_in_child(self)
 
     @classmethod
@@ -114,8 +116,8 @@ class WalAppender:
         transaction = as_transaction(txn)
         refuse_on_top(self._lock, "append")
         with self._lock:
-            if self._forked:
-                raise ClosedError("this process was forked: the appender belongs to its parent; open a new one")
+            if self._refusal is not None:
+                raise self._refusal
             shard = self._shard or self._shard_of(given[0].schema)
             shard.health.refuse_writes()
             refuse_merge(shard.columns.target, "WalAppender")
@@ -144,7 +146,10 @@ class WalAppender:
         """The shard with the columns of its first rows, where there is no base table to say what they are."""
         at = columns.get_field_index(TOMBSTONE)
         target = target_of(self._manifests.location, None, columns if at < 0 else columns.remove(at))
-        return Shard(target, self._config, self._clock, self._opened, self._manifests)
+        return self._shard_with(target)
+
+    def _shard_with(self, target: ShardTarget) -> Shard:
+        return Shard(target, self._config, self._clock, self._opened, self._manifests, run=self.run)
 
     def _rows(self, shard: Shard, given: list[pa.RecordBatch], missing: Missing | None) -> WriteRows:
         rows = shard.columns.fitting.fit_flagged(given, missing)
@@ -157,15 +162,15 @@ class WalAppender:
 
     def orphan(self) -> None:
         """Become closed in a forked child: two processes must not share an epoch."""
-        self._lock, self._forked = threading.RLock(), True
+        self._lock = threading.RLock()
+        self._refusal = ClosedError("this process was forked: the appender belongs to its parent; open a new one")
 
     def check_fenced(self) -> None:
         """Raise `FencedError` if the newest manifest carries a higher epoch."""
         try:
             self._manifests.check_fenced(self.epoch)
         except FencedError as error:
-            if self._shard is not None:
-                self._shard.health.fail(error)
+            self._refusal = error
             raise
 
     def __repr__(self) -> str:

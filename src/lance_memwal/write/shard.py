@@ -66,8 +66,10 @@ class Shard:
         opened: OpenedLog,
         manifests: ShardManifestStore,
         stats: StatsHandle | None = None,
+        run: LogRun | None = None,
     ) -> None:
-        """Put the parts together; nothing runs yet. `stats` go on counting where the writer was put away."""
+        """Put the parts together; nothing runs yet. `stats` go on counting where the writer was put away. `run` is what the
+        tail of the log says, where it was read."""
         self.config = config
         self.clock = clock
         self.log = log = opened.log
@@ -88,7 +90,7 @@ class Shard:
             self.tables = Tables(config, target.schema, health, indexing, self.flusher, self.ticker, clock)
             self.tables.begin(run.generation, 0, log.next_position - 1)
         else:
-            run = LogRun.of_tail(opened)
+            run = LogRun.of_tail(opened) if run is None else run
             self.tables = WalOnly(config, target.schema)
         self.commits = GroupCommit(
             config=config,
