@@ -47,8 +47,8 @@ def until_done(work: Callable[[], object], check: Callable[[], None]) -> None:
 @pytest.mark.scaled
 @pytest.mark.parametrize("metric", METRICS)
 def test_recall_stays_before_during_and_after_compaction(tmp_path: Path, metric: str) -> None:
-    rows, dim, queries = scaled(ci=2_000, prove=50_000), scaled(ci=32, prove=128), scaled(ci=15, prove=40)
-    index = {"index_type": "IVF_PQ", "num_partitions": scaled(ci=4, prove=64), "num_sub_vectors": dim // 4}
+    rows, dim, queries = scaled(ci=2_000, prove=20_000), scaled(ci=32, prove=128), scaled(ci=15, prove=40)
+    index = {"index_type": "IVF_PQ", "num_partitions": scaled(ci=4, prove=32), "num_sub_vectors": dim // 4}
     made = spread(tmp_path, rows=rows, dim=dim, metric=metric, index=index)
     made.change(8_000_000, rows // 8)
     made.flush()
