@@ -17,8 +17,9 @@ from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.types import check_shard_id
 
-__all__ = ["WriterConfig"]
+__all__ = ["DEFAULT_MEMTABLE_AGE_MS", "WriterConfig"]
 
+DEFAULT_MEMTABLE_AGE_MS = 300_000
 _MIB = 1024 * 1024
 _LARGEST_ENTRY_BYTES = 1024 * _MIB  # readers refuse entries above 2 GiB, and encoding adds to the rows
 _NEVER_STORED = frozenset({"shard_id", "shard_spec_id"})
@@ -53,7 +54,7 @@ class WriterConfig:
     max_memtable_size: int = 256 * _MIB
     max_memtable_rows: int = 100_000
     max_memtable_batches: int = 8_000
-    max_memtable_age_ms: int | None = 300_000
+    max_memtable_age_ms: int | None = DEFAULT_MEMTABLE_AGE_MS
     manifest_scan_batch_size: int = 2
     max_unflushed_memtable_bytes: int = 1024 * _MIB
     backpressure_log_interval_ms: int = 30_000

@@ -23,6 +23,9 @@ __all__ = [
     "Epoch",
     "FlushResult",
     "Generation",
+    "LANCE_COLUMNS",
+    "ROW_ADDRESS",
+    "ROW_ID",
     "SeenMap",
     "SeenTransaction",
     "ShardManifest",
@@ -43,6 +46,12 @@ WalPosition = NewType("WalPosition", int)
 Generation = NewType("Generation", int)
 TOMBSTONE: Final = "_tombstone"  # the column that flags deleted rows, the last one wherever it is stored
 TOMBSTONE_FIELD: Final = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
+ROW_ID: Final = "_rowid"
+ROW_ADDRESS: Final = "_rowaddr"
+# columns that Lance can add to the rows of any scan: no table has one of its own under such a name
+LANCE_COLUMNS: Final = frozenset(
+    {ROW_ID, ROW_ADDRESS, "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
+)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 

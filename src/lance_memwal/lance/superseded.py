@@ -22,10 +22,11 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import parse_fragment
 from lance_memwal.rows.keys import KeySet, key_array, one_array
 from lance_memwal.rows.sql import in_list
+from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = ["replaced_rows", "stable_ids"]
 
-_ROW_ADDRESS, _ROW_ID, _CREATED = "_rowaddr", "_rowid", "_row_created_at_version"
+_CREATED = "_row_created_at_version"
 _OFFSET_BITS = np.uint64(32)
 _OFFSET = np.uint64((1 << 32) - 1)
 _BATCH_ROWS = 1 << 18
@@ -77,7 +78,7 @@ def stable_ids(
     names, found = list(base.primary_key), []
     with base.reading("finding the ids of replaced rows in the base table"):
         scanner = base.dataset.scanner(
-            columns=[*names, _ROW_ID, _CREATED],
+            columns=[*names, ROW_ID, _CREATED],
             fragments=_fragments(base, fragments),
             batch_size=_BATCH_ROWS,
             io_buffer_size=_READ_AHEAD_BYTES,
@@ -85,7 +86,7 @@ def stable_ids(
         for batch in scanner.to_batches():
             found.append(batch.filter(pa.array(keys.of_rows(batch, names))))
     rows = pa.Table.from_batches(found).combine_chunks()
-    numbers = (one_array(rows.column(name)).to_numpy().astype(np.uint64) for name in (_ROW_ID, _CREATED))
+    numbers = (one_array(rows.column(name)).to_numpy().astype(np.uint64) for name in (ROW_ID, _CREATED))
     return (key_array([rows.column(name) for name in names]), *numbers)
 
 
@@ -98,11 +99,11 @@ def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | No
         for start in range(0, len(keys.keys), _KEYS_AT_ONCE):
             asked = in_list(name, keys.keys.slice(start, _KEYS_AT_ONCE), base.schema.field(name).type)
             scanner = base.dataset.scanner(columns=[], filter=asked, with_row_address=True, fragments=chosen)
-            found.append(scanner.to_table().column(_ROW_ADDRESS).to_numpy())
+            found.append(scanner.to_table().column(ROW_ADDRESS).to_numpy())
         addresses = np.unique(np.concatenate(found))
         for number in np.unique(addresses >> _OFFSET_BITS).tolist():
             fragment: Any = base.dataset.get_fragment(number)
-            live = fragment.scanner(columns=[], with_row_address=True).to_table().column(_ROW_ADDRESS).to_numpy()
+            live = fragment.scanner(columns=[], with_row_address=True).to_table().column(ROW_ADDRESS).to_numpy()
             yield number, live & _OFFSET, np.isin(live, addresses)
 
 
@@ -128,7 +129,7 @@ def _parts(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> It
 
 def _by_fragment(batch: pa.RecordBatch, names: list[str], keys: KeySet) -> Iterator[_Part]:
     goes = keys.of_rows(batch, names)
-    addresses: npt.NDArray[Any] = batch.column(_ROW_ADDRESS).to_numpy()
+    addresses: npt.NDArray[Any] = batch.column(ROW_ADDRESS).to_numpy()
     numbers = addresses >> _OFFSET_BITS
     if numbers[0] == numbers[-1]:  # rows come in order
         yield int(numbers[0]), addresses & _OFFSET, goes

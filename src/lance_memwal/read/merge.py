@@ -30,17 +30,14 @@ from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import column_at, field_at, root_of, roots_of
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
+from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = [
     "GENERATION",
-    "ROW_ADDRESS",
-    "ROW_ID",
     "Merge",
     "Projection",
 ]
 
-ROW_ADDRESS = "_rowaddr"
-ROW_ID = "_rowid"
 GENERATION = "_memtable_gen"
 _BASE = 0  # the generation that rows of the base table show
 _TARGET_BATCH_BYTES = 1 << 20  # larger buffers are mapped and unmapped for every batch, which costs more than it saves

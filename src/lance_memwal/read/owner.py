@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE
+from lance_memwal.read.base_rows import version_of
 from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.keys import key_array, one_array
@@ -58,8 +59,7 @@ def column_parts(snapshot: Snapshot, name: str) -> Iterator[pa.Array]:
 def highest_of_base(base: BaseTable, name: str) -> Any:
     """The highest sequence in a column of the base table, None if it has none; remembered for one version of it."""
     slot = ("highest sequence", base.location.key, name)
-    made_of = (base.table_id, base.version, base.stamp)
-    return CACHE.fetch(slot, lambda: _Highest(highest_of(_base_parts(base, name))), made_of).value
+    return CACHE.fetch(slot, lambda: _Highest(highest_of(_base_parts(base, name))), version_of(base)).value
 
 
 def highest_of(parts: Iterable[pa.Array]) -> Any:

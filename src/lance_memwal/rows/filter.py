@@ -31,6 +31,7 @@ from lance_memwal.errors import InvalidInputError, is_panic, reason_of
 from lance_memwal.rows.blobs import is_described, unmarked
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import Predicate, parse
+from lance_memwal.types import LANCE_COLUMNS, ROW_ADDRESS
 
 __all__ = ["FilterLike", "Pushdown", "RowExpressions", "RowFilter", "as_filter", "pushdown"]
 
@@ -38,8 +39,6 @@ FilterLike: TypeAlias = str | pc.Expression
 Mask: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T")
 _POSITION = "memwal_position"
-_ROW_ADDRESS = "_rowaddr"
-_OF_LANCE = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
 _FLAT_FILES: Final = "2.0"  # plain values, not compressed: the cheapest to write and to read back
 _NESTED_FILES: Final = "2.2"  # knows null structs and maps
 _KNOWN_FILTERS = 256
@@ -210,7 +209,7 @@ def _image(rows: pa.Table) -> lance.LanceDataset:
 
 def _matches(image: lance.LanceDataset, sql: str) -> npt.NDArray[np.int64]:
     found = image.scanner(columns=[], filter=sql, with_row_address=True).to_table()
-    return np.asarray(found.column(_ROW_ADDRESS).to_numpy()).astype(np.int64)
+    return np.asarray(found.column(ROW_ADDRESS).to_numpy()).astype(np.int64)
 
 
 @lru_cache(maxsize=_KNOWN_FILTERS)
@@ -248,7 +247,7 @@ def _named(sql: str, names: list[str]) -> tuple[str, ...]:
     if parsed.fault is not None:
         raise InvalidInputError(parsed.fault)
     lower = {name.lower() for name in names}
-    if foreign := sorted(parsed.names & _OF_LANCE - lower):
+    if foreign := sorted(parsed.names & LANCE_COLUMNS - lower):
         raise InvalidInputError(f"the filter cannot be applied: {foreign[0]} is no column of the table")
     return tuple(name for name in names if name.lower() in parsed.names)
 

@@ -23,7 +23,7 @@ from lance_memwal.rows.dictionaries import Place, small_dictionaries
 from lance_memwal.rows.json_values import holds_json, logged
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
 from lance_memwal.rows.one_key import KeyForm
-from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
+from lance_memwal.types import LANCE_COLUMNS, TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
     "FIELD_ID",
@@ -36,9 +36,7 @@ __all__ = [
 ]
 
 FIELD_ID = b"lance:field_id"
-_RESERVED = frozenset(
-    {TOMBSTONE, "_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
-)
+_RESERVED = LANCE_COLUMNS | {TOMBSTONE}
 
 
 def as_lance(schema: pa.Schema) -> pa.Schema:

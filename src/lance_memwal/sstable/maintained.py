@@ -132,6 +132,8 @@ def _change(
         except UnsupportedFormatError:
             raise
         except MemWalError:
-            if wanted(newest_base()) != newest_base().details:  # else it landed although it failed
+            newest = newest_base()
+            if wanted(newest) != newest.details:  # else it landed although it failed
                 raise
+            return newest
     raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts to change what is maintained; retry")

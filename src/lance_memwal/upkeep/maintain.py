@@ -24,7 +24,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import Compactor
 from lance_memwal.compact.trim import trim_all
-from lance_memwal.config import WriterConfig
+from lance_memwal.config import DEFAULT_MEMTABLE_AGE_MS, WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
@@ -49,7 +49,6 @@ _LOG = logging.getLogger(__name__)
 _TRIES = 4
 _BACK_OFF = BackOff(0.05, 1.0)
 _MANY_PARTS = 8  # of an index: every search asks all of them
-_DEFAULT_AGE_MS = 300_000
 _STEPS = 6
 DEFAULT_VERSIONS = timedelta(days=14)  # as Lance's own clean-up
 IndexUpkeep: TypeAlias = Literal["catch_up", "defer"]
@@ -195,4 +194,4 @@ class Maintenance:
 def claimable_after_seconds(base: BaseTable) -> float:
     """How old the newest entry of a log must be so that no living writer can own it."""
     age_ms = WriterConfig.from_defaults(base.need_details().writer_config_defaults).max_memtable_age_ms
-    return 2 * (_DEFAULT_AGE_MS if age_ms is None else age_ms) / 1000
+    return 2 * (DEFAULT_MEMTABLE_AGE_MS if age_ms is None else age_ms) / 1000

@@ -49,7 +49,7 @@ from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import TOMBSTONE, ShardManifest, SsTable
+from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable
 from lance_memwal.upkeep.reports import Problem, VerifyReport
 
 __all__ = [
@@ -411,7 +411,7 @@ def _key_faults(
         return
     stored = key_array(columns)
     order = np.argsort(offsets)
-    addresses = table.column("_rowaddr").to_numpy().astype(np.int64)
+    addresses = table.column(ROW_ADDRESS).to_numpy().astype(np.int64)
     if not np.array_equal(offsets[order], addresses) or not keys.take(pa.array(order)).equals(stored):
         yield "the sidecar does not list exactly the newest row of every key"
     if denied:
