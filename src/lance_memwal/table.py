@@ -343,8 +343,8 @@ class Table:
 
     def search(
         self,
-        *,
         vector: Any = None,
+        *,
         text: Any = None,
         column: str | Sequence[str] | None = None,
         k: int = 10,

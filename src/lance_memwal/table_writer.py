@@ -428,10 +428,10 @@ class TableWriter:
         """`Table.lookup`, with everything that this writer acknowledged."""
         return self._reader.lookup(keys, columns, with_tombstones=with_tombstones)
 
-    def search(self, **options: Any) -> pa.Table:
+    def search(self, vector: Any = None, **options: Any) -> pa.Table:
         """`Table.search`, with everything that this writer acknowledged."""
         consistency = options.pop("consistency", "fresh")
-        return self._reader.search(SearchRequest(**options), consistency)
+        return self._reader.search(SearchRequest(vector, **options), consistency)
 
     def count_rows(self, *args: Any, **options: Any) -> int:
         """`Table.count_rows`, with everything that this writer acknowledged."""

@@ -243,3 +243,17 @@ def test_an_index_over_the_elements_of_lists_is_refused(tmp_path: Path) -> None:
         writer.flush()
         with pytest.raises(InvalidInputError, match="elements"):
             table.search(text="cedar", column="t")
+
+
+@pytest.mark.parametrize("metric", ["L2", "Cosine", "DOT"])
+def test_a_vector_is_given_by_position_and_a_metric_in_any_case(tmp_path: Path, metric: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.list_(pa.float32(), 2))])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False})
+    with table.writer() as writer:
+        writer.put({"id": [1, 2], "v": [[1.0, 0.0], [0.0, 1.0]]})
+        expected = table.search(vector=[0.1, 1.0], metric=metric.lower())
+        assert table.search([0.1, 1.0], metric=metric) == expected
+        assert writer.search([0.1, 1.0], metric=metric) == expected
+        assert expected["id"].to_pylist()[0] == 2
+    with pytest.raises(InvalidInputError, match="metric"):
+        table.search([0.1, 1.0], metric="manhattan")

@@ -60,7 +60,7 @@ class SearchRequest:
 
 def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
     """The `k` live rows after the first `offset`, best first, with `_distance`, `_score` or (hybrid) `_relevance`."""
-    _check(request, snapshot.schema.columns)
+    request = _checked(request, snapshot.schema.columns)
     table = snapshot.schema.columns
     columns = list(checked_columns(request.columns, table))
     row_filter = as_filter(request.filter, table)
@@ -76,17 +76,21 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
     return to_table(ranked.after(request.offset), sources, columns, table, score)
 
 
-def _check(request: SearchRequest, table: pa.Schema) -> None:
+def _checked(request: SearchRequest, table: pa.Schema) -> SearchRequest:
+    """The request with the metric as we spell it; `InvalidInputError` if it makes no sense."""
     if request.vector is None and request.text is None:
         raise InvalidInputError("search needs a vector, a text, or both")
     check_number("k", request.k, least=1)
     check_number("offset", request.offset)
+    if isinstance(request.metric, str):
+        request = replace(request, metric=request.metric.lower())  # type: ignore[arg-type]
     if request.metric is not None:
         check_choice("metric", request.metric, SEARCH_METRICS)
     if request.column is not None:
         checked_columns(_names(request.column), table)
     if request.distance_range is not None and request.vector is None:
         raise InvalidInputError("a distance_range restricts a search by vector: give one")
+    return request
 
 
 def _names(column: str | Sequence[str] | None) -> list[str]:
