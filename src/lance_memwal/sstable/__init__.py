@@ -2,5 +2,6 @@
 
 `write` makes a complete directory, which nobody knows until a manifest lists it. `read` gives its
 rows back, `fold` those of several generations, newest row per key; `target` says what a shard writes to, `probe` whether the
-columns work. `sidecar` and `bloom` say which keys it holds, `mirrors` says which indexes of the base table it carries.
+columns work. `sidecar` and `bloom` say which keys it holds, `mirrors` says which indexes of the base table it carries,
+`maintained` which ones the table wants, and `catch_up` how long they need it. `deletes` are those that outlive compaction.
 """

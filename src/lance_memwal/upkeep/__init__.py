@@ -1,5 +1,5 @@
 """What keeps a table small and sound: flushing tails, collecting garbage, verifying, repairing, counting.
 
 `maintain` puts the steps together that a schedule would call one by one, `settle` repeats two of them until nothing is fresh;
-each step is also there by itself.
+each step is also there by itself (`folding` is a compaction with what it leaves behind). `pins` says which versions stay.
 """
