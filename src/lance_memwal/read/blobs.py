@@ -26,7 +26,7 @@ from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.snapshot import Snapshot, missing_is_collected
 from lance_memwal.rows.adapt import tombstone_flags
-from lance_memwal.rows.blobs import as_stored, blob_column_of, is_described
+from lance_memwal.rows.blobs import as_stored, blob_column_of, shows_blobs
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader, find_newest
 from lance_memwal.types import TOMBSTONE
@@ -105,7 +105,7 @@ class BlobFile(io.BufferedIOBase):
 
 def check_blob_column(columns: pa.Schema, column: str) -> None:
     """Return only if `column` is one of blobs; `columns` are those that readers see."""
-    blobs = [field.name for field in columns if is_described(field)]
+    blobs = [field.name for field in columns if shows_blobs(field)]
     if column not in blobs:
         listed = ", ".join(blobs) or "none"
         raise InvalidInputError(f"{column!r} is not a blob column of the table; its blob columns: {listed}")

@@ -38,11 +38,11 @@ __all__ = [
     "by_bytes",
     "bytes_of",
     "check_inline",
-    "described",
+    "shown_blobs",
     "from_prepared",
     "has_references",
     "is_blob",
-    "is_described",
+    "shows_blobs",
     "is_prepared",
     "is_second_layout",
     "one_blob",
@@ -112,23 +112,23 @@ def version_of_new_files(schema: pa.Schema) -> FileVersion | None:
     return "2.1" if any(is_blob(field) and not is_second_layout(field.type) for field in schema) else None
 
 
-def is_described(field: pa.Field) -> bool:
+def shows_blobs(field: pa.Field) -> bool:
     """Whether this column shows blobs."""
     return pa.types.is_struct(field.type) and _MARK in (field.metadata or {})
 
 
 def unmarked(rows: pa.Table) -> pa.Table:
     """`rows` without the metadata by which Lance would take what is shown of blobs for blobs."""
-    if not any(map(is_described, rows.schema)):
+    if not any(map(shows_blobs, rows.schema)):
         return rows
-    fields = [field.remove_metadata() if is_described(field) else field for field in rows.schema]
+    fields = [field.remove_metadata() if shows_blobs(field) else field for field in rows.schema]
     return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
 
 
-def described(values: pa.Array) -> pa.Array:
+def shown_blobs(values: pa.Array) -> pa.Array:
     """Blobs in stored form as readers see those of fresh rows."""
     if is_second_layout(values.type):
-        return _described_second(values.storage)
+        return _shown_second(values.storage)
     missing = values.is_null()
     return _struct(_FIRST, [pa.nulls(len(values), pa.uint64()), _lengths(values)], missing)
 
@@ -136,17 +136,17 @@ def described(values: pa.Array) -> pa.Array:
 def shown_batch(batch: pa.RecordBatch, shown: pa.Schema) -> pa.RecordBatch:
     """Fresh rows in stored form as readers see them; `shown` is the schema of the result."""
     columns = [
-        described(column) if is_described(field) else column for column, field in zip(batch.columns, shown, strict=True)
+        shown_blobs(column) if shows_blobs(field) else column
+        for column, field in zip(batch.columns, shown, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=shown)
 
 
-def _described_second(values: pa.StructArray) -> pa.Array:
+def _shown_second(values: pa.StructArray) -> pa.Array:
     data, uri, position, size = _parts_of(values)
-    external = pc.and_(data.is_null(), uri.is_valid())
-    kinds = pc.if_else(external, pa.scalar(_EXTERNAL, pa.uint8()), pa.scalar(_INLINE, pa.uint8()))
+    external = _are_references(data, uri)
     columns = [
-        kinds,
+        _kinds(external),
         position.fill_null(0),
         pc.if_else(external, size.fill_null(0), _lengths(data).fill_null(0)),
         pa.array(np.zeros(len(values), np.uint32)),
@@ -161,6 +161,15 @@ def _parts_of(values: pa.StructArray) -> list[pa.Array]:
     return [*found, *(pa.nulls(len(values), pa.uint64()) for _ in range(4 - len(found)))]
 
 
+def _are_references(data: pa.Array, uri: pa.Array) -> pa.BooleanArray:
+    """Which of these blobs are not bytes, but say where they are."""
+    return pc.and_(data.is_null(), uri.is_valid())
+
+
+def _kinds(external: pa.BooleanArray) -> pa.Array:
+    return pc.if_else(external, pa.scalar(_EXTERNAL, pa.uint8()), pa.scalar(_INLINE, pa.uint8()))
+
+
 def check_inline(values: pa.Array, name: str) -> None:
     """Return only if these blobs of the second layout are bytes; `InvalidInputError` names the column otherwise."""
     if has_references(values):
@@ -170,7 +179,7 @@ def check_inline(values: pa.Array, name: str) -> None:
 def has_references(values: pa.Array) -> bool:
     """Whether one of these blobs of the second layout is not bytes but says where they are."""
     data, uri, _, _ = _parts_of(values.storage)
-    return bool(pc.and_(data.is_null(), uri.is_valid()).true_count)
+    return bool(_are_references(data, uri).true_count)
 
 
 def _lengths(values: pa.Array) -> pa.Array:
@@ -192,9 +201,8 @@ def as_shown(shown: pa.Array, *, fresh: bool) -> pa.Array:
         return shown
     external = pc.equal(pc.struct_field(shown, "kind"), _EXTERNAL)
     zero = pa.array(np.zeros(len(shown), np.uint64))
-    kinds = pc.if_else(external, pa.scalar(_EXTERNAL, pa.uint8()), pa.scalar(_INLINE, pa.uint8()))
     columns = [
-        kinds.fill_null(_INLINE),
+        _kinds(external).fill_null(_INLINE),
         pc.if_else(external, position, zero).fill_null(0),
         size.fill_null(0),
         zero.cast(pa.uint32()),
@@ -280,12 +288,11 @@ def as_prepared(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Blobs of the second layout as an entry holds them: bytes in it, references as they are."""
     storage = values.storage
     data, uri, position, size = _parts_of(storage)
-    external = pc.and_(data.is_null(), uri.is_valid())
+    external = _are_references(data, uri)
     zeros = pa.array(np.zeros(len(values), np.uint64))
     nothing = pa.nulls(len(values), pa.uint64())
-    kinds = pc.if_else(external, pa.scalar(_EXTERNAL, pa.uint8()), pa.scalar(_INLINE, pa.uint8()))
     columns = [
-        kinds,
+        _kinds(external),
         data,
         uri,
         pc.if_else(external, zeros, nothing).cast(pa.uint32()),

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError, is_panic, reason_of
-from lance_memwal.rows.blobs import is_described, unmarked
+from lance_memwal.rows.blobs import shows_blobs, unmarked
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import Predicate, parse
 from lance_memwal.types import LANCE_COLUMNS, ROW_ADDRESS
@@ -66,7 +66,7 @@ class RowFilter:
             self._alike = _reads_alike(source, schema, self.columns)
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
-        if any(is_described(schema.field(name)) for name in self.columns):
+        if any(shows_blobs(schema.field(name)) for name in self.columns):
             self._alike = False  # Lance shows a null blob in several ways, and does not know the fields of all
         self._needed = self.columns
         if also is not None:

@@ -37,7 +37,7 @@ from lance_memwal.log.blob_targets import blob_target, with_blobs
 from lance_memwal.log.entry import EntryEncoder, decode_entry
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.rows.adapt import RowAdapter
-from lance_memwal.rows.blobs import as_shown, as_stored, described, is_blob
+from lance_memwal.rows.blobs import as_shown, as_stored, is_blob, shown_blobs
 from lance_memwal.rows.fit import Fitter, tombstones
 from lance_memwal.rows.key_encoding import is_key_mark, primary_key_columns
 from lance_memwal.rows.keys import KeySet
@@ -309,7 +309,8 @@ class _Probe:
     def _shown(self, rows: pa.Table) -> pa.Table:
         """Rows as readers see them, whether they hold the bytes of blobs or what Lance shows of them."""
         return self._with_blobs(
-            rows, lambda values: as_shown(values, fresh=True) if pa.types.is_struct(values.type) else described(values)
+            rows,
+            lambda values: as_shown(values, fresh=True) if pa.types.is_struct(values.type) else shown_blobs(values),
         )
 
     @property

@@ -66,9 +66,9 @@ from lance_memwal.rows.blobs import (
     as_stored,
     by_bytes,
     is_blob,
-    is_described,
     one_blob,
     shown_field,
+    shows_blobs,
     sizes_of,
 )
 from lance_memwal.rows.field_match import ColumnMatch
@@ -79,12 +79,11 @@ from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import TOMBSTONE, SsTable
+from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, SsTable
 
 __all__ = ["DataFile", "SsTableReader", "find_newest", "keeps_rows", "open_sstable"]
 
 Offsets = npt.NDArray[np.int64]
-_ROW_ADDRESS = "_rowaddr"
 _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
@@ -233,7 +232,7 @@ class SsTableReader:
         with self.reading():
             table = dataset.to_table(columns=names, with_row_address=True)
         keys = sort_keys([one_array(table.column(name)) for name in names])
-        offsets = one_array(table.column(_ROW_ADDRESS)).to_numpy().astype(np.int64)
+        offsets = one_array(table.column(ROW_ADDRESS)).to_numpy().astype(np.int64)
         newest = np.ones(len(offsets), dtype=bool)
         newest[keys.replaced] = False
         self.stale = np.sort(offsets[keys.replaced])
@@ -316,7 +315,7 @@ class SsTableReader:
         """Which column is which; remembered, since a generation never changes."""
         known = self._known
         if known is None or known[0] != schema:
-            shows = any(map(is_described, schema.columns))
+            shows = any(map(shows_blobs, schema.columns))
             stored = pa.schema(map(shown_field, self.columns)) if shows else self.columns
             known = self._known = schema, ColumnMatch(stored, schema, path=self.directory)
         return known[1]
@@ -405,7 +404,7 @@ class SsTableReader:
             limits = [{"limit": part_rows, "offset": start} for start in range(0, total, part_rows)]
         for limit in limits:
             for batch in self.dataset.scanner(**limit, **options).to_batches():
-                yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+                yield batch, batch.column(ROW_ADDRESS).to_numpy().astype(np.int64)
 
     def _blob_batches(self, columns: list[str], blobs: list[str]) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
         """All newest rows with the bytes of their blobs, and their offsets, in parts of about as many bytes."""
@@ -415,16 +414,16 @@ class SsTableReader:
             rows: dict[str, Any] = {"columns": columns, "limit": end - start, "offset": start, "with_row_address": True}
             if sizes[start] > PART_BYTES:
                 batch = self._with_large_blobs(self.dataset.to_table(**rows), blobs)
-                yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+                yield batch, batch.column(ROW_ADDRESS).to_numpy().astype(np.int64)
                 continue
             scanner = self.dataset.scanner(**rows, batch_size=end - start, blob_handling="all_binary")
             for batch in scanner.to_batches():
-                yield batch, batch.column(_ROW_ADDRESS).to_numpy().astype(np.int64)
+                yield batch, batch.column(ROW_ADDRESS).to_numpy().astype(np.int64)
 
     def _with_large_blobs(self, row: pa.Table, blobs: list[str]) -> pa.RecordBatch:
         """One row, with the bytes of its blobs: a scan would hold them several times."""
         columns = {name: one_array(row.column(name)) for name in row.schema.names}
-        address = columns[_ROW_ADDRESS][0].as_py()
+        address = columns[ROW_ADDRESS][0].as_py()
         for name in blobs:
             file = self.dataset.take_blobs(name, addresses=[address])[0]
             columns[name] = one_blob(None if file is None else file.readall())
@@ -523,7 +522,7 @@ class SsTableReader:
 
 def _as_asked(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
     """What Lance read of a column, in the form in which it was asked for: of blobs, what is shown of them or the bytes."""
-    if is_described(column):
+    if shows_blobs(column):
         return pa.chunked_array([as_shown(chunk, fresh=True) for chunk in values.chunks], column.type)
     if is_blob(column):
         return pa.chunked_array([as_stored(chunk, column.type) for chunk in values.chunks], column.type)

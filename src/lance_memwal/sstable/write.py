@@ -55,7 +55,7 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.log.manifest import ManifestUpdate, ShardManifestStore
 from lance_memwal.memtable.memtable import aligned_array
-from lance_memwal.rows.blobs import by_bytes, described, sizes_of
+from lance_memwal.rows.blobs import by_bytes, shown_blobs, sizes_of
 from lance_memwal.rows.key_encoding import key_hashes
 from lance_memwal.rows.keys import concat_keys, one_array
 from lance_memwal.rows.schema import TableSchema
@@ -201,7 +201,7 @@ def _write(
 def _in_parts(table: pa.Table | Sequence[pa.RecordBatch], schema: TableSchema) -> Iterator[pa.RecordBatch]:
     """All rows, in parts of which none has more than a few megabytes of blobs, or it has one row."""
     for batch in table.to_batches() if isinstance(table, pa.Table) else table:
-        shown = [pa.chunked_array([described(batch.column(name))]) for name in schema.blobs]
+        shown = [pa.chunked_array([shown_blobs(batch.column(name))]) for name in schema.blobs]
         for start, end in by_bytes(sizes_of(shown, batch.num_rows)):
             yield batch.slice(start, end - start)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.blobs import bytes_of, described
+from lance_memwal.rows.blobs import bytes_of, shown_blobs
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.merging import order_of
 from lance_memwal.rows.schema import TableSchema
@@ -227,7 +227,7 @@ def _columns(rows: pa.RecordBatch, flags: pa.BooleanArray | None, blobs: Sequenc
     dead = pa.array(np.zeros(rows.num_rows, dtype=bool)) if flags is None else flags
     columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), TOMBSTONE: dead}
     for name in blobs:
-        columns[bytes_of(name)], columns[name] = columns[name], described(columns[name])
+        columns[bytes_of(name)], columns[name] = columns[name], shown_blobs(columns[name])
     return columns
 
 
