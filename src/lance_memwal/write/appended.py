@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from lance_memwal.rows.adapt import with_flags
@@ -38,9 +37,7 @@ def admitted(
     """Those of the flagged rows that the merge lets in, against what is on storage now."""
     rows = [batch.remove_column(batch.num_columns - 1) for batch in fitted]
     flags = [batch.column(batch.num_columns - 1) for batch in fitted]
-    named = [pa.concat_arrays([batch.column(name) for batch in rows]) for name in schema.primary_key]
-    keys, numbers = KeysOfWrite.of(named)
-    numbered = np.split(numbers, np.cumsum([batch.num_rows for batch in rows])[:-1])
+    keys, numbered = KeysOfWrite.of_batches(rows, schema.primary_key)
     parts = [
         Part(batch, at, flags=dead if dead.true_count else None)
         for batch, at, dead in zip(rows, numbered, flags, strict=True)

@@ -50,6 +50,17 @@ class KeysOfWrite:
         first = np.unique(numbers, return_index=True)[1]
         return cls([column.take(pa.array(first)) for column in columns], [values[row] for row in first]), numbers
 
+    @classmethod
+    def of_batches(
+        cls, batches: Sequence[pa.RecordBatch], names: Sequence[str]
+    ) -> tuple[KeysOfWrite, list[npt.NDArray[np.int64]]]:
+        """The keys, which are in the columns `names`, of all batches together, and per batch the numbers of its rows."""
+        if len(batches) == 1:
+            keys, numbers = cls.of([batches[0].column(name) for name in names])
+            return keys, [numbers]
+        keys, numbers = cls.of([pa.concat_arrays([batch.column(name) for batch in batches]) for name in names])
+        return keys, np.split(numbers, np.cumsum([batch.num_rows for batch in batches])[:-1])
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -100,9 +111,8 @@ class LiveRows:
         batch = pa.RecordBatch.from_arrays(asked, names=list(schema.primary_key))
         wanted = list(dict.fromkeys([*columns, *schema.primary_key]))
         found = self._look_up(batch, wanted, schema, memory)
-        rows = pc.index_in(key_array(asked), value_set=key_array([found.column(n) for n in schema.primary_key]))
-        places = rows.fill_null(-1 - start).to_numpy().astype(np.int64) + start
-        at[left] = places
+        rows = _rows_of(asked, found, schema.primary_key)
+        at[left] = np.where(rows < 0, -1, rows + start)
         return [one_array(found.column(name)) for name in [*columns, TOMBSTONE]]
 
     def again(self, keys: KeysOfWrite, columns: Sequence[str], look: Look) -> Look | None:
@@ -130,9 +140,14 @@ class LiveRows:
 
 def live_of(found: pa.Table, keys: KeysOfWrite, columns: Sequence[str], primary_key: Sequence[str]) -> Live:
     """What a look-up of `keys` found: the newest row of each, `_tombstone` among its columns."""
-    rows = pc.index_in(key_array(keys.columns), value_set=key_array([found.column(name) for name in primary_key]))
-    at = rows.fill_null(-1).to_numpy().astype(np.int64)
+    at = _rows_of(keys.columns, found, primary_key)
     return Live({name: one_array(found.column(name)) for name in [*columns, TOMBSTONE]}, at)
+
+
+def _rows_of(keys: list[pa.Array], found: pa.Table, primary_key: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Per key its row in `found`, or -1."""
+    rows = pc.index_in(key_array(keys), value_set=key_array([found.column(name) for name in primary_key]))
+    return np.asarray(rows.fill_null(-1).to_numpy()).astype(np.int64)
 
 
 def _from_memory(

@@ -136,12 +136,7 @@ def _change(
 ) -> Change:
     key, blobs = _need_key(fitting), fitting.schema.blobs
     fitted = fitting.fit_parts(with_rows(batches), fill)
-    columns = [[batch.column(name) for name in key] for batch, _ in fitted]
-    if len(fitted) == 1:
-        keys, numbers = KeysOfWrite.of(columns[0])
-        return Change(keys, [Part(fitted[0][0], numbers, fitted[0][1], blobs=blobs)], rules, counts)
-    keys, numbers = KeysOfWrite.of([pa.concat_arrays(parts) for parts in zip(*columns, strict=True)])
-    numbered = np.split(numbers, np.cumsum([batch.num_rows for batch, _ in fitted])[:-1])
+    keys, numbered = KeysOfWrite.of_batches([batch for batch, _ in fitted], key)
     parts = [Part(batch, at, kept, blobs=blobs) for (batch, kept), at in zip(fitted, numbered, strict=True)]
     return Change(keys, parts, rules, counts)
 
