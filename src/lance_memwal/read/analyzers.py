@@ -18,7 +18,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import IndexEntry
 from lance_memwal.memtable.index import Analyzer, AnalyzerOptions, FtsIndex, FtsMemIndex, MemIndex, analyzer_for
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.sstable.mirrors import index_facts
+from lance_memwal.sstable.mirrors import index_facts, is_text_index
 
 __all__ = ["TextAnalyzers", "is_over_rows", "memory_indexes", "text_analyzers"]
 
@@ -56,7 +56,7 @@ def memory_indexes(snapshot: Snapshot) -> list[MemIndex]:
 
 def is_over_rows(base: BaseTable, entry: IndexEntry) -> bool:
     """Whether an index is a text index of which every row is a document."""
-    if "Inverted" not in entry.details_type:
+    if not is_text_index(entry):
         return False
     return (index_facts(base, entry).params or {}).get("document_granularity") in (None, _BY_ROW)
 
@@ -71,7 +71,7 @@ def text_analyzers(snapshot: Snapshot) -> TextAnalyzers:
     refused: dict[str, InvalidInputError] = {}
     by_id = {number: name for name, number in snapshot.base.column_ids.items()}
     for entry in snapshot.base.index_entries:
-        if len(entry.field_ids) != 1 or "Inverted" not in entry.details_type or entry.field_ids[0] not in by_id:
+        if len(entry.field_ids) != 1 or not is_text_index(entry) or entry.field_ids[0] not in by_id:
             continue
         column = by_id[entry.field_ids[0]]
         params = index_facts(snapshot.base, entry).params or {}

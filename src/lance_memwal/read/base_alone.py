@@ -17,7 +17,7 @@ import numpy as np
 from lance_memwal.errors import SearchIncompleteWarning
 from lance_memwal.memtable.index import TextQuery, to_lance
 from lance_memwal.memtable.index.query import on_column
-from lance_memwal.read.base_rows import BaseRows, shown_rows
+from lance_memwal.read.base_rows import BaseRows, row_ids_of, shown_rows
 from lance_memwal.read.merge import Merge
 from lance_memwal.read.ranked import Ranked
 from lance_memwal.read.row_source import fresh_sources
@@ -51,7 +51,7 @@ def best_in_base_alone(merge: Merge, query: TextQuery, column: str, k: int, why:
                 limit=fetch,
             ).to_table()
         found = shared.finish(shown_rows(base, rows))
-        row_ids = one_array(found.column("_rowid")).to_numpy().astype(np.int64)
+        row_ids = row_ids_of(found)
         alive = ~hidden.hides(row_ids)
         if alive.sum() >= k or rows.num_rows < fetch or fetch == total:
             scores = one_array(found.column("_score")).to_numpy()

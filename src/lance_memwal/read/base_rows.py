@@ -28,13 +28,13 @@ from lance_memwal.rows.keys import KeySet, as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.siphash import hash_messages
 from lance_memwal.rows.sql import in_list
+from lance_memwal.types import ROW_ID
 
-__all__ = ["BaseLookup", "BaseRows", "ids_of_keys", "rows_by_id", "shown_rows", "version_of"]
+__all__ = ["BaseLookup", "BaseRows", "ids_of_keys", "row_ids_of", "rows_by_id", "shown_rows", "version_of"]
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
 _INDEX_AFTER_LOOKUPS = 8
-_ROW_ID = "_rowid"
 _OTHER_NULLS = "2.0"  # files of this version hold a null blob as one
 
 
@@ -67,7 +67,7 @@ class BaseLookup:
             return None
         index = self._index_for(base)
         if index is None:
-            found = _by_filter(base, key, [*base.primary_key, _ROW_ID]).column(_ROW_ID).to_pylist()
+            found = _by_filter(base, key, [*base.primary_key, ROW_ID]).column(ROW_ID).to_pylist()
             return found[0] if found else None
         for proposed in index.propose(key.columns):
             rows = rows_by_id(base, np.array([proposed]), base.primary_key)
@@ -95,6 +95,11 @@ class BaseLookup:
 def version_of(base: BaseTable) -> tuple[object, ...]:
     """What tells one version of one table from every other."""
     return base.table_id, base.version, base.stamp  # a table made anew has versions of the same number
+
+
+def row_ids_of(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The row ids of rows that Lance gave with them."""
+    return np.asarray(one_array(rows.column(ROW_ID)).to_numpy()).astype(np.int64)
 
 
 def _slot_of(base: BaseTable) -> Slot:
@@ -129,8 +134,7 @@ def _ids_by_a_pass(base: BaseTable, keys: KeySet) -> npt.NDArray[np.int64]:
     names, found = list(base.primary_key), []
     with base.reading("looking keys up in the base table"):
         for batch in base.dataset.scanner(columns=names, with_row_id=True, batch_size=262_144).to_batches():
-            row_ids = one_array(batch.column(_ROW_ID)).to_numpy()
-            found.append(row_ids[keys.of_rows(batch, names)].astype(np.int64))
+            found.append(row_ids_of(batch)[keys.of_rows(batch, names)])
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
@@ -166,7 +170,7 @@ class _HashIndex:
             for batch in scanner.to_batches():
                 part, exact = _hashes([batch.column(name) for name in key])
                 hashes.append(part)
-                row_ids.append(one_array(batch.column(_ROW_ID)).to_numpy())
+                row_ids.append(one_array(batch.column(ROW_ID)).to_numpy())
         return cls(np.concatenate(hashes), np.concatenate(row_ids), exact=exact)
 
     @property
@@ -229,7 +233,7 @@ class BaseRows:
     def take(self, rows: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
         """`columns` of the rows with these ids, in that order."""
         if self._known is not None and set(columns) <= set(self._known.schema.names):
-            known = one_array(self._known.column(_ROW_ID)).to_numpy().astype(np.int64)
+            known = row_ids_of(self._known)
             order = np.argsort(known)
             at = np.searchsorted(known, rows, sorter=order)
             at[at == len(known)] = 0

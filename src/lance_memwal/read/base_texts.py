@@ -30,7 +30,7 @@ from lance_memwal.memtable.index import Analyzer, CorpusStats, FtsMemIndex
 from lance_memwal.memtable.index.bm25 import BoundLeaf, Hits
 from lance_memwal.process.cache import CACHE, SMALL_BYTES
 from lance_memwal.read.analyzers import is_over_rows
-from lance_memwal.read.base_rows import rows_by_id, version_of
+from lance_memwal.read.base_rows import row_ids_of, rows_by_id, version_of
 from lance_memwal.read.best_texts import (
     Scored,
     TermDocuments,
@@ -47,7 +47,6 @@ from lance_memwal.rows.keys import one_array
 __all__ = ["BaseTexts"]
 
 _LOG = logging.getLogger(__name__)
-_ROW_ID = "_rowid"
 _FRAGMENT_BITS = 32
 _REUSED = "__lance_frag_reuse"  # row ids in the index are those before files were compacted
 _CHECKED_AT_ONCE = 256
@@ -193,7 +192,7 @@ def _in_version(base: BaseTable, segment: TextSegment, part: TextPart) -> Mask:
     if asked:
         with base.reading("reading the rows of the base table"):
             rows = base.dataset.scanner(columns=[], with_row_id=True, fragments=asked).to_table()
-        mask[part.documents_of(one_array(rows.column(_ROW_ID)).to_numpy().astype(np.int64))] = True
+        mask[part.documents_of(row_ids_of(rows))] = True
     return mask
 
 

@@ -26,6 +26,7 @@ from lance_memwal.memtable.index.vectors import VectorBlock
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE
 from lance_memwal.process.lazy import lazy
+from lance_memwal.read.base_rows import row_ids_of
 from lance_memwal.read.fresh import live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.merge import Merge
@@ -182,7 +183,7 @@ class FragmentSource:
         if found is None:
             with base.reading("reading the base table"):
                 rows = self._fragment.scanner(columns=[], with_row_id=True).to_table()
-            found = one_array(rows.column("_rowid")).to_numpy().astype(np.int64)
+            found = row_ids_of(rows)
             CACHE.keep(slot, found, found.nbytes)
         return found
 

@@ -21,20 +21,18 @@ import numpy.typing as npt
 from lance_memwal.memtable.index import Analyzer, BoundQuery, CorpusStats, TextQuery, bind_over, search_texts, terms_of
 from lance_memwal.memtable.index.bm25 import BoundLeaf, BoundNode, Hits, combine, top_k
 from lance_memwal.memtable.index.query import columns_of, on_column
-from lance_memwal.read.base_rows import BaseRows, rows_by_id, shown_rows
+from lance_memwal.read.base_rows import BaseRows, row_ids_of, rows_by_id, shown_rows
 from lance_memwal.read.base_texts import BaseTexts
 from lance_memwal.read.merge import Merge
 from lance_memwal.read.ranked import Ranked
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, MemorySource, fresh_sources
 from lance_memwal.read.superseded_rows import superseded_rows
 from lance_memwal.rows.filter import RowFilter, pushdown
-from lance_memwal.rows.keys import one_array
 
 __all__ = ["TextSearch", "best_texts"]
 
 _TRIED_FIRST = 64  # rows whose filter is looked at one by one, times k at most
 _TRIED_AT_MOST = 1024
-_ROW_ID = "_rowid"
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
@@ -145,4 +143,4 @@ def _all_matching(merge: Merge, row_filter: RowFilter) -> npt.NDArray[np.int64]:
     base = merge.snapshot.base
     with base.reading("filtering the base table", given=True):
         found = base.dataset.scanner(columns=shared.columns, filter=shared.told, with_row_id=True).to_table()
-    return np.asarray(one_array(shared.finish(shown_rows(base, found)).column(_ROW_ID)).to_numpy()).astype(np.int64)
+    return row_ids_of(shared.finish(shown_rows(base, found)))

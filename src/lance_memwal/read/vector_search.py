@@ -25,7 +25,7 @@ from lance_memwal.lance.vector_metric import vector_metric
 from lance_memwal.memtable.index import HnswMemIndex, Metric, exact_search
 from lance_memwal.memtable.index.vectors import DistanceRange, Nearest, is_vector, nearest_in_block
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.base_rows import shown_rows
+from lance_memwal.read.base_rows import row_ids_of, shown_rows
 from lance_memwal.read.fresh import live_rows, not_in
 from lance_memwal.read.merge import Merge
 from lance_memwal.read.row_source import FreshSource, LargeSsTableSource, SsTableSource
@@ -33,6 +33,7 @@ from lance_memwal.rows.filter import FilterLike, RowFilter, pushdown
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = ["VectorQuery", "nearest_in_base", "nearest_in_source"]
 
@@ -43,8 +44,6 @@ _REFINE: dict[Metric, int] = {"l2": 10, "cosine": 10, "dot": 100}
 _LARGE_EF = 256
 _ROUNDING = 1e-5
 _STREAM_BYTES = 32 << 20
-_ROW_ID = "_rowid"
-_ROW_ADDRESS = "_rowaddr"
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))
 
 
@@ -180,7 +179,7 @@ def _ask_mirror(
         rows = scanner.to_table()
     if rows.num_rows < fetch:
         return None
-    return one_array(rows.column(_ROW_ADDRESS)).to_numpy().astype(np.int64), one_array(rows.column(stored))
+    return one_array(rows.column(ROW_ADDRESS)).to_numpy().astype(np.int64), one_array(rows.column(stored))
 
 
 def _stream_nearest(source: LargeSsTableSource, asked: VectorQuery) -> Nearest:
@@ -201,7 +200,7 @@ def nearest_in_base(
     """The `k` nearest live, matching rows of the base table: the rows that were read, and ids and distances in order."""
     shared, k = pushdown(asked.row_filter), asked.k
     if shared.late is not None or not asked.lance_can:  # or Lance cannot be told what the search is restricted to
-        return pa.schema([pa.field(_ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, asked)
+        return pa.schema([pa.field(ROW_ID, pa.uint64())]).empty_table(), *_stream_base(merge, asked)
     wanted = list(dict.fromkeys([*columns, *merge.hiding_columns, asked.column]))
     total = merge.snapshot.base.dataset.count_rows()
     fetch = min(total, k + _EXTRA if merge.fresh_keys is not None else k)
@@ -217,11 +216,7 @@ def nearest_in_base(
             use_index = False  # the index has no more, or missed some: slower, never short
         else:
             fetch = min(total, fetch * 4)
-    return rows, _row_ids(rows)[positions], distances
-
-
-def _row_ids(rows: pa.Table) -> npt.NDArray[np.int64]:
-    return np.asarray(one_array(rows.column(_ROW_ID)).to_numpy()).astype(np.int64)
+    return rows, row_ids_of(rows)[positions], distances
 
 
 def _stream_base(merge: Merge, asked: VectorQuery) -> Nearest:
@@ -236,7 +231,7 @@ def _stream_base(merge: Merge, asked: VectorQuery) -> Nearest:
         )
         for batch in scanner.to_batches():
             rows = shared.finish(pa.Table.from_batches([shown_rows(merge.snapshot.base, batch)]))
-            best = asked.better(best, rows.column(asked.column), _row_ids(rows), merge.live_in_base(rows))
+            best = asked.better(best, rows.column(asked.column), row_ids_of(rows), merge.live_in_base(rows))
     return best
 
 
@@ -245,7 +240,7 @@ def _ask_lance(
 ) -> pa.Table:
     if fetch == 0:
         fields = [merge.snapshot.schema.columns.field(name) for name in wanted]
-        return no_rows(pa.schema([*fields, pa.field(_ROW_ID, pa.uint64())]))
+        return no_rows(pa.schema([*fields, pa.field(ROW_ID, pa.uint64())]))
     # more than these are probed only where they do not hold enough matching rows
     nearest = asked.to_lance(asked.column, fetch, minimum_nprobes=asked.nprobes, use_index=use_index)
     refine_factor = asked.refine_factor

@@ -33,9 +33,19 @@ from lance_memwal.memtable.index import METRICS, BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["IndexFacts", "IndexSet", "check_maintained", "index_facts", "index_names", "mirrored_specs", "spec_of"]
+__all__ = [
+    "IndexFacts",
+    "IndexSet",
+    "check_maintained",
+    "index_facts",
+    "index_names",
+    "is_text_index",
+    "mirrored_specs",
+    "spec_of",
+]
 
 _LOG = logging.getLogger(__name__)
+_TEXT = "Inverted"
 _BUILD_AT_ONCE = 2
 _ATTEMPTS_WITH_ALL = 2
 _EXACT_ROWS = 10_000
@@ -57,13 +67,23 @@ def index_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
     return CACHE.fact(("base index", entry.uuid), lambda: _read_facts(base, entry))
 
 
+def is_text_index(entry: IndexEntry) -> bool:
+    """Whether an index is an inverted one; nothing is read for it."""
+    return _kind_of(entry) == _TEXT
+
+
+def _kind_of(entry: IndexEntry) -> str:
+    """The name that Lance gives to a type of index: BTree, Inverted, Vector, ..."""
+    return entry.details_type.rpartition(".")[2].removesuffix("Details").removesuffix("Index")
+
+
 def _read_facts(base: BaseTable, entry: IndexEntry) -> IndexFacts:
-    kind = entry.details_type.rpartition(".")[2].removesuffix("Details").removesuffix("Index")
+    kind = _kind_of(entry)
     with base.reading(f"reading the index {entry.name!r}"):
         if kind == "Vector":
             metric, compressed = vector_metric(base.dataset, entry.name), is_compressed(base.dataset, entry.name)
             return IndexFacts(kind, metric=metric, compressed=compressed)
-        if kind == "Inverted":
+        if kind == _TEXT:
             statistics = base.dataset.stats.index_stats(entry.name)
             params = (statistics.get("indices") or [{}])[0].get("params")
             return IndexFacts(kind, params={**(params or {}), **_granularity(base, entry.name)})
@@ -83,7 +103,7 @@ def spec_of(base: BaseTable, entry: IndexEntry, schema: TableSchema) -> IndexSpe
     spec: IndexSpec
     if facts.kind == "BTree":
         spec = BTreeIndex(column, entry.name)
-    elif facts.kind == "Inverted":
+    elif facts.kind == _TEXT:
         spec = FtsIndex.from_lance(column, facts.params or {}, entry.name)
     elif facts.kind == "Vector":
         spec = HnswIndex(column, entry.name, metric=_metric(facts, entry), ef_construction=_MIRROR_EF)
