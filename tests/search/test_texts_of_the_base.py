@@ -149,6 +149,18 @@ def test_scores_are_right_whatever_happened_to_the_base_since_its_index_was_made
     world.check(queries[::3])
 
 
+def test_an_index_that_knows_a_row_by_what_it_was_is_not_trusted(tmp_path: Path) -> None:
+    """Rows that keep their ids, replaced between two parts of the index that Lance merges later: both texts stay in it."""
+    world = World(tmp_path, 200, enable_stable_row_ids=True)
+    world.update_in_base(50, 40, 21)
+    world.table.dataset.optimize.optimize_indices(num_indices_to_merge=0)
+    world.check(queries_of(world)[:6])
+    world.append_to_base(30_000, 20, 33)
+    world.table.dataset.optimize.optimize_indices(num_indices_to_merge=2)
+    assert len([e for e in world.table.base.index_entries if e.name == "t_fts"]) == 1
+    world.check(queries_of(world)[:6])
+
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "version 1": {"format_version": 1},
     "version 2": {"format_version": 2},

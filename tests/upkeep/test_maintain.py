@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
@@ -18,7 +19,7 @@ from lance_memwal.lance.manifest import DeletionFile, Fragment
 from lance_memwal.lance.optimize import crowded, index_parts
 from lance_memwal.store import paths
 from lance_memwal.upkeep.pins import pinned_versions
-from tests.kit.maintained import SETTINGS, flush, rows, table_with_indexes, wait_until
+from tests.kit.maintained import SETTINGS, flush, index_all, rows, table_with_indexes, wait_until
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 NOW = timedelta(0)
@@ -228,6 +229,29 @@ def test_maintenance_beside_writers_compactors_and_itself_loses_nothing(tmp_path
     assert lance.dataset(uri).count_rows() == 400
     assert table.scan(filter="n = 3").count_rows() == 40
     assert table.verify().ok
+
+
+def test_indexes_know_rows_by_ids_that_stay_by_their_newest_values_alone(tmp_path: Path) -> None:
+    """An index of several parts would find such a row by what it was before, too (seen with pylance 14.0.2)."""
+    uri = str(tmp_path / "t")
+    dataset = lance.write_dataset(rows(range(100)), uri, enable_stable_row_ids=True)
+    index_all(dataset)
+    dataset.create_scalar_index("x", "BITMAP", name="x_bitmap")
+    table = mw.enable(uri, primary_key="id", writer_defaults=SETTINGS)
+    for number in range(1, 4):
+        with table.writer(compaction=None) as writer:
+            other = rows(range(1_000 * number, 1_000 * number + 20))
+            writer.put(other.set_column(0, other.schema.field(0), pa.array(range(20))))
+        table.maintain(versions=NOW, grace_seconds=0)
+        plain = lance.dataset(uri)
+        for base in range(0, 1_000 * number, 1_000):
+            assert plain.to_table(filter=f"x = {(base + 7) / 4}").num_rows == 0
+            assert table.scan(filter=f"x = {(base + 7) / 4}").count_rows() == 0
+            assert plain.to_table(full_text_query={"columns": ["t"], "query": f"number{base + 7}"}).num_rows == 0
+            assert table.search(text=f"number{base + 7}", column="t").num_rows == 0
+        assert table.search(text=f"number{1_000 * number + 7}", column="t")["id"].to_pylist() == [7]
+        assert table.stats().waiting_for_indexes == {}
+        assert table.maintain(versions=None).indexes == ()
 
 
 def test_the_background_of_a_writer_brings_indexes_up_to_date(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Owns the calls, and which files are worth rewriting. Invariants:
    a small one again and again.
 4. Indexes come before files: Lance merges only files that the same parts of every index cover. A rewrite of files drops what
    is recorded of how far indexes have caught up (seen with pylance 14.0.2); bringing them up to date records it again.
+5. What is brought up to date finds a row by its newest values alone, also where rows keep their ids.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def optimize_indexes(base: BaseTable, *, merge: bool = False) -> tuple[BaseTable
     """The newest version after an attempt to bring all indexes up to date, and whether it was made.
 
     Lance records with it how far they have caught up, and commits nothing where there is nothing to do. With `merge` each
-    index is of one part afterwards.
+    index is of one part afterwards. With stable row ids it always is: a row that was replaced keeps its id, and an older
+    part would still find it by what it was (seen with pylance 14.0.2 in text and bitmap indexes).
     """
     parts = max(index_parts(base).values(), default=0)
     if not parts:
@@ -63,12 +65,20 @@ def optimize_indexes(base: BaseTable, *, merge: bool = False) -> tuple[BaseTable
 
     def optimize() -> None:
         nonlocal made
+        must_merge = merge or (base.manifest.has_stable_row_ids and _lag(base))
         # left to itself, Lance joins the partitions of small vector indexes: 0.4 of the nearest ten were found then
-        base.handle().optimize.optimize_indices(num_indices_to_merge=parts if merge else 0)
+        base.handle().optimize.optimize_indices(num_indices_to_merge=parts if must_merge else 0)
         made = True
 
     newest = base.attempt("bringing the indexes of the base table up to date", optimize)
     return newest, made
+
+
+def _lag(base: BaseTable) -> bool:
+    """Whether an index does not have all fragments: merging those that have rewrites some for nothing."""
+    fragments = frozenset(base.fragment_messages)
+    indexes = [index for index in base.handle().describe_indices() if index.name != INDEX_NAME]
+    return any(fragments - {n for segment in index.segments for n in segment.fragment_ids} for index in indexes)
 
 
 def crowded(fragments: Sequence[Fragment]) -> frozenset[int]:

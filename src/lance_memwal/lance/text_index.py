@@ -122,6 +122,14 @@ class TextSegment:
     fragments: frozenset[int]
     parts: tuple[TextPart, ...]
 
+    def has_a_row_twice(self) -> bool:
+        """Whether a row has several documents. Where rows keep their ids, Lance merges what they were with what they are."""
+        return bool(self.parts) and CACHE.fact(("twice", *self.parts[0].identity), self._has_a_row_twice)
+
+    def _has_a_row_twice(self) -> bool:
+        row_ids = np.sort(np.concatenate([part.row_ids for part in self.parts]))
+        return bool((row_ids[1:] == row_ids[:-1]).any())
+
 
 def open_segment(base: BaseTable, entry: IndexEntry) -> TextSegment:
     """The segment behind an entry; `UnsupportedFormatError` if this version does not know how it lies."""

@@ -7,7 +7,7 @@ are known by their row id. Invariants:
    were deleted, replaced or moved since is taken off again, exactly.
 2. A fragment belongs to the index if every segment that names it can be read; to one index here otherwise. None is left out,
    none counts twice.
-3. An index whose layout is not known is as good as none: slower, the same answer.
+3. An index whose layout is not known, or that has two texts of one row, is as good as none: slower, the same answer.
 4. Phrases are decided by the texts: the index only proposes rows that have all the words.
 """
 
@@ -113,7 +113,8 @@ def _segments(base: BaseTable, column: str) -> list[TextSegment]:
     if len(covered) != len(set(covered)):
         return []
     changed = _changed_in_place(base)
-    return [replace(segment, fragments=segment.fragments - changed) for segment in segments]
+    sound = [segment for segment in segments if not segment.has_a_row_twice()]
+    return [replace(segment, fragments=segment.fragments - changed) for segment in sound]
 
 
 @contextmanager
