@@ -36,13 +36,15 @@ def loaded(place: Path, data: bytes) -> WalEntry:
     return with_blobs(resolve(str(place)), SHARD, decode_entry(data))
 
 
-def foreign(image: dict[str, Any], **target: str) -> bytes:
-    """An entry as another implementation writes it."""
-    schema = SCHEMA.wal.with_metadata({"writer_epoch": "7", "generation": "3", **TARGET.metadata(), **target})
-    columns = [pa.array([1]), pa.array([image], schema.types[1]), pa.nulls(1, schema.types[2]), pa.array([False])]
+def foreign(image: dict[str, Any], kind: pa.DataType | None = None, **target: str) -> bytes:
+    """An entry as another implementation writes it; `kind` is how it holds a blob."""
+    named = {key.encode(): value for key, value in target.items()}
+    columns = SCHEMA.wal if kind is None else SCHEMA.wal.set(1, SCHEMA.wal.field(1).with_type(kind))
+    schema = columns.with_metadata({b"writer_epoch": "7", b"generation": "3", **TARGET.metadata(), **named})
+    arrays = [pa.array([1]), pa.array([image], schema.types[1]), pa.nulls(1, schema.types[2]), pa.array([False])]
     sink = pa.BufferOutputStream()
     with ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -80,6 +82,26 @@ def test_a_kind_that_we_do_not_know_is_not_understood(tmp_path: Path) -> None:
         loaded(tmp_path, foreign({**ELSEWHERE, "kind": 9}))
 
 
+@pytest.mark.parametrize(
+    ("fields", "image"),
+    [
+        ([], {}),
+        ([("kind", pa.uint8())], {"kind": 0}),
+        ([("kind", pa.uint8()), ("data", pa.list_(pa.int8()))], {"kind": 0, "data": [1]}),
+        ([("kind", pa.string()), ("data", pa.large_binary())], {"kind": "x", "data": b""}),
+        ([("kind", pa.uint8()), ("data", pa.large_binary())], {"kind": 1, "data": b""}),
+        ([("kind", pa.uint8()), ("data", pa.large_binary())], {"kind": 3, "data": b""}),
+    ],
+)
+def test_a_form_of_blobs_that_we_do_not_know_is_not_understood(
+    tmp_path: Path, fields: list[tuple[str, pa.DataType]], image: dict[str, Any]
+) -> None:
+    data = foreign(image, pa.struct(fields))
+    with pytest.raises(mw.UnsupportedFormatError, match="form") as refused:
+        with_blobs(resolve(str(tmp_path)), SHARD, decode_entry(data, 5))
+    assert refused.value.position == 5
+
+
 def test_a_blob_beside_the_data_file_is_read_by_its_range(tmp_path: Path) -> None:
     path = tmp_path / paths.blob_path(SHARD, TARGET.directory, TARGET.data_file, 1)
     path.parent.mkdir(parents=True)
@@ -95,8 +117,8 @@ def test_a_blob_beside_the_data_file_is_read_by_its_range(tmp_path: Path) -> Non
     "target", [{"mem_wal_target_generation_dir": "../../etc"}, {"mem_wal_target_data_file": "../../../passwd"}]
 )
 def test_an_entry_whose_target_leads_elsewhere_is_refused(tmp_path: Path, target: dict[str, str]) -> None:
-    with pytest.raises((mw.CorruptDataError, mw.InvalidInputError)):
-        loaded(tmp_path, foreign(ELSEWHERE, **target))
+    with pytest.raises(mw.CorruptDataError, match="malformed"):
+        loaded(tmp_path, foreign(ELSEWHERE, None, **target))
 
 
 @pytest.mark.parametrize("cut", [1, 8, 40, 200])

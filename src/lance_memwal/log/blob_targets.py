@@ -7,27 +7,32 @@ metadata; all entries of a generation name the same ones. The peer writes large 
 1. We write every blob into the entry: it is whole by itself, and the checksum covers it. The peer takes it so.
 2. Our targets follow from table, shard and generation, so that all writers of ours name the same. A generation in which the
    peer has begun to write is not continued by us.
-3. An entry is handed on with the bytes of its blobs, whoever wrote it. What its files lack is `CorruptDataError`.
+3. An entry is handed on with the bytes of its blobs, whoever wrote it. What its files lack is `CorruptDataError`, a form of
+   blobs that we do not know `UnsupportedFormatError`.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
+from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.rows.blobs import PREPARED_NAME, from_prepared, is_prepared, is_second_layout
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import WalEntry
 
-__all__ = ["BlobTarget", "blob_target", "has_blob_target", "with_blobs"]
+__all__ = ["TARGET_KEYS", "TARGET_PREFIX", "BlobTarget", "blob_target", "has_blob_target", "with_blobs"]
 
-_PREFIX = b"mem_wal_target_"
+TARGET_PREFIX = b"mem_wal_target_"
+_GENERATION, _DIRECTORY, _DATA_FILE, _EPOCH, _CAPACITY = TARGET_KEYS = tuple(
+    TARGET_PREFIX + name
+    for name in (b"generation", b"generation_dir", b"data_file", b"creator_epoch", b"batch_capacity")
+)
 _NAMES = uuid.UUID("b10b5000-0011-4000-8000-000000000000")
 
 
@@ -51,11 +56,11 @@ class BlobTarget:
     def metadata(self) -> dict[bytes, str]:
         """The keys of the schema metadata of an entry."""
         return {
-            b"mem_wal_target_generation": str(self.generation),
-            b"mem_wal_target_generation_dir": self.directory,
-            b"mem_wal_target_data_file": self.data_file,
-            b"mem_wal_target_creator_epoch": str(self.creator_epoch),
-            b"mem_wal_target_batch_capacity": str(self.batch_capacity),
+            _GENERATION: str(self.generation),
+            _DIRECTORY: self.directory,
+            _DATA_FILE: self.data_file,
+            _EPOCH: str(self.creator_epoch),
+            _CAPACITY: str(self.batch_capacity),
         }
 
 
@@ -70,7 +75,7 @@ def blob_target(
 
 def has_blob_target(entry: WalEntry) -> bool:
     """Whether the entry reserves the directory of its generation."""
-    return entry.schema is not None and any(key.startswith(_PREFIX) for key in entry.schema.metadata or {})
+    return entry.schema is not None and any(key.startswith(TARGET_PREFIX) for key in entry.schema.metadata or {})
 
 
 def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
@@ -78,8 +83,8 @@ def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
     if not entry.batches or not has_blob_target(entry):
         return entry
     metadata: Mapping[bytes, bytes] = entry.schema.metadata if entry.schema is not None else {}
-    directory = metadata[b"mem_wal_target_generation_dir"].decode(errors="replace")
-    data_file = metadata[b"mem_wal_target_data_file"].decode(errors="replace")
+    directory = metadata[_DIRECTORY].decode(errors="replace")
+    data_file = metadata[_DATA_FILE].decode(errors="replace")
 
     def load(blob_id: int, start: int, length: int) -> bytes:
         path = paths.blob_path(shard_id, directory, data_file, blob_id)
@@ -95,12 +100,19 @@ def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
     for batch in entry.batches:
         fields, columns = [], []
         for field, column in zip(batch.schema, batch.columns, strict=True):
-            values = from_prepared(column, load) if is_prepared(field) else column
+            values = _stored(column, load, entry.position) if is_prepared(field) else column
             fields.append(_field_of(field, values))
             kind = fields[-1].type
             columns.append(kind.wrap_array(values) if kind != values.type else values)
         batches.append(pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata)))
     return replace(entry, batches=tuple(batches), schema=batches[0].schema)
+
+
+def _stored(column: pa.Array, load: Callable[[int, int, int], bytes], position: int) -> pa.Array:
+    try:
+        return from_prepared(column, load)
+    except UnsupportedFormatError as error:
+        raise UnsupportedFormatError(str(error), position=position) from None
 
 
 def _field_of(field: pa.Field, values: pa.Array) -> pa.Field:

@@ -35,6 +35,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
+from lance_memwal.log.blob_targets import TARGET_KEYS, TARGET_PREFIX
 from lance_memwal.log.ipc_frames import end_of_stream
 from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
 from lance_memwal.rows.fit import validate_rows
@@ -69,12 +70,7 @@ _MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
 _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
-_TARGET_PREFIX: Final = b"mem_wal_target_"  # which files are reserved for the rows, and their blobs
-_TARGET_KEYS: Final = frozenset(
-    _TARGET_PREFIX + name
-    for name in (b"generation", b"generation_dir", b"data_file", b"creator_epoch", b"batch_capacity")
-)
-_METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) | _TARGET_KEYS
+_METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) | frozenset(TARGET_KEYS)
 _EXTENSION_NAME: Final = b"ARROW:extension:name"
 _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
@@ -361,7 +357,7 @@ class EntryDecoder:
         return self._read_stream(data, stream_length)
 
     def _read_stream(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
-        if _TARGET_PREFIX in _schema_message(data):
+        if TARGET_PREFIX in _schema_message(data):
             return self._read_prepared(data, stream_length)
         buffer = pa.py_buffer(data)
         source = pa.BufferReader(buffer if stream_length is None else buffer.slice(0, stream_length))
@@ -622,8 +618,8 @@ def _entry(
     epoch = _number(metadata, _EPOCH_KEY)
     if epoch is None:
         raise _MalformedError("the writer epoch is missing")
-    target = {key for key in metadata if key.startswith(_TARGET_PREFIX)}
-    if target and not target >= _TARGET_KEYS:
+    target = {key for key in metadata if key.startswith(TARGET_PREFIX)}
+    if target and not target.issuperset(TARGET_KEYS):
         raise _MalformedError("it does not say which files are reserved for its rows (Blob v2)")
     return WalEntry(
         position=position,

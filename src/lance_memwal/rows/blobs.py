@@ -303,7 +303,12 @@ def as_prepared(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def from_prepared(values: pa.Array, load: Callable[[int, int, int], bytes]) -> pa.Array:
-    """Blobs of an entry in stored form; `load` reads those that are elsewhere, by number, start and length."""
+    """Blobs of an entry in stored form; `load` reads those that are elsewhere, by number, start and length.
+
+    `UnsupportedFormatError` if the entry holds them in a form, or one in a way, that this version does not know.
+    """
+    if [(part.name, part.type) for part in values.type] != [(part.name, part.type) for part in _PREPARED]:
+        raise UnsupportedFormatError(f"blobs in a form that this version does not know: {values.type}")
     kind, kinds = BlobType(), pc.struct_field(values, 0).fill_null(_INLINE)
     if len(kinds) == pc.sum(pc.equal(kinds, _INLINE)).as_py():  # as in our own entries: no copy
         return as_stored(pc.struct_field(values, 1), kind)
