@@ -120,6 +120,25 @@ def test_rows_say_their_generation_and_base_rows_their_address(layered: mw.Table
     assert fresh == {None}, "an address in a memtable or an SSTable is that of another base row"
 
 
+def test_a_column_that_is_named_like_what_a_read_adds_is_told_from_it(tmp_path: Path) -> None:
+    """Results that somebody kept as a table have such columns."""
+    kept = {"id": 1, "v": [0.0, 1.0], "_distance": 0.5, "_memtable_gen": 7}
+    v = pa.field("v", pa.list_(pa.float32(), 2))
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), False), v, ("_distance", pa.float32()), ("_memtable_gen", pa.int64())]
+    )
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False})
+    with table.writer() as writer:
+        writer.put([kept])
+    assert table.scan().to_table().to_pylist() == [kept]
+    with pytest.raises(mw.InvalidInputError, match="_memtable_gen"):
+        table.scan(with_generation=True)
+    assert table.scan(columns=["id"], with_generation=True).to_table().num_rows == 1
+    with pytest.raises(mw.InvalidInputError, match="_distance"):
+        table.search(vector=[0, 1])
+    assert table.search(vector=[0, 1], columns=["id"]).to_pylist() == [{"id": 1, "_distance": 0.0}]
+
+
 @pytest.mark.parametrize("stable", [False, True])
 def test_base_rows_say_their_row_id_which_stays_if_it_is_stable(tmp_path: Path, stable: bool) -> None:
     uri = str(tmp_path / "t")

@@ -28,7 +28,7 @@ from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
-from lance_memwal.rows.projection import column_at, field_at, root_of, roots_of
+from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
@@ -66,11 +66,13 @@ class Projection:
         return [ROW_ID] * self.with_row_id + [ROW_ADDRESS] * self.with_row_address
 
     def schema(self, table: pa.Schema) -> pa.Schema:
-        """The Arrow schema of the answer."""
-        fields = [field_at(path, table) for path in self.columns]
-        fields += [pa.field(name, pa.uint64()) for name in self.of_base]
-        fields += [pa.field(GENERATION, pa.uint64())] if self.with_generation else []
-        return pa.schema(fields)
+        """The Arrow schema of the answer; `InvalidInputError` if a column is named like what comes with them."""
+        added = self.of_base + [GENERATION] * self.with_generation
+        for name in added:
+            check_free(name, self.columns)
+        return pa.schema(
+            [field_at(path, table) for path in self.columns] + [pa.field(name, pa.uint64()) for name in added]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Scan:
         self._snapshot = capture()
         table = self._snapshot.schema.columns
         self._projection = Projection(checked_paths(columns, table), with_row_address, with_generation, with_row_id)
+        self._projection.schema(table)  # or says what is wrong with it, now
         self._order = Order.of(order_by, self._snapshot.schema)
         self._filter = as_filter(filter, table)
         self._limit = _count("limit", limit)

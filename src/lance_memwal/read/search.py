@@ -32,6 +32,7 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.text_search import TextSearch, best_texts
 from lance_memwal.read.vector_search import VectorQuery, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
+from lance_memwal.rows.projection import check_free
 from lance_memwal.rows.schema import checked_columns
 from lance_memwal.sstable.mirrors import index_facts
 
@@ -64,15 +65,17 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
     table = snapshot.schema.columns
     columns = list(checked_columns(request.columns, table))
     row_filter = as_filter(request.filter, table)
+    score = "_distance" if request.text is None else "_score" if request.vector is None else "_relevance"
+    check_free(score, columns)
     merge = Merge(snapshot, Projection(tuple(columns)), row_filter)
     merge.prepare()
     deep = replace(request, k=request.k + request.offset)
     if request.text is None:
-        (ranked, sources), score = _vector(merge, deep, columns), "_distance"
+        ranked, sources = _vector(merge, deep, columns)
     elif request.vector is None:
-        (ranked, sources), score = _text(merge, deep), "_score"
+        ranked, sources = _text(merge, deep)
     else:
-        (ranked, sources), score = _hybrid(merge, deep, columns), "_relevance"
+        ranked, sources = _hybrid(merge, deep, columns)
     return to_table(ranked.after(request.offset), sources, columns, table, score)
 
 

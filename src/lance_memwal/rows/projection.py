@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["checked_paths", "column_at", "field_at", "root_of", "roots_of", "value_at"]
+__all__ = ["check_free", "checked_paths", "column_at", "field_at", "root_of", "roots_of", "value_at"]
 
 
 def checked_paths(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
@@ -30,6 +30,14 @@ def checked_paths(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str,
     if len(set(paths)) != len(paths):
         raise InvalidInputError("columns must not repeat")
     return paths
+
+
+def check_free(name: str, columns: Sequence[str]) -> None:
+    """Return only if an answer of these columns can have another one of this name."""
+    if name in columns:
+        raise InvalidInputError(
+            f"the answer has a column {name!r} of its own: name the columns to read without that one"
+        )
 
 
 def root_of(path: str) -> str:
