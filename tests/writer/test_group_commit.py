@@ -156,3 +156,49 @@ def test_the_end_of_the_queue_can_be_read_while_a_leader_empties_it(tmp_path: Pa
         commits.pending = Settled()
         assert commits.buffered == commits.durable
         commits.pending = kept
+
+
+def test_transactions_that_arrive_together_share_one_entry(tmp_path: Path) -> None:
+    """Each with its own rows, beside a put that is none; a repeat among them is skipped."""
+    store, location = watched(tmp_path)
+    with open_writer(location) as writer:
+        held = store.hold("put_new", WAL, 1)
+        leader = in_thread(lambda: writer.put(rows([0])))
+        held.wait_reached()
+        waiting = writer._shard.commits._puts._waiting
+        puts = []
+        for i, (keys, txn) in enumerate(
+            [([1, 2], ("a", 1)), ([3], None), ([4, 5, 6], ("b", 7)), ([7], ("a", 2)), ([8], ("b", 7))], 1
+        ):
+            puts.append(in_thread(lambda keys=keys, txn=txn: writer.put(rows(keys), txn=txn)))
+            deadline = time.monotonic() + SECONDS
+            while len(waiting) < i:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        held.open()
+        leader.result()
+        assert [put.result().skipped for put in puts] == [False, False, False, False, True]
+        first, second = row_entries(tmp_path)
+        assert first.footer.txns == ()
+        found = [(t.txn.app, t.txn.version, t.first_row, t.num_rows) for t in second.footer.txns]
+        assert found == [("a", 1, 0, 2), ("b", 7, 3, 3), ("a", 2, 6, 1)]
+        assert set(scanned(writer)) == set(range(8))
+    with open_writer(tmp_path) as writer:
+        assert {app: seen.version for app, seen in writer.transactions().items()} == {"a": 2, "b": 7}
+        assert writer.put(rows([9]), txn=("b", 7)).skipped
+
+
+def test_transactions_of_a_crashed_writer_are_all_in_the_map_of_the_next(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path)
+    slow = threading.Event()
+    crash_points.install(lambda point: slow.wait(0.02) if point == "wal.before_put" else None)
+    try:
+        puts = [in_thread(lambda k=k: writer.put(rows([k]), txn=(f"app-{k}", k))) for k in range(12)]
+        assert not any(put.result().skipped for put in puts)
+    finally:
+        crash_points.install(None)
+    assert len(row_entries(tmp_path)) < 12
+    writer.abort()
+    with open_writer(tmp_path) as after:
+        assert all(after.put(rows([k], "again"), txn=(f"app-{k}", k)).skipped for k in range(12))
+        assert scanned(after) == dict.fromkeys(range(12), "a")

@@ -89,7 +89,7 @@ def test_a_leader_that_is_interrupted_anywhere_loses_and_doubles_no_put_of_other
         writer = open_writer(root, UNKEYED)
         others = queued(writer, *[partial(writer.put, rows([k], schema=UNKEYED)) for k in (7, 8)])
         leader = Interrupter(at)
-        interrupted = leader.run(partial(writer.put, rows([2], schema=UNKEYED), txn=("app", 1)))  # leads for all
+        interrupted = leader.run(lambda: writer.put_nowait(rows([2], schema=UNKEYED), drain=False).wait())  # for all
         writer._shard.commits._puts.wake_all()  # they would look by themselves, a second later
         positions = [other.result().batch_positions for other in others]
         assert len({p.start for p in positions}) == 2, leader.where
@@ -224,7 +224,7 @@ def test_a_put_that_was_half_inserted_is_not_taken_for_done_by_a_bulk_write(tmp_
         commits = writer._shard.commits
         half = commits._puts._waiting[0]
         half.pending = commits._place(half.fit(half.batches), None)  # and then the interrupt
-        writer.put(rows(range(1000, 2000)), txn=("app", 1))  # a generation of its own, led by nobody
+        writer.put(rows(range(1000, 30_000)), txn=("app", 1))  # a generation of its own, led by nobody
         assert not commits._is_done(half)
         half.wake()
         other.result()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lance_memwal import InvalidInputError, WriterPoisonedError
-from lance_memwal.types import Transaction
+from lance_memwal.types import EntryTransaction, Transaction
 from tests.kit.writers import UNKEYED, WAL, in_thread, open_writer, row_entries, rows, scanned, wait_for, watched
 
 
@@ -84,28 +84,26 @@ def test_a_transaction_is_durable_when_put_returns_in_every_mode(tmp_path: Path)
     with open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None) as writer:
         writer.put(rows([1]))
         writer.put(rows([2]), txn=("app", 1))
-        assert [e.num_rows for e in row_entries(tmp_path)] == [1, 1]
-        assert row_entries(tmp_path)[1].txn == Transaction("app", 1)
+        assert [e.num_rows for e in row_entries(tmp_path)] == [2], "a transaction shares the entry of what was pending"
+        assert row_entries(tmp_path)[0].footer.txns == (EntryTransaction(Transaction("app", 1), 1, 1),)
 
 
-def test_a_transaction_is_alone_in_its_entry(tmp_path: Path) -> None:
+def test_a_transaction_shares_an_entry_and_says_which_rows_are_its_own(tmp_path: Path) -> None:
     store, location = watched(tmp_path)
     with open_writer(location) as writer:
         held = store.hold("put_new", WAL, 1)
         acks = [writer.put_nowait(rows([0]))]
         held.wait_reached()
         acks.append(writer.put_nowait(rows([1])))
-        txn = in_thread(lambda: writer.put(rows([2]), txn=("app", 1)))
+        txn = in_thread(lambda: writer.delete([2, 3], txn=("app", 1)))
         wait_for(lambda: writer.memtable_stats().pending_wal_batch_count >= 3)
         acks.append(writer.put_nowait(rows([3])))
         held.open()
         txn.result()
         acks[-1].wait()
-        assert [(e.num_rows, e.txn is not None) for e in row_entries(tmp_path)] == [
-            (1, False),
-            (1, False),
-            (1, True),
-            (1, False),
+        assert [(e.num_rows, e.footer.txns) for e in row_entries(tmp_path)] == [
+            (1, ()),
+            (4, (EntryTransaction(Transaction("app", 1), 1, 2),)),
         ]
 
 

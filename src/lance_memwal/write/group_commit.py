@@ -13,6 +13,8 @@ rows that are fitted, and calls nobody above. Invariants:
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
 5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
+6. Transactions share entries with each other and with other writes: the footer says which rows are whose. All of them
+   are in the map once the entry is on storage, or none.
 
 Who waits: callers, for room or for an acknowledgement; the ticker is poked. A put that nobody waits for wakes nobody.
 
@@ -45,7 +47,7 @@ from lance_memwal.write.health import Health
 from lance_memwal.write.queue import Entry, EntryBuilder, Pending, PutQueue, QueuedPut, WriteRows
 from lance_memwal.write.stats import BackpressureStats, StatsHandle
 
-__all__ = ["GroupCommit", "Placement"]
+__all__ = ["GroupCommit", "Placement", "RepeatedError"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,6 +69,14 @@ class Placement(Protocol):
 
     def make_room(self, end: int) -> None:
         """See to it that there will be room."""
+
+
+class RepeatedError(Exception):
+    """A queued put whose transaction is there already, or pending: it is on storage once all below `end` is."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__("the transaction is there already")
+        self.end = end
 
 
 class GroupCommit:
@@ -194,6 +204,13 @@ class GroupCommit:
             self._health.refuse_writes()
             return self._repeat_of(txn)
 
+    def refuse_repeated(self, txn: Transaction) -> None:
+        """Raise `RepeatedError` if `txn` is there or pending."""
+        with self._health.lock:
+            end = self._repeat_of(txn)
+        if end is not None:
+            raise RepeatedError(end)
+
     def _insert(
         self, rows: WriteRows, txn: Transaction | None, *, drain: bool, decide: Callable[[], WriteRows | None] | None
     ) -> tuple[Pending | None, int]:
@@ -222,7 +239,9 @@ class GroupCommit:
             self._health.refuse_writes()
             if self._exclusive or self.held_bytes >= self._limits.max_unflushed_memtable_bytes:
                 return False
-            pending = self._place(rows, None)
+            if put.txn is not None:
+                self.refuse_repeated(put.txn)
+            pending = self._place(rows, put.txn)
             pending.put, put.pending = put, pending
             self.pending.append(pending)
             self._tables.placed(pending.end)
@@ -474,17 +493,16 @@ class GroupCommit:
         if self.pending[0].end <= self.durable:  # an interrupted leader did not come to it
             self._drop_settled()
         first = self.pending[0]
-        group = [first] if len(self.pending) == 1 or first.txn is not None else self._next_group(first)
-        txns = () if first.txn is None else (EntryTransaction(first.txn, 0, first.rows.num_rows),)
-        footer = self._transactions.footer(first.run.generation, txns, self._log.table)
+        group = [first] if len(self.pending) == 1 else self._next_group(first)
+        footer = self._transactions.footer(first.run.generation, _transactions_of(group), self._log.table)
         return Entry(group, footer, self._log.next_position)
 
     def _next_group(self, first: Pending) -> list[Pending]:
-        """The pending writes of the next entry: one generation, at most `max_entry_bytes`; a transaction is alone."""
+        """The pending writes of the next entry: one generation, at most `max_entry_bytes`."""
         group = [first]
         limit = self._durable_bytes + self._limits.max_entry_bytes
         for item in islice(self.pending, 1, None):
-            if item.txn is not None or item.generation != first.generation or item.end_bytes > limit:
+            if item.generation != first.generation or item.end_bytes > limit:
                 break
             group.append(item)
         return group
@@ -504,3 +522,14 @@ class GroupCommit:
     def _drop_settled(self) -> None:
         while self.pending and self.pending[0].end <= self.durable:
             self.pending.popleft()
+
+
+def _transactions_of(group: list[Pending]) -> tuple[EntryTransaction, ...]:
+    """The transactions of an entry, each with its rows: three puts of 2, 1 and 4 rows, of which the first and the last
+    are transactions, give the rows 0 to 1 and 3 to 6."""
+    found, first_row = [], 0
+    for item in group:
+        if item.txn is not None:
+            found.append(EntryTransaction(item.txn, first_row, item.rows.num_rows))
+        first_row += item.rows.num_rows
+    return tuple(found)

@@ -103,7 +103,19 @@ class Pending:
 class QueuedPut:
     """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
 
-    __slots__ = ("_awake", "batches", "error", "fit", "follower", "pending", "rows", "size_bytes", "started", "waited")
+    __slots__ = (
+        "_awake",
+        "batches",
+        "error",
+        "fit",
+        "follower",
+        "pending",
+        "rows",
+        "size_bytes",
+        "started",
+        "txn",
+        "waited",
+    )
 
     def __init__(
         self,
@@ -111,12 +123,14 @@ class QueuedPut:
         size_bytes: int,
         fit: Callable[[list[pa.RecordBatch]], WriteRows],
         started: float,
+        txn: Transaction | None = None,
     ) -> None:
         """`fit` makes rows of the batches; it is called by the leader, without locks."""
         self.batches = batches
         self.size_bytes = size_bytes
         self.fit = fit
         self.started = started
+        self.txn = txn
         self.rows: WriteRows | None = None
         self.pending: Pending | None = None
         self.error: Exception | None = None

@@ -25,7 +25,7 @@ from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.fit import Missing
 from lance_memwal.types import Transaction
 from lance_memwal.write.bulk import publish_bulk
-from lance_memwal.write.group_commit import GroupCommit
+from lance_memwal.write.group_commit import GroupCommit, RepeatedError
 from lance_memwal.write.health import Health
 from lance_memwal.write.queue import QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
@@ -85,17 +85,21 @@ def put(
 ) -> WriteResult:
     """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
     batches, fill = shard.columns.fitting.take(data, missing)
+    transaction = as_transaction(txn)
     with shard.gate:
-        if txn is not None or not shard.config.durable_write:
-            return _write(shard, shard.columns.fitting.fit(batches, fill), as_transaction(txn))
         size = sum(map(_buffer_bytes, batches))
-        if size > _QUEUED_BYTES:
-            return _write(shard, shard.columns.fitting.fit(batches, fill), None)
-        small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), shard.clock.monotonic())
+        if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
+            return _write(shard, shard.columns.fitting.fit(batches, fill), transaction)
+        small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), shard.clock.monotonic(), transaction)
         try:
+            if transaction is not None:
+                shard.commits.refuse_repeated(transaction)
             done = shard.commits.write(small)
         except _TooLargeError as found:
-            return _write(shard, found.rows, None)
+            return _write(shard, found.rows, transaction)
+        except RepeatedError as found:
+            shard.commits.make_durable(found.end)
+            return WriteResult(range(found.end, found.end), skipped=True)
         reach("put.before_ack")
         return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
 
