@@ -42,10 +42,10 @@ class MemWalError(Exception):
     retryable: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.args, self.__dict__)
+        return rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(kind: type[MemWalError], args: tuple[Any, ...], attributes: dict[str, Any]) -> MemWalError:
+def rebuilt(kind: type[MemWalError], args: tuple[Any, ...], attributes: dict[str, Any]) -> MemWalError:
     """An error that another process raised: its text is made already."""
     error = kind.__new__(kind, *args)
     error.args = args

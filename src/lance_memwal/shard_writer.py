@@ -536,6 +536,16 @@ class ShardWriter:
         """The id of the table that this writer belongs to; None where there is no base table."""
         return self._shard.health.table_id
 
+    @property
+    def shard_time_ms(self) -> int:
+        """The time of the shard, by which ids are forgotten."""
+        return self._shard.transactions.time.expiry_ms
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether it takes writes: it is open, and nothing has stopped it."""
+        return self._shard.health.is_open and not self._shard.health.has_failed
+
     def transactions(self) -> dict[str, SeenTransaction]:
         """The newest version per application that is on storage."""
         return self._shard.commits.transactions()

@@ -11,15 +11,16 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import lance
 import pyarrow as pa
 
 from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number, check_timeout
+from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
@@ -40,6 +41,7 @@ from lance_memwal.read.snapshot import Consistency
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding
+from lance_memwal.serve.shared_shard import SharedShard, SharedTable
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
 from lance_memwal.sstable.probe import check_table
@@ -66,9 +68,11 @@ from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
-from lance_memwal.write.table_target import writer_config
+from lance_memwal.write.table_target import with_shard, writer_config
 
 __all__ = ["Table", "create_table", "enable", "open_table"]
+
+OnFenced: TypeAlias = Literal["raise", "retake"]
 
 
 def create_table(
@@ -247,15 +251,23 @@ class Table:
         config: WriterConfig | None = None,
         compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
+        shared: bool = False,
+        on_fenced: OnFenced = "raise",
         **overrides: Any,
     ) -> TableWriter:
         """A writer that routes rows to shards; shard writers are opened when rows need them.
+
+        With `shared` many processes write the table: the first one that needs a shard owns it, others send their writes to
+        it, and one of them takes over when it is gone. Otherwise this writer claims its shards, whoever has them. When
+        somebody else claims one, `on_fenced` says whether its writes raise `FencedError`, or claim the shard back.
 
         Its shards are compacted in the background as `compaction` says; None switches that off. Of more than
         `max_open_shards` shards, those that were not written to for longest are parked: they stay this writer's own,
         without memory or threads.
         """
         check_number("max_open_shards", max_open_shards, least=1)
+        check_flag("shared", shared)
+        check_choice("on_fenced", on_fenced, ("raise", "retake"))
         if compaction is not None:
             check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
         base = self._newest.with_index()
@@ -275,7 +287,20 @@ class Table:
 
         age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
         age_seconds = None if age_ms is None else age_ms / 1000
-        return TableWriter(base, self._reader, open_shard, watch, compaction, max_open_shards, age_seconds)
+        claimed: Callable[[str | None, Parked | None], ShardWriter | SharedShard] = open_shard
+        if shared:
+            claimed = _share(base, watch, settings, open_shard)
+        return TableWriter(
+            base,
+            self._reader,
+            claimed,
+            watch,
+            compaction,
+            max_open_shards,
+            age_seconds,
+            shared=shared,
+            retake=on_fenced == "retake" and not shared,
+        )
 
     def shard_writer(
         self, shard_id: str | None = None, *, config: WriterConfig | None = None, **overrides: Any
@@ -521,6 +546,26 @@ class Table:
         """Tiers, rows and bytes, and what compaction and collection would do."""
         garbage = Collector(self.location, self._newest).run(dry_run=True)
         return collect_stats(self.location, self.base, garbage, CompactionPolicy())
+
+
+def _share(
+    base: BaseTable,
+    watch: TableWatch,
+    settings: WriterConfig,
+    open_shard: Callable[[str | None, Parked | None], ShardWriter],
+) -> Callable[[str | None, Parked | None], SharedShard]:
+    """Opens shards that are shared with other processes."""
+    if watch.table_id is None:
+        raise InvalidInputError("the table has no id, by which processes know that they share it; use shared=False")
+    table = SharedTable(
+        base.location, watch.table_id, watch.tag, base.merge is None, lambda: watch.look().columns, open_shard
+    )
+
+    def open_shared(shard_id: str | None, parked: Parked | None) -> SharedShard:
+        named = shard_id or with_shard(settings, base.sharding).shard_id
+        return SharedShard(table, named or SYSTEM_CLOCK.uuid4(), parked)
+
+    return open_shared
 
 
 def _settings(

@@ -17,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Fitted, Fitter, Missing, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import key_batch, to_batches, to_parts
 from lance_memwal.rows.merging import LastWrite
+from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
@@ -53,6 +55,19 @@ __all__ = ["TableAck", "TableWriter"]
 
 _PARALLEL_SHARDS = 8
 T = TypeVar("T")
+
+
+Shard = ShardWriter | SharedShard
+
+
+def _owner_of(shard: Shard) -> ShardWriter | None:
+    return shard.owned if isinstance(shard, SharedShard) else shard
+
+
+def _owned(shards: OpenShards[Shard]) -> list[str]:
+    """The shards that this process owns, parked ones too."""
+    others = {shard_id for shard_id, shard in shards.open.items() if _owner_of(shard) is None}
+    return [shard_id for shard_id in shards.names() if shard_id not in others]
 
 
 class TableAck(Ack):
@@ -85,20 +100,24 @@ class TableWriter:
         self,
         base: BaseTable,
         reader: Reader,
-        open_shard: Callable[[str | None, Parked | None], ShardWriter],
+        open_shard: Callable[[str | None, Parked | None], Shard],
         watch: TableWatch,
         compaction: CompactionPolicy | None = None,
         max_open_shards: int = DEFAULT_OPEN_SHARDS,
         max_age_seconds: float | None = None,
+        *,
+        shared: bool = False,
+        retake: bool = False,
     ) -> None:
         """Use `Table.writer`."""
         self._location = base.location
         self._reader = reader
         self._take_columns(base)
         self._lock = threading.RLock()
-        self._shards = OpenShards(open_shard, max_open_shards, max_age_seconds)
+        self._shared = shared
+        self._shards = OpenShards(open_shard, max_open_shards, max_age_seconds, retake=retake)
         self._watch = watch
-        self._compaction = Background(compaction, base.location, watch.look, self._shards.names)
+        self._compaction = Background(compaction, base.location, watch.look, partial(_owned, self._shards))
         weakref.finalize(self, self._compaction.stop).atexit = False
         weakref.finalize(self, self._shards.stop_aging).atexit = False
         self._async = AsyncCalls()
@@ -166,7 +185,7 @@ class TableWriter:
         self._admit()
         shard_id = self._shard_of(key, expected, new)
 
-        def compare(writer: ShardWriter) -> bool:
+        def compare(writer: Shard) -> bool:
             return writer.compare_and_set(key, expected, new, txn=txn)
 
         self._compaction.start()
@@ -218,7 +237,7 @@ class TableWriter:
 
         A task that is cancelled does not take its put back.
         """
-        plain = self._merge is None and not keeps_missing(missing)
+        plain = not self._shared and self._merge is None and not keeps_missing(missing)
         if txn is None and plain and not if_absent and where is None:
             done: RoutedResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
             return done
@@ -233,7 +252,8 @@ class TableWriter:
         sequence: Any = None,
     ) -> RoutedResult:
         """As `delete`, without a wait of the event loop; deletes and puts of many tasks share entries."""
-        if txn is None and not count and sequence is None and not isinstance(self._merge, LastWrite):
+        plain = not self._shared and not isinstance(self._merge, LastWrite)
+        if txn is None and not count and sequence is None and plain:
             done: RoutedResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
             return done
         return await asyncio.to_thread(self.delete, keys, txn=txn, count=count, sequence=sequence)
@@ -318,11 +338,11 @@ class TableWriter:
         self._watch.look_if_due()
 
     def _each(
-        self, routed: Mapping[str, Any], write: Callable[[ShardWriter, Any], WriteResult], *, counts: bool = False
+        self, routed: Mapping[str, Any], write: Callable[[Shard, Any], WriteResult], *, counts: bool = False
     ) -> RoutedResult:
         return RoutedResult(self._shard_by_shard(routed, write), counts=counts)
 
-    def _shard_by_shard(self, routed: Mapping[str, Any], write: Callable[[ShardWriter, Any], T]) -> dict[str, T]:
+    def _shard_by_shard(self, routed: Mapping[str, Any], write: Callable[[Shard, Any], T]) -> dict[str, T]:
         """Write to every shard; in parallel where storage is remote."""
         if not routed:
             return {}
@@ -405,8 +425,21 @@ class TableWriter:
 
     @property
     def shard_writers(self) -> dict[str, ShardWriter]:
-        """The shard writers that are open, by shard id; those that are parked are not."""
-        return self._shards.open
+        """The shard writers of this process that are open, by shard id; those that are parked are not."""
+        owners = {shard_id: _owner_of(shard) for shard_id, shard in self._shards.open.items()}
+        return {shard_id: writer for shard_id, writer in owners.items() if writer is not None}
+
+    @property
+    def owned_shards(self) -> set[str]:
+        """The shards that this process owns now: its own, or those that it serves to others."""
+        return set(_owned(self._shards))
+
+    def attend(self, shard_ids: Iterable[str]) -> set[str]:
+        """Own those of the shards that nobody owns, and serve them; returns the ones that this process owns now."""
+        for shard_id in shard_ids:
+            self._admit()
+            self._shards.write(shard_id, lambda shard: shard.attend() if isinstance(shard, SharedShard) else True)
+        return self.owned_shards
 
     def stats(self) -> dict[str, WriteStats]:
         """Totals per shard."""

@@ -81,6 +81,11 @@ def test_puts_are_taken_in_the_order_of_the_queue(tmp_path: Path) -> None:
         assert len(row_entries(tmp_path)) <= 2, "one entry holds what one leader takes"
 
 
+def lead(writer: Any, data: pa.RecordBatch) -> None:
+    """Commit for all who wait, without a place in their queue."""
+    writer.put_nowait(data, drain=False).wait()
+
+
 @pytest.mark.scaled
 def test_a_leader_that_is_interrupted_anywhere_loses_and_doubles_no_put_of_others(tmp_path: Path) -> None:
     at, interrupted = 1, True
@@ -89,7 +94,7 @@ def test_a_leader_that_is_interrupted_anywhere_loses_and_doubles_no_put_of_other
         writer = open_writer(root, UNKEYED)
         others = queued(writer, *[partial(writer.put, rows([k], schema=UNKEYED)) for k in (7, 8)])
         leader = Interrupter(at)
-        interrupted = leader.run(lambda: writer.put_nowait(rows([2], schema=UNKEYED), drain=False).wait())  # for all
+        interrupted = leader.run(partial(lead, writer, rows([2], schema=UNKEYED)))
         writer._shard.commits._puts.wake_all()  # they would look by themselves, a second later
         positions = [other.result().batch_positions for other in others]
         assert len({p.start for p in positions}) == 2, leader.where

@@ -8,7 +8,9 @@ Owns the rules around the transaction map. Invariants:
 2. An equal version is skipped, a lower one is an error, and so is an old version under another query's application id.
 3. An application that was silent for longer than its expiry leaves the map with the next whole one. Silence is measured
    by the time of the shard, which no single reading of a clock moves (`ShardTime`).
-4. Every map can be written: ids are bounded in length and in number, and one that is too long is left out, since no
+4. The id of a client that repeats its own writes carries the shard time of its birth. One that the map does not know and
+   that is older than its expiry may have been forgotten: its write is refused, since its outcome is unknown.
+5. Every map can be written: ids are bounded in length and in number, and one that is too long is left out, since no
    write may carry it any more.
 """
 
@@ -18,7 +20,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from lance_memwal.clock import Clock
-from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError, UnavailableError
 from lance_memwal.log.entry import parse_seen, seen_to_json
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -33,6 +35,7 @@ __all__ = [
     "ShardTime",
     "TransactionMap",
     "as_transaction",
+    "client_id",
     "encode_map",
     "is_repeat",
     "is_whole",
@@ -155,8 +158,18 @@ class TransactionMap:
         return is_repeat(txn, self._seen)
 
     def admit(self, txn: Transaction) -> None:
-        """Refuse an application that would be one too many."""
-        if txn.app in self._seen or len(self._seen) < MAX_APPLICATIONS:
+        """Refuse an application that would be one too many, or a client that may have been forgotten."""
+        if txn.app in self._seen:
+            return
+        born_ms = _born_ms(txn.app)
+        if born_ms is not None and self.time.expiry_ms - born_ms >= OWN_EXPIRY_MS:
+            raise UnavailableError(
+                "the outcome of this write is unknown: its id is so old that the shard may have forgotten it; look whether "
+                "its rows are there before you write them again",
+                ambiguous=True,
+                retryable=False,
+            )
+        if len(self._seen) < MAX_APPLICATIONS:
             return
         self._expire()
         own = sum(map(_is_own, self._seen))
@@ -238,6 +251,19 @@ def _forgotten_when(app: str) -> str:
 
 def _is_live(app: str, item: SeenTransaction, now_ms: int) -> bool:
     return now_ms - item.written_ms < _expiry_ms(app) and _is_short(app) and _is_short(item.query)
+
+
+def client_id(uuid: str, born_ms: int) -> str:
+    """The id of a client that was born at this time of the shard."""
+    return f"{OWN_PREFIX}{uuid}@{born_ms}"
+
+
+def _born_ms(app: str) -> int | None:
+    """When (time of the shard) the client of this id was born; None for other ids."""
+    if not _is_own(app):
+        return None
+    born = app.rpartition("@")[2]
+    return int(born) if born.isdecimal() and len(born) < 20 else None
 
 
 def _is_own(app: str) -> bool:

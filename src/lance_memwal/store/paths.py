@@ -30,9 +30,11 @@ __all__ = [
     "manifest_hint_path",
     "manifest_path",
     "number_name",
+    "owner_path",
     "parse_entry_name",
     "parse_manifest_name",
     "parse_number_name",
+    "parse_owner_name",
     "parse_sstable_name",
     "pk_index_dir",
     "quarantine_path",
@@ -51,6 +53,7 @@ STAGE_DIR = "memwal_stage"
 HINT_NAME = "version_hint.json"
 _MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[01]{64}")
+_OWNER = re.compile(r"memwal_owner_([0-9]{1,20})\.json")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([0-9]{1,20})")
 
 
@@ -181,6 +184,17 @@ def deletes_path(shard_id: str, generation: int, token: str) -> str:
 def quarantine_path(shard_id: str, position: int, token: str) -> str:
     """Where repair moves the bytes of a torn entry."""
     return f"{shard_dir(shard_id)}/memwal_quarantine/{position}-{token}"
+
+
+def owner_path(shard_id: str, epoch: int) -> str:
+    """Where the owner of a shard, under this epoch, says how it is reached."""
+    return f"{shard_dir(shard_id)}/memwal_owner_{epoch}.json"
+
+
+def parse_owner_name(name: str) -> int | None:
+    """The epoch of an owner's file name, or None."""
+    match = _OWNER.fullmatch(name)
+    return int(match.group(1)) if match else None
 
 
 def stage_path(job: str, token: str) -> str:

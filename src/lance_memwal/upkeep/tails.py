@@ -27,7 +27,7 @@ from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, ShardStatus
 from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 
-__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only"]
+__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
 
 
 class _OpenShard(Protocol):
@@ -83,6 +83,13 @@ def in_log_only(location: Location, *, shards: Collection[str] | None = None, ta
         if entries:
             found[manifest.shard_id] = len(entries)
     return found
+
+
+def is_left_alone(
+    location: Location, manifest: ShardManifest, *, idle_seconds: float, tag: str | None, clock: Clock = SYSTEM_CLOCK
+) -> bool:
+    """Whether nobody seems to write to the shard: no row waits in its log, or none came for `idle_seconds`."""
+    return not _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=False, tag=tag)
 
 
 def _tail_with_rows(location: Location, manifest: ShardManifest, tag: str | None) -> list[int]:

@@ -7,7 +7,8 @@ Owns `OpenShards`. Invariants:
 3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
 4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open: whoever looks for
    logs without a writer does not find it.
-5. What is done alone (opening, making room) has an end: a writer that is too busy to be parked stays open, and the limit
+5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it.
+6. What is done alone (opening, making room) has an end: a writer that is too busy to be parked stays open, and the limit
    is kept by the next that opens one. Writes to shards that are open wait for none of it.
 """
 
@@ -20,10 +21,10 @@ from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
-from lance_memwal.errors import ClosedError
+from lance_memwal.errors import ClosedError, FencedError
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
-from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
+from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
 from lance_memwal.write.life import Parked
 from lance_memwal.write.stats import WriteStats
 
@@ -33,6 +34,7 @@ DEFAULT_OPEN_SHARDS = 256
 _CLOSED_AT_ONCE = 4
 _ROOM_SECONDS = 10.0
 _AGED_SECONDS = 60.0
+_RETAKE_SECONDS = 1.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,11 +83,16 @@ class OpenShards(Generic[W]):
         open_shard: Callable[[str | None, Parked | None], W],
         limit: int,
         max_age_seconds: float | None = None,
+        *,
+        retake: bool = False,
     ) -> None:
         """`open_shard` claims a shard (None: the default one), or takes a parked one up again.
 
-        After `max_age_seconds` a parked shard is flushed if it owes that; None: never.
+        After `max_age_seconds` a parked shard is flushed if it owes that; None: never. With `retake` a write that finds its
+        shard claimed by somebody else claims it back.
         """
+        self._retake = retake
+        self._retaken: dict[str, float] = {}
         self._open_shard = open_shard
         self._limit = limit
         self._max_age_seconds = max_age_seconds
@@ -145,6 +152,10 @@ class OpenShards(Generic[W]):
                 if self.closed or not writer.is_parked:
                     raise
                 self._drop(shard_id, writer)
+            except FencedError:  # of which nothing is in the log
+                if self.closed or not self._retake:
+                    raise
+                self._wait_to_retake(shard_id, writer)
 
     def _take_up(self, shard_id: str) -> W:
         refuse_on_top(self._lock, "a write")
@@ -156,6 +167,18 @@ class OpenShards(Generic[W]):
                 self._open[shard_id] = writer
                 self._parked.pop(shard_id, None)
             return writer
+
+    def _wait_to_retake(self, shard_id: str, writer: W) -> None:
+        """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""
+        writer.abort()
+        with self._lock:
+            now = SYSTEM_CLOCK.monotonic()
+            if self._open.get(shard_id) is writer:
+                del self._open[shard_id]
+                self._retaken[shard_id] = max(now, self._retaken.get(shard_id, now - _RETAKE_SECONDS) + _RETAKE_SECONDS)
+            due = self._retaken[shard_id]
+        while (left := due - SYSTEM_CLOCK.monotonic()) > 0 and not self.closed:
+            SYSTEM_CLOCK.sleep(min(left, LOOK_AGAIN_SECONDS))
 
     def _drop(self, shard_id: str, writer: W) -> None:
         """Forget a parked writer, as whoever parks it is about to, unless an interrupt kept it from that."""

@@ -1,0 +1,441 @@
+"""One shard that many processes write: owned by this one, or reached through its owner.
+
+Owns `SharedShard`. Invariants:
+
+1. A write is acknowledged by whoever owns the newest epoch, and by nobody else. Every write carries a mark (the user's
+   transaction, or one of our own), here and there alike: when an owner is lost, its successor is asked under the same mark,
+   and skips what the log has already.
+2. A shard is claimed if it has no owner, if its owner does not answer for its epoch, or if a writer that does not share it
+   left it alone for a minute. A living owner is never fenced.
+3. This process claims at most once a second, and only with rows to write. On one host one process at a time looks for the
+   owner, so that one claims and the others find it.
+4. Every wait has an end.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_timeout
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import (
+    ClosedError,
+    ConflictError,
+    FencedError,
+    InvalidInputError,
+    UnavailableError,
+    WriterPoisonedError,
+)
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.transactions import as_transaction
+from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.forking import close_in_child
+from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.fit import Missing
+from lance_memwal.rows.ingest import key_batch, to_batches
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.serve import office
+from lance_memwal.serve.caller import OwnerLostError, OwnerStartsError, RemoteShard
+from lance_memwal.serve.marks import Mark, Marks
+from lance_memwal.serve.record import Owner, OwnerRecords
+from lance_memwal.serve.runtime import host_lock
+from lance_memwal.serve.wire import Request, perform
+from lance_memwal.shard_writer import ShardWriter
+from lance_memwal.store.location import Location
+from lance_memwal.types import Transaction
+from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.write.life import Parked
+from lance_memwal.write.results import WriteResult
+from lance_memwal.write.stats import WriteStats
+from lance_memwal.write.writes import Ack
+
+__all__ = ["SharedShard", "SharedTable"]
+
+_LOST = (OwnerLostError, FencedError, ClosedError, WriterPoisonedError)
+_BACK_OFF = BackOff(0.005, 0.5)
+_LOCK_SECONDS = 30.0
+_IDLE_SECONDS = 60.0  # of a writer that does not share
+_BESIDE_SECONDS = 90.0
+_LOOK_SECONDS = 0.1
+_CLAIM_SECONDS = 1.0
+_DRAIN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTable:
+    """What all shared shards of a table writer have in common: the table, and how a shard of it is owned.
+
+    `is_plain`: its rows are merged by no rule, so that a whole row that is put is written.
+    """
+
+    location: Location
+    table_id: str
+    tag: str | None
+    is_plain: bool
+    schema: Callable[[], TableSchema]
+    open_shard: Callable[[str, Parked | None], ShardWriter]
+
+
+class _OwnedShard:
+    """A shard that this process owns, and serves."""
+
+    def __init__(self, writer: ShardWriter) -> None:
+        self.writer = writer
+
+    @property
+    def shard_time_ms(self) -> int:
+        return self.writer.shard_time_ms
+
+    def perform(self, request: Request, txn: Transaction | None, deadline: Deadline) -> Any:  # noqa: ARG002
+        return perform(self.writer, request, txn)
+
+
+class _DoneAck(Ack):
+    """The durability of a write that was waited for."""
+
+    __slots__ = ()
+
+    def __init__(self, result: WriteResult) -> None:
+        self.result = result
+
+    @property
+    def durable(self) -> bool:
+        """It is."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return at once."""
+        check_timeout(timeout)
+
+
+class SharedShard:
+    """The verbs of one shard, wherever it is owned. Threads may share it."""
+
+    def __init__(self, table: SharedTable, shard_id: str, parked: Parked | None = None) -> None:
+        """Nothing is claimed before the first write."""
+        self.shard_id = shard_id
+        self.is_parked = False
+        self._table = table
+        self._parked = parked
+        self._records = OwnerRecords(table.location, shard_id)
+        self._manifests = ShardManifestStore(table.location, shard_id)
+        self._marks = Marks()
+        self._turn = threading.Lock()
+        self._way: _OwnedShard | RemoteShard | None = None
+        self._closed = False
+        self._claimed_at = -_CLAIM_SECONDS
+        close_in_child(self)
+
+    @property
+    def owned(self) -> ShardWriter | None:
+        """The writer of this process, if it owns the shard."""
+        way = self._way
+        return way.writer if isinstance(way, _OwnedShard) and way.writer.is_writing else None
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def put(
+        self,
+        data: list[pa.RecordBatch],
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+        if_absent: bool = False,
+        where: FilterLike | None = None,
+    ) -> WriteResult:
+        """See `ShardWriter.put`; durable once it returns."""
+        options = {"missing": missing, "if_absent": if_absent, "where": _text(where)}
+        result = self._write(Request("put", (data,), options), txn)
+        whole = txn is None and not if_absent and where is None and missing != "keep" and self._table.is_plain
+        return _told(result, sum(batch.num_rows for batch in data)) if whole else result
+
+    def update(
+        self, data: list[pa.RecordBatch], *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
+    ) -> WriteResult:
+        """See `ShardWriter.update`."""
+        return self._write(Request("update", (data,), {"insert": insert}), txn)
+
+    def update_matching(
+        self, keys: pa.Table, where: FilterLike, values: Mapping[str, str], txn: Transaction | tuple[str, int] | None
+    ) -> WriteResult:
+        """See `ShardWriter.update_matching`."""
+        options = {"where": _text(where), "set": dict(values)}
+        return self._write(Request("update_matching", (keys.to_batches(),), options), txn)
+
+    def delete(
+        self,
+        keys: Any,
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        count: bool = False,
+        sequence: Any = None,
+    ) -> WriteResult:
+        """See `ShardWriter.delete`."""
+        beside = None if sequence is None else [pa.record_batch({"sequence": pa.array([sequence])})]
+        result = self._write(Request("delete", (list(keys), beside), {"count": count}), txn)
+        whole = txn is None and not count and self._table.is_plain
+        return _told(result, sum(batch.num_rows for batch in keys)) if whole else result
+
+    def delete_matching(
+        self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None
+    ) -> WriteResult:
+        """See `ShardWriter.delete_matching`."""
+        return self._write(Request("delete_matching", (keys.to_batches(),), {"where": _text(where)}), txn)
+
+    def compare_and_set(
+        self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None
+    ) -> bool:
+        """See `ShardWriter.compare_and_set`."""
+        schema = self._table.schema()
+        named = key_batch([key], schema)
+        rows = [_one_row(named, row, schema) for row in (expected, new)]
+        done: bool = self._perform(Request("compare_and_set", ([named], *rows)), txn)
+        return done
+
+    def _write(self, request: Request, txn: Transaction | tuple[str, int] | None) -> WriteResult:
+        result: WriteResult = self._perform(request, txn)
+        return result
+
+    def _perform(self, request: Request, txn: Transaction | tuple[str, int] | None, *, marked: bool = True) -> Any:
+        """What the owner of the shard does with a write, once, however many owners are asked."""
+        deadline, attempt = Deadline(SYSTEM_CLOCK), 0
+        given, mark = as_transaction(txn), None
+        while True:
+            way = None
+            try:
+                way = self._way or self._find(deadline)
+                if marked and given is None:
+                    mark = self._marks.take(way.shard_time_ms)
+                    given = mark.txn
+                done = way.perform(request, given, deadline)
+            except _LOST as error:
+                self._lose(way)
+                self._refuse_closed()
+                if not deadline.left_seconds:
+                    raise UnavailableError(f"no owner of shard {self.shard_id} could do a write: {error}") from error
+                _BACK_OFF.wait(SYSTEM_CLOCK, attempt)
+                attempt += 1
+                continue
+            except InvalidInputError:
+                self._give_back(mark)
+                raise
+            self._give_back(mark)
+            return done
+
+    def _give_back(self, mark: Mark | None) -> None:
+        if mark is not None:
+            self._marks.give_back(mark)
+
+    def _refuse_closed(self) -> None:
+        if self._closed or self.is_parked:
+            raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
+
+    def put_nowait(self, data: list[pa.RecordBatch], *, drain: bool = True) -> Ack:  # noqa: ARG002
+        """`put`: a write that may be repeated elsewhere is waited for, so that its outcome is known."""
+        return _DoneAck(self.put(data))
+
+    def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:  # noqa: ARG002
+        """`delete`; see `put_nowait`."""
+        return _DoneAck(self.delete(keys))
+
+    # ------------------------------------------------------------------------------------------------------ the owner
+
+    def attend(self) -> bool:
+        """Own the shard if nobody does; returns whether this process owns it now."""
+        way = self._way
+        try:
+            if isinstance(way, RemoteShard):
+                way.look()
+            elif way is None or not way.writer.is_writing:
+                self._lose(way)
+                self._find(Deadline(SYSTEM_CLOCK))
+        except _LOST:
+            self._lose(way)
+        return self.owned is not None
+
+    def _find(self, deadline: Deadline) -> _OwnedShard | RemoteShard:
+        """The way to the owner, which may become this process."""
+        if not self._turn.acquire(timeout=deadline.left_seconds):
+            raise deadline.error(f"the owner of shard {self.shard_id} was not found; retry")
+        try:
+            self._refuse_closed()
+            way = self._way
+            if way is None:
+                with host_lock(f"{self._table.table_id}-{self.shard_id}", min(_LOCK_SECONDS, deadline.left_seconds)):
+                    way = self._way = self._look()
+            return way
+        finally:
+            self._turn.release()
+
+    def _look(self) -> _OwnedShard | RemoteShard:
+        beside = Deadline(SYSTEM_CLOCK, _BESIDE_SECONDS)
+        while True:
+            self._refuse_closed()
+            manifest = self._manifests.read_latest()
+            epoch = 0 if manifest is None else manifest.writer_epoch
+            if epoch == 0 or manifest is None or self._parked is not None:
+                return self._own(epoch)
+            owner = self._records.find(epoch)
+            try:
+                if owner is not None and _is_near(owner):
+                    return RemoteShard(owner, self._table.table_id, self.shard_id, epoch)
+                if is_left_alone(self._table.location, manifest, idle_seconds=_IDLE_SECONDS, tag=self._table.tag):
+                    return self._own(epoch)
+            except OwnerLostError:
+                return self._own(epoch)
+            except OwnerStartsError:
+                pass
+            if not beside.left_seconds:
+                raise ConflictError(
+                    f"shard {self.shard_id} is written by a writer that does not share it, or by an owner on another host "
+                    "that listens to its own host only; close it, or write through it"
+                )
+            SYSTEM_CLOCK.sleep(_LOOK_SECONDS)
+
+    def _own(self, epoch: int) -> _OwnedShard:
+        """Claim the shard, and answer for it. The record comes first: no served epoch is without one."""
+        table, parked = self._table, self._parked
+        wait = self._claimed_at + _CLAIM_SECONDS - SYSTEM_CLOCK.monotonic()
+        if wait > 0:
+            SYSTEM_CLOCK.sleep(wait)
+        self._claimed_at, self._parked = SYSTEM_CLOCK.monotonic(), None
+        with office.starting(table.table_id, self.shard_id) as owner:
+            if parked is None and not self._records.announce(epoch + 1, owner):
+                self._records.replace(epoch + 1, owner)
+            reach("serve.announced")
+            writer = table.open_shard(self.shard_id, parked)
+            try:
+                reach("serve.claimed")
+                self._records.replace(writer.epoch, owner)
+                office.serve(table.table_id, writer)
+                self._records.remove_below(writer.epoch)
+            except BaseException:
+                office.forget(table.table_id, writer)
+                writer.abort()
+                raise
+        return _OwnedShard(writer)
+
+    def _lose(self, way: _OwnedShard | RemoteShard | None) -> None:
+        """Go on without an owner that was lost."""
+        with self._turn:
+            if way is None or self._way is not way or self._closed or self.is_parked:
+                return
+            self._way = None
+        if isinstance(way, _OwnedShard):
+            office.forget(self._table.table_id, way.writer)
+            way.writer.abort()
+
+    # ------------------------------------------------------------------------------------------------------ upkeep
+
+    def evolve_schema(self) -> None:
+        """Move to the columns that the base table has now, wherever the shard is owned."""
+        if self._way is not None:
+            self._perform(Request("evolve_schema"), None, marked=False)
+
+    def force_seal_active(self) -> None:
+        """Freeze what was written, wherever the shard is owned."""
+        if self._way is not None or self._parked is not None:
+            self._perform(Request("seal"), None, marked=False)
+
+    def wait_for_flush_drain(self, timeout: float | None = None) -> None:
+        """Return when everything that is frozen is in SSTables; `UnavailableError` on time-out."""
+        deadline = Deadline(SYSTEM_CLOCK) if timeout is None else Deadline(SYSTEM_CLOCK, timeout)
+        while self._way is not None:
+            seconds = min(_DRAIN_SECONDS, deadline.left_seconds)
+            try:
+                self._perform(Request("drain", options={"seconds": seconds}), None, marked=False)
+            except UnavailableError:
+                if not deadline.left_seconds:
+                    raise
+                continue
+            return
+
+    def stats(self) -> WriteStats:
+        """The totals of the writer, if this process owns the shard; what is forwarded counts with its owner."""
+        owned = self.owned
+        return WriteStats() if owned is None else owned.stats()
+
+    # ------------------------------------------------------------------------------------------------------ ending
+
+    def park(self) -> Parked | None:
+        """Put an owned shard away; it stays this process's own until another one wants it. Others cost nothing."""
+        way = self._way
+        if not isinstance(way, _OwnedShard):
+            return None
+        parked = way.writer.park()
+        if parked is not None:
+            self.is_parked = True
+            office.forget(self._table.table_id, way.writer)
+        return parked
+
+    def close(self) -> None:
+        """Flush and close what this process owns; whoever needs the shard next owns it. Idempotent."""
+        self._closed = True
+        writer = self._leave()
+        if writer is not None:
+            try:
+                writer.close()
+                self._records.remove(writer.epoch)  # all is flushed: nobody need ask whether somebody still writes
+            except FencedError:
+                return  # somebody needs the shard already, and has taken over what was not flushed
+            finally:
+                office.forget(self._table.table_id, writer)
+
+    def abort(self) -> None:
+        """Stop without flushing. Idempotent."""
+        self._closed = True
+        writer = self._leave()
+        if writer is not None:
+            office.forget(self._table.table_id, writer)
+            writer.abort()
+
+    def _leave(self) -> ShardWriter | None:
+        """The writer that must be ended, if there is one; a parked one is taken up for it, unless somebody else did."""
+        way, self._way = self._way, None
+        if isinstance(way, _OwnedShard):
+            return way.writer
+        parked, self._parked = self._parked, None
+        if way is not None or parked is None:
+            return None
+        try:
+            return self._table.open_shard(self.shard_id, parked)
+        except FencedError:
+            return None
+
+    def orphan(self) -> None:
+        """Become closed in a forked child."""
+        self._turn, self._closed = threading.Lock(), True
+        if isinstance(self._way, RemoteShard):
+            self._way.orphan()
+
+
+def _is_near(owner: Owner) -> bool:
+    """Whether the owner can be reached from here."""
+    return owner.host == socket.gethostname()
+
+
+def _text(where: FilterLike | None) -> str | None:
+    if where is None or isinstance(where, str):
+        return where
+    raise InvalidInputError("a writer that is shared takes filters as SQL text: they may go to another process")
+
+
+def _one_row(named: pa.RecordBatch, row: Any, schema: TableSchema) -> list[pa.RecordBatch] | None:
+    """One whole row, as rows; it may leave its key out."""
+    if row is None:
+        return None
+    if isinstance(row, dict):
+        row = [{**named.to_pylist()[0], **row}]
+    return to_batches(row, schema.columns, whole=True)
+
+
+def _told(result: WriteResult, rows: int) -> WriteResult:
+    """What became of a whole write: a repeat of our own that was skipped was written by the attempt before."""
+    return result._replace(skipped=False, written=rows) if result.skipped else result

@@ -1,0 +1,91 @@
+"""Processes that share a table: what they do, in functions that a child process runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import lance_memwal as mw
+from lance_memwal import crash_points
+
+__all__ = ["append_ids", "serve_requests", "die_before_answers", "own_and_put"]
+
+
+def append_ids(uri: str, acks: str, name: int, threads: int, stop: str, pipe: Connection) -> None:
+    """Append ids that nobody else has, until the file `stop` is there; acknowledged ones are lines of `acks`."""
+    writer = mw.open_table(uri).writer(shared=True)
+    file = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    errors: list[str] = []
+
+    def work(thread: int) -> None:
+        number = 0
+        while not os.path.exists(stop):
+            number += 1
+            key = ((name * 100 + thread) << 32) + number
+            try:
+                writer.put([{"id": key, "v": f"{name}"}])
+            except Exception as error:
+                errors.append(f"{type(error).__name__}: {error}")
+                return
+            os.write(file, b"%d\n" % key)
+
+    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    pipe.send(("done", errors))
+    writer.close()
+    pipe.send(("closed",))
+
+
+def own_and_put(uri: str, rows: list[dict[str, Any]], pipe: Connection) -> None:
+    """Own the table by a put, say so, and wait to be killed; each SIGUSR1 puts once more and says what became of it."""
+    writer = mw.open_table(uri).writer(shared=True)
+    again = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: again.set())
+    writer.put(rows)
+    pipe.send(("owned", sorted(writer.owned_shards)))
+    while True:
+        if again.wait(0.05):
+            again.clear()
+            try:
+                writer.put([{**row, "id": row["id"] + 1000} for row in rows])
+                pipe.send(("put", sorted(writer.owned_shards)))
+            except Exception as error:
+                pipe.send(("error", type(error).__name__))
+
+
+def die_before_answers(uri: str, marker: str, pipe: Connection) -> None:
+    """Own the table, and die between the commit of the first forwarded put and its answer."""
+    writer = mw.open_table(uri).writer(shared=True)
+    writer.put([{"id": 0, "v": "owner"}])
+
+    def die(point: str) -> None:
+        if point == "serve.before_answer" and Path(marker).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    crash_points.install(die)
+    pipe.send(("owned",))
+    time.sleep(60)
+
+
+def serve_requests(uri: str, name: int, requests: int, pipe: Connection) -> None:
+    """A worker of a web server: it opens the table after the fork, and each request puts one row and reads it back."""
+    failed = []
+    with mw.open_table(uri).writer(shared=True) as writer:
+        for number in range(requests):
+            key = name * 1000 + number
+            try:
+                writer.put([{"id": key, "v": "request"}])
+                if writer.get(key) != {"id": key, "v": "request"}:
+                    failed.append("a row that was acknowledged is not seen")
+            except Exception as error:
+                failed.append(f"{type(error).__name__}: {error}")
+        pipe.send((failed, len(writer.owned_shards)))
+        pipe.close()

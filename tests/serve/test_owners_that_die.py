@@ -1,0 +1,144 @@
+"""Many processes, one table: whoever owns it may die at any moment, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.serve.record import OwnerRecords
+from tests.harness.processes import start
+from tests.harness.profile import scaled
+from tests.serve.shared_child import append_ids, die_before_answers, own_and_put
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+
+
+def new_table(path: Path, key: str | None = None) -> mw.Table:
+    return mw.create_table(str(path), SCHEMA, primary_key=key, writer_defaults={"fsync": False})
+
+
+def owner_pid(table: mw.Table) -> int | None:
+    """The process that owns the only shard of the table."""
+    shards = table.shards()
+    if not shards:
+        return None
+    owner = OwnerRecords(table.location, shards[0].shard_id).find(shards[0].epoch)
+    return None if owner is None else owner.pid
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ids(table: mw.Table) -> Counter[int]:
+    return Counter(table.scan(columns=["id"]).to_table().column("id").to_pylist())
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(scaled(ci=60, prove=400))
+def test_kills_of_the_owner_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Processes x threads append ids; the owner is killed again and again, and another process takes its place."""
+    table = new_table(tmp_path / "t")
+    processes, threads = scaled(ci=3, prove=4), scaled(ci=3, prove=8)
+    seconds, every = scaled(ci=6.0, prove=120.0), 1.0
+    names, children, kills, stop = iter(range(10_000)), {}, 0, tmp_path / "stop"
+
+    def begin() -> None:
+        name = next(names)
+        child = start(append_ids, table.uri, str(tmp_path / f"acks-{name}"), name, threads, str(stop))
+        children[child.pid] = child
+
+    for _ in range(processes):
+        begin()
+    wait_for(lambda: owner_pid(table) is not None, 30)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(every)
+        child = children.pop(owner_pid(table) or 0, None)
+        if child is not None:
+            child.kill()
+            kills += 1
+            begin()
+    stop.touch()
+    for child in children.values():
+        done = child.receive(60)
+        assert done is not None
+        assert done[1] == [], "a put of a process that lives failed"
+        assert child.receive(60) == ("closed",)
+    acked = Counter(int(line) for path in tmp_path.glob("acks-*") for line in path.read_text().split("\n")[:-1])
+    found = ids(table)
+    print(f"kills={kills} acknowledged={len(acked)} rows={len(found)} epochs={table.shards()[0].epoch}")
+    assert kills >= seconds / every / 3
+    assert len(acked) > 10 * seconds
+    assert not acked - found, "acknowledged rows are lost"
+    assert max(found.values()) == 1, "rows are doubled"
+    assert table.verify().ok
+    assert len(list(tmp_path.glob("t/_mem_wal/*/memwal_owner_*.json"))) <= 1
+
+
+def test_a_put_whose_answer_was_lost_is_not_written_twice(tmp_path: Path) -> None:
+    """The owner dies after the commit and before the answer."""
+    table, marker = new_table(tmp_path / "t"), tmp_path / "now"
+    child = start(die_before_answers, table.uri, str(marker))
+    assert child.receive(20) == ("owned",)
+    with table.writer(shared=True) as writer:
+        writer.put([{"id": 1, "v": "a"}])
+        assert writer.owned_shards == set()
+        marker.touch()
+        result = writer.put([{"id": 2, "v": "b"}, {"id": 3, "v": "b"}])
+        assert (result.written, result.skipped) == (2, False), "the attempt before wrote it"
+        assert len(writer.owned_shards) == 1, "nobody else was there to take over"
+        assert writer.put([{"id": 4, "v": "c"}]).written == 1
+    assert ids(table) == Counter({0: 1, 1: 1, 2: 1, 3: 1, 4: 1})
+
+
+def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, another process takes over, it goes on: its next put goes to the new owner."""
+    for name in ("_ANSWER_SECONDS", "_HELLO_SECONDS"):
+        monkeypatch.setattr(f"lance_memwal.serve.caller.{name}", 0.5)
+    table = new_table(tmp_path / "t")
+    child = start(own_and_put, table.uri, [{"id": 1, "v": "slow"}])
+    told = child.receive(20)
+    assert told is not None
+    assert told[0] == "owned"
+    [shard] = told[1]
+    with table.writer(shared=True) as writer:
+        writer.put([{"id": 2, "v": "a"}])
+        os.kill(child.pid, signal.SIGSTOP)
+        child.wait_until_stopped(10)
+        started = time.monotonic()
+        writer.put([{"id": 3, "v": "a"}])
+        assert time.monotonic() - started < 15
+        assert writer.owned_shards == {shard}
+        child.resume()
+        os.kill(child.pid, signal.SIGUSR1)
+        assert child.receive(20) == ("put", []), "it is the owner no more, and its put went to the one that is"
+        assert writer.stats()[shard].put_count >= 2
+    child.kill()
+    assert ids(table) == Counter({1: 1, 2: 1, 3: 1, 1001: 1})
+
+
+def test_the_last_process_may_come_back_after_all_are_dead(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", "id")
+    child = start(own_and_put, table.uri, [{"id": 1, "v": "a"}])
+    assert child.receive(20) is not None
+    child.kill()
+    child.wait(10)
+    with table.writer(shared=True) as writer:
+        started = time.monotonic()
+        writer.put([{"id": 2, "v": "b"}])
+        assert time.monotonic() - started < 5, "a dead owner is noticed at once"
+        assert writer.get(1) == {"id": 1, "v": "a"}
