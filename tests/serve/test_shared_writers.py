@@ -18,7 +18,9 @@ from pyarrow import flight
 import lance_memwal as mw
 from lance_memwal.log.transactions import OWN_EXPIRY_MS, client_id
 from lance_memwal.serve import runtime
-from lance_memwal.serve.record import OwnerRecords
+from lance_memwal.serve.record import Owner, OwnerRecords
+from lance_memwal.serve.wire import encode_answer
+from lance_memwal.write.results import WriteResult
 from tests.kit.writers import wait_for
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -181,12 +183,50 @@ def test_a_stranger_without_the_token_gets_nothing(
             ):
                 with pytest.raises((flight.FlightUnauthenticatedError, flight.FlightInternalError)):
                     call()
-        known = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {runtime.token()}".encode())], timeout=5)
+        word = runtime.Secret(runtime.token()).word_for(found.address)
+        known = flight.FlightCallOptions(headers=[(b"authorization", word)], timeout=5)
         for body in (b"", b"\xff" * 8, b"\x02\0\0\0{}", b"\x02\0\0\0[]rest", b"\x05\0\0\0hello"):
             for kind in ("memwal.hello", "memwal.write", "other"):
-                [answer] = client.do_action(flight.Action(kind, body), known)
+                [answer] = client.do_action(flight.Action(kind, bytes(16) + body), known)
                 assert b'"error"' in answer.body.to_pybytes()
     assert rows(table) == {0: "zero", 1: "one"}
+
+
+def test_a_stranger_who_listens_where_an_owner_was_learns_nothing_and_is_not_believed(table: mw.Table) -> None:
+    """The owner is dead, its port is somebody else's now, who answers everything with yes."""
+    heard: list[Any] = []
+
+    class Gate(flight.ServerMiddlewareFactory):
+        def start_call(self, info: Any, headers: Any) -> None:
+            heard.append(headers)
+
+    class Liar(flight.FlightServerBase):
+        def do_action(self, context: Any, action: Any) -> list[bytes]:
+            heard.append(action.body.to_pybytes())
+            return [bytes(32) + encode_answer(5 if action.type == "memwal.hello" else WriteResult(range(1), False, 1))]
+
+    with Liar("grpc+tcp://127.0.0.1:0", middleware={"gate": Gate()}) as liar:
+        dead = table.shard_writer()
+        dead.put([{"id": 1, "v": "a"}])
+        owner = Owner(f"grpc+tcp://127.0.0.1:{liar.port}", socket.gethostname(), 1, 1)
+        assert OwnerRecords(table.location, dead.shard_id).announce(dead.epoch, owner)
+        dead.abort()
+        with table.writer(shared=True) as writer:
+            writer.put([{"id": 2, "v": "b"}])
+            assert len(writer.owned_shards) == 1
+    assert heard
+    assert runtime.token() not in repr(heard)
+    assert rows(table) == {1: "a", 2: "b"}
+
+
+@pytest.mark.parametrize(
+    "address", ["grpc+tcp://10.0.0.1:80", "grpc+tcp://127.0.0.1:80@elsewhere:1", "grpc+unix:///tmp/x", 7, None]
+)
+def test_a_record_leads_nobody_to_another_place(table: mw.Table, address: object) -> None:
+    with table.shard_writer() as writer:
+        records = OwnerRecords(table.location, writer.shard_id)
+        assert records.announce(9, Owner(address, "host", 1, 1)) is True  # type: ignore[arg-type]
+        assert records.find(9) is None
 
 
 def test_nothing_secret_lies_beside_the_table_and_nobody_else_reads_the_token(

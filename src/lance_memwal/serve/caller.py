@@ -11,6 +11,7 @@ Owns `RemoteShard`. Invariants:
 from __future__ import annotations
 
 import ctypes
+import hmac
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from lance_memwal.errors import MemWalError, UnavailableError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.serve.office import HELLO, STARTING, WRITE
 from lance_memwal.serve.record import Owner
-from lance_memwal.serve.runtime import TOKEN_VARIABLE, token
+from lance_memwal.serve.runtime import NONCE_BYTES, PROOF_BYTES, TOKEN_VARIABLE, Secret, token
 from lance_memwal.serve.wire import Request, decode_answer, encode_request
 from lance_memwal.types import Transaction
 
@@ -46,9 +47,10 @@ class RemoteShard:
         self._to = {"table": table_id, "shard": shard_id, "epoch": epoch}
         self._address = owner.address
         self._client = _flight().FlightClient(owner.address, generic_options=list(_NO_PROXY))
-        secret = f"Bearer {token()}".encode()
+        self._secret = Secret(token())
+        word = self._secret.word_for(owner.address)
         self._options = {
-            seconds: _flight().FlightCallOptions(headers=[(b"authorization", secret)], timeout=seconds)
+            seconds: _flight().FlightCallOptions(headers=[(b"authorization", word)], timeout=seconds)
             for seconds in (_ANSWER_SECONDS, _HELLO_SECONDS)
         }
         self._hello_ms = self._hello()
@@ -89,9 +91,9 @@ class RemoteShard:
         return told
 
     def _ask(self, kind: str, body: bytes, seconds: float) -> Any:
-        flight = _flight()
+        flight, nonce = _flight(), SYSTEM_CLOCK.randbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "little")
         try:
-            [found] = self._client.do_action(flight.Action(kind, body), self._options[seconds])
+            [found] = self._client.do_action(flight.Action(kind, nonce + body), self._options[seconds])
         except flight.FlightTimedOutError:
             raise
         except flight.FlightUnauthenticatedError as error:
@@ -103,7 +105,15 @@ class RemoteShard:
             ) from error
         except Exception as error:  # whatever the transport met: the next question is whether the owner is there
             raise OwnerLostError(f"the owner at {self._address} cannot be reached") from error
-        return decode_answer(found.body)
+        return decode_answer(self._proven(nonce, found.body))
+
+    def _proven(self, nonce: bytes, told: Any) -> Any:
+        """The answer, if it is that of somebody who knows the token."""
+        size = min(PROOF_BYTES, told.size)
+        proof, answer = told.slice(0, size).to_pybytes(), told.slice(size)
+        if not hmac.compare_digest(proof, self._secret.proof_of(nonce, answer.to_pybytes())):
+            raise OwnerLostError(f"somebody else answers at {self._address}")
+        return answer
 
     def orphan(self) -> None:
         """In a forked child: the channel is the parent's, and is not torn down here."""

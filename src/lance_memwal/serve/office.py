@@ -30,12 +30,12 @@ from lance_memwal.errors import ClosedError, InvalidInputError
 from lance_memwal.process.background import at_exit
 from lance_memwal.process.forking import run_in_child
 from lance_memwal.serve.record import Owner
-from lance_memwal.serve.runtime import token
+from lance_memwal.serve.runtime import NONCE_BYTES, Secret, token
 from lance_memwal.serve.wire import Message, decode, encode_answer, encode_error, perform, request_of
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.write.results import WriteResult
 
-__all__ = ["HELLO", "HOST", "STARTING", "WRITE", "forget", "serve", "starting"]
+__all__ = ["HELLO", "HOST", "address_of", "STARTING", "WRITE", "forget", "serve", "starting"]
 
 _LOG = logging.getLogger(__name__)
 HELLO, WRITE = "memwal.hello", "memwal.write"
@@ -82,14 +82,18 @@ def forget(table_id: str, writer: ShardWriter) -> None:
     _end_if_idle()
 
 
+def address_of(port: int) -> str:
+    """The address of an owner of this host."""
+    return f"grpc+tcp://{HOST}:{port}"
+
+
 def _listen() -> Owner:
     global _server, _owner
     if _owner is None or _server is None:
         run_in_child(_forget_in_child)
         at_exit(_end_at_exit)
-        secret = f"Bearer {token()}".encode()
-        _server = _server_class()(secret)
-        address = f"grpc+tcp://{HOST}:{_server.port}"
+        _server = _server_class()(Secret(token()))
+        address = address_of(_server.port)
         _owner = Owner(address, socket.gethostname(), os.getpid(), SYSTEM_CLOCK.now_ms())
         _LOG.info("owner listens [address=%s]", address)
     return _owner
@@ -182,26 +186,31 @@ def _server_class() -> Any:
     from pyarrow import flight
 
     class TokenGate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-        """Refuses every call without the token."""
+        """Refuses every call without the word for this server; before it knows its own address, every call."""
 
-        def __init__(self, secret: bytes) -> None:
-            self._secret = secret
+        word: bytes | None = None
 
         def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:  # noqa: ARG002
             """Raise unless the caller knows the token."""
-            given = headers.get("authorization", [])
-            known = given[0].encode() if given and isinstance(given[0], str) else given[0] if given else b""
-            if not hmac.compare_digest(known, self._secret):
+            given = headers.get("authorization", [""])[0]
+            said = given if isinstance(given, bytes) else str(given).encode()
+            if self.word is None or not hmac.compare_digest(said, self.word):
                 raise flight.FlightUnauthenticatedError("the token is missing or wrong")
 
     class OwnerServer(flight.FlightServerBase):  # type: ignore[misc]
         """Answers for the shards of this process."""
 
-        def __init__(self, secret: bytes) -> None:
-            super().__init__(f"grpc+tcp://{HOST}:0", middleware={"token": TokenGate(secret)})
+        def __init__(self, secret: Secret) -> None:
+            gate = TokenGate()
+            super().__init__(f"grpc+tcp://{HOST}:0", middleware={"token": gate})
+            self._secret = secret
+            gate.word = secret.word_for(address_of(self.port))
 
         def do_action(self, context: Any, action: Any) -> list[bytes]:  # noqa: ARG002
             """One call."""
-            return [answer(action.type, action.body)]
+            body = action.body
+            nonce = body.slice(0, min(NONCE_BYTES, body.size)).to_pybytes()
+            told = answer(action.type, body.slice(min(NONCE_BYTES, body.size)))
+            return [self._secret.proof_of(nonce, told) + told]
 
     return OwnerServer

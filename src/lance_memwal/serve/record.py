@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
@@ -21,6 +22,8 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 
 __all__ = ["Owner", "OwnerRecords"]
+
+_LOOPBACK = re.compile(r"grpc\+tcp://127\.0\.0\.1:[0-9]{1,5}")  # a record can send nobody elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class OwnerRecords:
             owner = Owner(value["address"], value["host"], value["pid"], value["started_ms"])
         except (ObjectNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        return owner if isinstance(owner.address, str) and isinstance(owner.host, str) else None
+        known = isinstance(owner.address, str) and _LOOPBACK.fullmatch(owner.address) and isinstance(owner.host, str)
+        return owner if known else None
 
     def announce(self, epoch: int, owner: Owner) -> bool:
         """Create the record of an epoch; False if somebody else's is there."""

@@ -4,14 +4,17 @@ Owns all three. Invariants:
 
 1. The directory is the user's own, and nobody else's (0700); another one is refused. The token in it is a file of mode
    0600, created whole or not at all. It is never written anywhere else.
-2. A token that is given in `LANCE_MEMWAL_TOKEN` is the one that counts.
-3. A lock is the kernel's: it is free once its holder is dead. It only saves work; whoever does not get it in time goes
+2. The token itself is never sent. A caller shows that it knows it, in a word that is good for one address; an owner shows
+   it with every answer. So a stranger who listens where an owner was learns nothing, and cannot pass for one.
+3. A token that is given in `LANCE_MEMWAL_TOKEN` is the one that counts.
+4. A lock is the kernel's: it is free once its holder is dead. It only saves work; whoever does not get it in time goes
    on without it, since epochs decide who owns what.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hmac
 import os
 import stat
 import tempfile
@@ -22,13 +25,31 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.deadline import Deadline
 
-__all__ = ["TOKEN_VARIABLE", "host_lock", "token"]
+__all__ = ["NONCE_BYTES", "PROOF_BYTES", "TOKEN_VARIABLE", "Secret", "host_lock", "token"]
 
 TOKEN_VARIABLE = "LANCE_MEMWAL_TOKEN"  # noqa: S105 (its name)
+NONCE_BYTES, PROOF_BYTES = 16, 32
 _LEAST_TOKEN_BYTES = 16
 _TOKEN_BYTES = 32
 _LOOK_SECONDS = 0.01
 _PRIVATE = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Secret:
+    """What the token lets its owner say; it does not print."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, text: str) -> None:
+        self._key = text.encode()
+
+    def word_for(self, address: str) -> bytes:
+        """What a caller says to the owner at this address."""
+        return hmac.digest(self._key, b"caller " + address.encode(), "sha256").hex().encode()
+
+    def proof_of(self, nonce: bytes, answer: bytes) -> bytes:
+        """What an owner puts before its answer to a call with this nonce."""
+        return hmac.digest(self._key, b"owner " + nonce + answer, "sha256")
 
 
 def token(clock: Clock = SYSTEM_CLOCK) -> str:
