@@ -50,9 +50,9 @@ class RowIds:
         is_new[rows] = False
         all_ids, versions = np.empty(count, dtype=np.uint64), np.full(count, version, dtype=np.uint64)
         all_ids[rows], versions[rows] = ids, created
-        fresh = int(is_new.sum())
-        all_ids[is_new] = np.arange(next_id, next_id + fresh, dtype=np.uint64)
-        return cls(all_ids, versions, next_id + fresh)
+        added = int(is_new.sum())
+        all_ids[is_new] = np.arange(next_id, next_id + added, dtype=np.uint64)
+        return cls(all_ids, versions, next_id + added)
 
     def fields(self, start: int, end: int, version: int) -> tuple[wire.Field, ...]:
         """What a fragment of `version` with the rows from `start` to `end` carries."""

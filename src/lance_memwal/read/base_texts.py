@@ -124,7 +124,9 @@ def _reading_index(base: BaseTable) -> Iterator[None]:
         try:
             yield
         except ObjectNotFoundError as error:
-            raise CorruptDataError("a file of a text index is not there", path=error.path) from error
+            raise CorruptDataError(
+                "a file of a text index is not there: make the index anew", path=error.path
+            ) from error
 
 
 def _changed_in_place(base: BaseTable) -> frozenset[int]:
@@ -279,15 +281,16 @@ class _IndexedTexts:
 
     def _frequency(self, term: str) -> int:
         """In how many live rows a term is."""
-        known = self._live.frequencies
         found = self._term(term)
         if found is None:
             return 0
-        if term not in known:
+        known = self._live.frequencies  # shared with other threads, which may empty it
+        frequency = known.get(term)
+        if frequency is None:
             if len(known) >= _FREQUENCIES:
                 known.clear()
-            known[term] = int(np.count_nonzero(self._live.mask[found.documents]))
-        return known[term] - (int(np.count_nonzero(found.find(self._minus)[1])) if len(self._minus) else 0)
+            frequency = known[term] = int(np.count_nonzero(self._live.mask[found.documents]))
+        return frequency - (int(np.count_nonzero(found.find(self._minus)[1])) if len(self._minus) else 0)
 
     def _phrases(self, leaf: BoundLeaf, proposed: Scored, k: int | None) -> Scored:
         """Of the proposed documents those that have the words in order, the best first, until there are `k`."""
