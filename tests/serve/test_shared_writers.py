@@ -16,11 +16,13 @@ import pytest
 from pyarrow import flight
 
 import lance_memwal as mw
+from lance_memwal import crash_points
 from lance_memwal.log.transactions import OWN_EXPIRY_MS, client_id
 from lance_memwal.serve import runtime
 from lance_memwal.serve.record import Owner, OwnerRecords
 from lance_memwal.serve.wire import encode_answer
 from lance_memwal.write.results import WriteResult
+from tests.harness.points import run_once_at
 from tests.kit.writers import wait_for
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -289,6 +291,27 @@ def test_an_id_that_the_shard_may_have_forgotten_is_refused(table: mw.Table) -> 
             assert found.value.ambiguous
             assert not found.value.retryable
     assert rows(table) == {1: "a", 2: "a"}
+
+
+def test_a_put_of_a_signal_handler_does_not_wait_for_the_claim_that_it_interrupted(table: mw.Table) -> None:
+    writer = table.writer(shared=True)
+    refused: list[Exception] = []
+
+    def handler() -> None:
+        try:
+            writer.put([{"id": 2, "v": "handler"}])
+        except mw.UnavailableError as error:
+            refused.append(error)
+
+    happened = run_once_at("serve.announced", handler)
+    try:
+        writer.put([{"id": 1, "v": "a"}])
+    finally:
+        crash_points.install(None)
+    writer.close()
+    assert happened
+    assert len(refused) == 1
+    assert rows(table) == {1: "a"}
 
 
 def test_shards_are_owned_one_by_one(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.ingest import key_batch, to_batches
@@ -127,7 +128,7 @@ class SharedShard:
         self._records = OwnerRecords(table.location, shard_id)
         self._manifests = ShardManifestStore(table.location, shard_id)
         self._marks = Marks()
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._way: _OwnedShard | RemoteShard | None = None
         self._closed = False
         self._claimed_at = -_CLAIM_SECONDS
@@ -262,6 +263,7 @@ class SharedShard:
 
     def _find(self, deadline: Deadline) -> _OwnedShard | RemoteShard:
         """The way to the owner, which may become this process."""
+        refuse_on_top(self._turn, "a write")
         if not self._turn.acquire(timeout=deadline.left_seconds):
             raise deadline.error(f"the owner of shard {self.shard_id} was not found; retry")
         try:
@@ -411,7 +413,7 @@ class SharedShard:
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
-        self._turn, self._closed = threading.Lock(), True
+        self._turn, self._closed = threading.RLock(), True
         if isinstance(self._way, RemoteShard):
             self._way.orphan()
 
