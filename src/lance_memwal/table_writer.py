@@ -47,6 +47,7 @@ from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
+from lance_memwal.write.resolved import checked_settings
 from lance_memwal.write.results import RoutedResult, WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
@@ -174,6 +175,7 @@ class TableWriter:
             raise InvalidInputError(
                 f"column {self._sharding.column!r} shards the table, and cannot be set: delete and put"
             )
+        checked_settings(values, self._schema)  # also if no shard has a row to change
         return self._each(
             self._route_candidates(where), lambda w, keys: w.update_matching(keys, condition, values, txn), counts=True
         )

@@ -104,6 +104,13 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(table: Pair, wrong: 
     assert contents(writer) == BEFORE
 
 
+@pytest.mark.parametrize("wrong", [{"id": "1"}, {"w": "1"}, {"n": "w"}, {"n": "1, 2"}, {"n": 3}, {}])
+def test_a_wrong_update_is_refused_even_if_there_is_no_row_to_change(table: Pair, wrong: Any) -> None:
+    _, writer = table
+    with pytest.raises(mw.InvalidInputError):
+        writer.update(where="n = -1", set=wrong)
+
+
 def test_a_shard_writer_touches_rows_of_its_shard_only(table: Pair) -> None:
     made, writer = table
     shards = writer.shard_writers

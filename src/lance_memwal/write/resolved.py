@@ -51,6 +51,7 @@ from lance_memwal.write.shard import Shard
 
 __all__ = [
     "Change",
+    "checked_settings",
     "compared",
     "delete",
     "deleted_where",
@@ -264,22 +265,29 @@ def updated_where(keys: pa.Table, where: FilterLike, values: Mapping[str, str]) 
     return change
 
 
+def checked_settings(values: Mapping[str, str], schema: TableSchema) -> RowExpressions:
+    """What an update sets columns to; `InvalidInputError` if it names none, one that cannot be set, or is no SQL."""
+    names = check_names("set", values)
+    if not names:
+        raise InvalidInputError("set= names no column")
+    for name in names:
+        if name not in schema.columns.names:
+            known = ", ".join(schema.columns.names)
+            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {known}")
+        if name in schema.primary_key:
+            raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
+    return RowExpressions(values, schema.shown.columns)
+
+
 class _Settings:
     """The columns that an update sets, each by an expression over the live row."""
 
     __slots__ = ("_expressions", "_fitting", "columns")
 
     def __init__(self, fitting: Fitting, values: Mapping[str, str]) -> None:
-        schema = fitting.schema
-        for name in check_names("set", values):
-            if name not in schema.columns.names:
-                known = ", ".join(schema.columns.names)
-                raise InvalidInputError(f"column {name!r} is not in the table; its columns: {known}")
-            if name in schema.primary_key:
-                raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
         self._fitting = fitting
-        self._expressions = RowExpressions(values, schema.shown.columns)
-        self.columns = tuple(dict.fromkeys([*schema.primary_key, *self._expressions.columns]))
+        self._expressions = checked_settings(values, fitting.schema)
+        self.columns = tuple(dict.fromkeys([*fitting.schema.primary_key, *self._expressions.columns]))
 
     def make(self, rows: pa.Table) -> dict[str, pa.Array]:
         """What the expressions give, in the types of the columns."""
