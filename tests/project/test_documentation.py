@@ -99,6 +99,12 @@ def test_every_test_folder_that_a_guarantee_names_has_tests() -> None:
         assert any((ROOT / folder).rglob("test_*.py")), folder
 
 
+def test_every_guarantee_has_a_number_of_its_own() -> None:
+    numbers = re.findall(r"^\| (G\d+) \|", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE)
+    assert len(numbers) > 20
+    assert sorted(set(numbers)) == sorted(numbers)
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata.version("lance-memwal") == project["version"]
