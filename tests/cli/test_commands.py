@@ -381,3 +381,11 @@ def test_bench_measures_and_tells_programs() -> None:
     done = run("bench", "--quick", "--only", "append", "--json")
     assert json.loads(done.stdout)
     assert "measured" in done.stderr
+
+
+def test_dates_of_a_json_file_are_texts(tmp_path: Path) -> None:
+    """Arrow's reader takes days as numbers for a date."""
+    answer("create", tmp_path / "t", "--columns", "day:date,v:int64", "-k", "day")
+    (tmp_path / "rows.json").write_text('{"day": "2026-01-31", "v": 1}\n')
+    assert answer("put", tmp_path / "t", tmp_path / "rows.json")["rows"] == 1
+    assert answer("get", tmp_path / "t", "2026-01-31") == {"day": "2026-01-31", "v": 1}

@@ -86,10 +86,20 @@ class DataFile:
         elif suffix == ".arrows":
             reader = ipc.open_stream(source)
         else:
-            known = pa.schema(self._known(lambda kind: pa.types.is_nested(kind) or pa.types.is_binary(kind)))
-            reader = pyarrow.json.open_json(source, parse_options=pyarrow.json.ParseOptions(explicit_schema=known))
+            return self._json(source, open_files)
         open_files.callback(reader.close)  # first, since it may read ahead
         return reader.schema, iter(reader)
+
+    def _json(self, source: Any, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Dates are texts in JSON; Arrow's reader would take numbers for them."""
+        known = self._known(lambda kind: pa.types.is_nested(kind) or pa.types.is_binary(kind))
+        asked = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in known]
+        options = pyarrow.json.ParseOptions(explicit_schema=pa.schema(asked))
+        reader = pyarrow.json.open_json(source, parse_options=options)
+        open_files.callback(reader.close)  # first, since it may read ahead
+        dates = {field.name: field.type for field in known if pa.types.is_date(field.type)}
+        schema = pa.schema([field.with_type(dates.get(field.name, field.type)) for field in reader.schema])
+        return schema, (batch.cast(schema) for batch in reader)
 
     def _known(self, leave_out: Callable[[pa.DataType], bool]) -> list[pa.Field]:
         """The table's columns whose types can be asked for; the others are guessed, and fitted later."""
