@@ -73,7 +73,7 @@ def live(place: Path, memtable_mib: int, kinds: list[str], limit_mib: int, *, ap
 
 
 def test_blobs_survive_a_kill_and_memory_stays_flat(tmp_path: Path) -> None:
-    live(tmp_path, 8, ["50:1", "56:1048576", f"2:{8 * MIB}"], limit_mib=68, apart=False)  # of 72 MiB
+    live(tmp_path, 8, ["50:1", "104:1048576", f"2:{8 * MIB}"], limit_mib=96, apart=False)  # of 120 MiB
 
 
 @pytest.mark.prove
