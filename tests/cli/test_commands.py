@@ -337,7 +337,7 @@ def test_long_work_shows_progress_with_a_rate_on_a_terminal_only(table: Path, tm
 
 def test_the_shell_completes_commands_and_options() -> None:
     environment = {"_MEMWAL_COMPLETE": "complete_bash", "COMP_WORDS": "memwal s", "COMP_CWORD": "1"}
-    assert run(environment=environment).stdout.split() == ["scan", "search", "shards", "stats"]
+    assert run(environment=environment).stdout.split() == ["serve", "scan", "search", "shards", "stats"]
     environment |= {"COMP_WORDS": "memwal scan t --expl", "COMP_CWORD": "3"}
     assert run(environment=environment).stdout.split() == ["--explain"]
 
@@ -360,7 +360,7 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "bench",
         "wal",
     ]
-    expected += ["maintain", "flush", "compact", "gc", "verify", "repair"]
+    expected += ["serve", "maintain", "flush", "compact", "gc", "verify", "repair"]
     commands = typer.main.get_command(app).commands
     assert set(commands) == set(expected)
     for name, command in {**commands, **commands["wal"].commands}.items():
