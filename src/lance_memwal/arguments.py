@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,6 +18,7 @@ from lance_memwal.errors import InvalidInputError
 __all__ = [
     "check_callable",
     "check_choice",
+    "check_column",
     "check_flag",
     "check_instance",
     "check_names",
@@ -75,6 +76,12 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise InvalidInputError(f"{name} must be one of {listed}, not {described(value)}")
+
+
+def check_column(name: str, columns: Collection[str], what: str = "column") -> None:
+    """Return only if a table with these columns has the one of this name; `what` says what it is to the caller."""
+    if name not in columns:
+        raise InvalidInputError(f"{what} {name!r} is not in the table; its columns: {', '.join(columns)}")
 
 
 def check_text(name: str, value: object) -> str:

@@ -195,11 +195,10 @@ class ShardWriter:
     def _candidates(self, where: FilterLike) -> pa.Table:
         """The keys of the rows of this shard, or of the base table, for which the filter is true now."""
         target = self._shard.columns.target
-        if not target.schema.primary_key:
-            raise InvalidInputError("the table has no primary key: its rows can only be appended")
+        key = target.schema.need_key()
         sharding = None if target.watch is None else target.watch.look().sharding
         beside = [] if sharding is None or sharding.column is None else [sharding.column]
-        names = list(dict.fromkeys([*target.schema.primary_key, *beside]))
+        names = list(dict.fromkeys([*key, *beside]))
         found = self.lsm_scan(names, where).to_table()
         if not beside or sharding is None:
             return found

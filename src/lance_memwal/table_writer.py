@@ -287,13 +287,12 @@ class TableWriter:
     def _route_candidates(self, where: FilterLike) -> dict[str, pa.Table]:
         """The keys of the rows for which the filter is true now, by shard."""
         schema, column = self._schema, self._sharding.column
-        if not schema.primary_key:
-            raise InvalidInputError("the table has no primary key: its rows can only be appended")
+        key = schema.need_key()
         if column is None:
             shard_id = self._shards.default()
-            found = self._reader.scan(list(schema.primary_key), where, shards=[shard_id]).to_table()
+            found = self._reader.scan(list(key), where, shards=[shard_id]).to_table()
             return {shard_id: found} if found.num_rows else {}
-        found = self._reader.scan(list(dict.fromkeys([*schema.primary_key, column])), where).to_table()
+        found = self._reader.scan(list(dict.fromkeys([*key, column])), where).to_table()
         return {s: pa.Table.from_batches(rows) for s, rows in self._split(found.to_batches()).items()}
 
     def _shard_of(self, key: Any, *rows: Any) -> str:

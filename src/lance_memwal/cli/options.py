@@ -66,9 +66,8 @@ def split_names(text: str | None) -> list[str] | None:
 
 def key_of(table: Table, text: str) -> Any:
     """A key as typed: a value for a single key, a JSON array or object for a composite one."""
-    columns = [table.schema.field(name) for name in table.primary_key]
-    if not columns:
-        raise InvalidInputError("the table has no primary key, so its rows cannot be addressed by key")
+    schema = table.base.columns
+    columns = [schema.columns.field(name) for name in schema.need_key()]
     if len(columns) == 1:
         return _scalar(text, columns[0])
     try:

@@ -24,8 +24,8 @@ from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob, with_bytes
+from lance_memwal.read.late_rows import column_parts, highest_of, highest_of_base, with_remembered
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
-from lance_memwal.read.owner import column_parts, highest_of, highest_of_base, with_remembered
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSource, with_restarts

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_names, check_number
+from lance_memwal.arguments import check_choice, check_column, check_names, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index import SEARCH_METRICS, HnswMemIndex, Metric, TextQuery, as_query
 from lance_memwal.memtable.index.analyzer import is_text
@@ -32,8 +32,7 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.text_search import TextSearch, best_texts
 from lance_memwal.read.vector_search import VectorQuery, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
-from lance_memwal.rows.projection import check_free
-from lance_memwal.rows.schema import checked_columns
+from lance_memwal.rows.projection import check_free, checked_paths, column_at, field_at, roots_of
 from lance_memwal.sstable.mirrors import index_facts
 
 __all__ = ["SearchRequest", "search"]
@@ -63,10 +62,11 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
     """The `k` live rows after the first `offset`, best first, with `_distance`, `_score` or (hybrid) `_relevance`."""
     request = _checked(request, snapshot.schema.columns)
     table = snapshot.schema.columns
-    columns = list(checked_columns(request.columns, table))
+    paths = checked_paths(request.columns, table)
+    columns = list(roots_of(paths))
     row_filter = as_filter(request.filter, table)
     score = "_distance" if request.text is None else "_score" if request.vector is None else "_relevance"
-    check_free(score, columns)
+    check_free(score, [*paths, *columns])
     merge = Merge(snapshot, Projection(tuple(columns)), row_filter)
     merge.prepare()
     deep = replace(request, k=request.k + request.offset)
@@ -76,7 +76,11 @@ def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
         ranked, sources = _text(merge, deep)
     else:
         ranked, sources = _hybrid(merge, deep, columns)
-    return to_table(ranked.after(request.offset), sources, columns, table, score)
+    found = to_table(ranked.after(request.offset), sources, columns, table, score)
+    if paths == tuple(columns):
+        return found
+    answer = pa.schema([*(field_at(path, table) for path in paths), found.schema.field(score)])
+    return pa.Table.from_arrays([column_at(path, found) for path in answer.names], schema=answer)
 
 
 def _checked(request: SearchRequest, table: pa.Schema) -> SearchRequest:
@@ -90,7 +94,8 @@ def _checked(request: SearchRequest, table: pa.Schema) -> SearchRequest:
     if request.metric is not None:
         check_choice("metric", request.metric, SEARCH_METRICS)
     if request.column is not None:
-        checked_columns(_names(request.column), table)
+        for name in _names(request.column):
+            check_column(name, table.names)
     if request.distance_range is not None and request.vector is None:
         raise InvalidInputError("a distance_range restricts a search by vector: give one")
     return request

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.arguments import check_choice
+from lance_memwal.arguments import check_choice, check_column
 from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.blobs import as_stored, check_inline, is_second_layout, same_blobs
 from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
@@ -196,8 +196,8 @@ class Fitter:
         if not pa.types.is_boolean(flags.type) or flags.null_count:
             raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
         dead = flags.true_count
-        if dead and self.schema.field_ids is not None and not self.schema.primary_key:
-            raise InvalidInputError("the table has no primary key, so its rows cannot be deleted")
+        if dead and self.schema.field_ids is not None:
+            self.schema.need_key()
         rows = self.fit(batch.remove_column(at), dead == len(flags) or fill, flags if dead else None)
         return rows.append_column(TOMBSTONE_FIELD, flags)
 
@@ -241,13 +241,12 @@ class Fitter:
         return _Met(schema, plan, absent, next(required, None), part)
 
     def _refuse_unknown(self, names: Iterable[str]) -> None:
-        known = set(self.schema.columns.names)
+        known = dict.fromkeys(self.schema.columns.names)
         seen: set[str] = set()
         for name in names:
             if name == TOMBSTONE:
                 raise InvalidInputError(f"column {TOMBSTONE!r} is not for puts; use delete()")
-            if name not in known:
-                raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(sorted(known))}")
+            check_column(name, known)
             if name in seen:
                 raise InvalidInputError(f"column {name!r} is there twice")
             seen.add(name)

@@ -314,9 +314,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 def key_batch(keys: Any, schema: TableSchema) -> pa.RecordBatch:
     """The primary key columns that `keys` names, in key order, with the table's types and no nulls."""
-    if not schema.primary_key:
-        raise InvalidInputError("the table has no primary key, so its rows cannot be addressed by key")
-    target = pa.schema([schema.columns.field(name) for name in schema.primary_key])
+    target = pa.schema([schema.columns.field(name) for name in schema.need_key()])
     table = _key_table(keys, target)
     twice = [name for name in target.names if table.schema.names.count(name) > 1]
     if twice:

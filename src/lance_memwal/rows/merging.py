@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.arguments import check_instance, check_text
+from lance_memwal.arguments import check_column, check_instance, check_text
 from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
 
 __all__ = ["MERGE_KEY", "FirstRow", "LastWrite", "Merge", "check_merge", "encode_merge", "order_of", "stored_merge"]
@@ -69,10 +69,7 @@ def check_merge(merge: Any, schema: pa.Schema, primary_key: Sequence[str], shard
     if isinstance(merge, FirstRow):
         return
     name = merge.sequence
-    if name not in schema.names:
-        raise InvalidInputError(
-            f"the sequence column {name!r} is not in the table; its columns: {', '.join(schema.names)}"
-        )
+    check_column(name, schema.names, "the sequence column")
     if name in primary_key or name == sharding_column:
         raise InvalidInputError(f"column {name!r} is part of the key or of the sharding, and cannot be the sequence")
     kind = schema.field(name).type

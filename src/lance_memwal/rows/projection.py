@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.arguments import check_names
+from lance_memwal.arguments import check_column, check_names
 from lance_memwal.errors import InvalidInputError
 
 __all__ = ["check_free", "checked_paths", "column_at", "field_at", "root_of", "roots_of", "value_at"]
@@ -53,8 +53,7 @@ def roots_of(paths: Iterable[str]) -> tuple[str, ...]:
 def field_at(path: str, table: pa.Schema) -> pa.Field:
     """The field that a column of the answer is, under the name that was asked for."""
     root, *inner = path.split(".")
-    if root not in table.names:
-        raise InvalidInputError(f"column {root!r} is not in the table; its columns: {', '.join(table.names)}")
+    check_column(root, table.names)
     field = table.field(root)
     nullable = field.nullable
     for name in inner:

@@ -9,14 +9,13 @@ Owns `TableSchema`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 from lance.schema import LanceSchema
 
-from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import is_blob, is_second_layout, prepared_field, shown_field
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
@@ -30,7 +29,6 @@ __all__ = [
     "FieldId",
     "TableSchema",
     "as_lance",
-    "checked_columns",
     "id_of",
     "tagged",
 ]
@@ -49,19 +47,6 @@ def as_lance(schema: pa.Schema) -> pa.Schema:
             raise InvalidInputError(f"column {column.name!r}: Lance does not store {column.type}") from None
         fields.append(column if holds_json(column.type) else stored)  # which Lance shows as it is given
     return pa.schema(fields)
-
-
-def checked_columns(columns: Sequence[str] | None, table: pa.Schema) -> tuple[str, ...]:
-    """The columns that a reader asked for (None: all); `InvalidInputError` if the table does not have them."""
-    if columns is None:
-        return tuple(table.names)
-    names = check_names("columns", columns)
-    for name in names:
-        if name not in table.names:
-            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {', '.join(table.names)}")
-    if len(set(names)) != len(names):
-        raise InvalidInputError("columns must not repeat")
-    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +150,14 @@ class TableSchema:
         primary_key = primary_key_columns(schema)
         check_primary_key(schema, primary_key)
         return cls(schema.remove_metadata(), tuple(primary_key), ids)
+
+    def need_key(self) -> tuple[str, ...]:
+        """The columns of the primary key; `InvalidInputError` if there is none."""
+        if not self.primary_key:
+            raise InvalidInputError(
+                "the table has no primary key: its rows can be appended, not found or changed by key"
+            )
+        return self.primary_key
 
     def ids_of(self, column: str) -> FieldId | None:
         """The ids of a column and of the fields inside it; None while the table has none."""

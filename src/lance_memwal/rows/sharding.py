@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.arguments import check_instance, check_number, described
+from lance_memwal.arguments import check_column, check_instance, check_number, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.bucket import bucket_of, is_bucket_type
 from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
@@ -178,9 +178,7 @@ class _ByColumn(_Sharding):
         """(shard id, row numbers ascending) per shard that gets rows of a column that is not empty."""
 
     def check(self, schema: pa.Schema) -> None:
-        if self.column not in schema.names:
-            names = ", ".join(schema.names)
-            raise InvalidInputError(f"sharding column {self.column!r} is not in the table; it has {names}")
+        check_column(self.column, schema.names, "sharding column")
         self._check_type(schema.field(self.column).type)
 
     def keeps_keys_together(self, primary_key: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
 
+from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.fit import Fitter, fills_missing
 from lance_memwal.rows.ingest import refuse_missing
@@ -81,9 +82,8 @@ class WritePlan:
         special = {OP, TOMBSTONE} | ({self.options.sequence_by} if self.options.sequence_by else set())
         if {OP, TOMBSTONE} <= names:
             raise InvalidInputError(f"columns {OP!r} and {TOMBSTONE!r} both say what is deleted: give one of them")
-        if names & {OP, TOMBSTONE} and not self.schema.primary_key:
-            raise InvalidInputError("the table has no primary key, so that its rows cannot be deleted: leave out "
-                                    f"{', '.join(sorted(names & {OP, TOMBSTONE}))}")  # fmt: skip
+        if names & {OP, TOMBSTONE}:
+            self.schema.need_key()
         if self.options.sequence_by and self.options.sequence_by not in names:
             raise InvalidInputError(
                 f"option 'sequenceBy' names column {self.options.sequence_by!r}, which is not there"
@@ -101,9 +101,7 @@ class WritePlan:
             if item.name in columns.names:
                 arrow_type(item.dataType, repr(item.name))
             elif item.name not in special and self.operation != "delete":
-                raise InvalidInputError(
-                    f"column {item.name!r} is not in the table; its columns: {', '.join(columns.names)}"
-                )
+                check_column(item.name, columns.names)
 
     # ------------------------------------------------------------------------------------------------------ in a task
 

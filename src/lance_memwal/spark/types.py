@@ -20,6 +20,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.uuid_text import uuids_as_texts, uuids_of_texts
 
@@ -109,9 +110,8 @@ def spark_type(kind: pa.DataType, where: str = "a value") -> st.DataType:
 def struct_type(schema: pa.Schema, columns: Sequence[str] | None = None) -> st.StructType:
     """The Spark schema of a table, or of some of its columns."""
     names = schema.names if columns is None else list(columns)
-    unknown = [name for name in names if name not in schema.names]
-    if unknown:
-        raise InvalidInputError(f"column {unknown[0]!r} is not in the table; its columns: {', '.join(schema.names)}")
+    for name in names:
+        check_column(name, schema.names)
     fields = [schema.field(name) for name in names]
     return st.StructType([st.StructField(f.name, spark_type(f.type, repr(f.name)), f.nullable) for f in fields])
 

@@ -73,7 +73,7 @@ from lance_memwal.types import (
     Transaction,
     WalEntry,
 )
-from lance_memwal.write.appended import StoredLookUp, admitted, check_sequences
+from lance_memwal.write.admission import StoredLookUp, admitted, check_sequences
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
 from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config

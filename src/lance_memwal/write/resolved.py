@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.arguments import check_flag, check_names
+from lance_memwal.arguments import check_column, check_flag, check_names
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.log.transactions import as_transaction
@@ -135,7 +135,7 @@ def _change(
     *,
     counts: bool = False,
 ) -> Change:
-    key, blobs = _need_key(fitting), fitting.schema.blobs
+    key, blobs = fitting.schema.need_key(), fitting.schema.blobs
     fitted = fitting.fit_parts(with_rows(batches), fill)
     keys, numbered = KeysOfWrite.of_batches([batch for batch, _ in fitted], key)
     parts = [Part(batch, at, kept, blobs=blobs) for (batch, kept), at in zip(fitted, numbered, strict=True)]
@@ -146,7 +146,7 @@ def delete(keys: Any, *, count: bool, sequence: Any = None) -> Callable[[Fitting
     """A delete that meets live rows: it counts them, or comes too late for them."""
 
     def change(fitting: Fitting) -> Change:
-        _need_key(fitting)
+        fitting.schema.need_key()
         if isinstance(fitting.merge, LastWrite):
             name = fitting.merge.sequence
             batch = fitting.tombstone_rows(_sequenced(keys, sequence, fitting.schema, name), name)
@@ -218,7 +218,7 @@ def compared(key: Any, expected: Any, new: Any) -> Callable[[Fitting], Change]:
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
-        _need_key(fitting)
+        fitting.schema.need_key()
         if schema.blobs:
             raise InvalidInputError(
                 f"column {schema.blobs[0]!r} holds blobs, which are not compared; use put(where=...)"
@@ -271,9 +271,7 @@ def checked_settings(values: Mapping[str, str], schema: TableSchema) -> RowExpre
     if not names:
         raise InvalidInputError("set= names no column")
     for name in names:
-        if name not in schema.columns.names:
-            known = ", ".join(schema.columns.names)
-            raise InvalidInputError(f"column {name!r} is not in the table; its columns: {known}")
+        check_column(name, schema.columns.names)
         if name in schema.primary_key:
             raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
     return RowExpressions(values, schema.shown.columns)
@@ -314,12 +312,6 @@ def _row_of(fitting: Fitting, named: pa.RecordBatch, row: Any, what: str) -> pa.
     if not fitted[0].select(named.schema.names).to_pylist() == named.to_pylist():
         raise InvalidInputError(f"{what} has another key than the one that is compared")
     return fitted[0]
-
-
-def _need_key(fitting: Fitting) -> tuple[str, ...]:
-    if not fitting.schema.primary_key:
-        raise InvalidInputError("the table has no primary key: its rows can only be appended")
-    return fitting.schema.primary_key
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

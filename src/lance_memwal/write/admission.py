@@ -1,4 +1,4 @@
-"""Rows of an append to a table with a merge, as they are when the append takes effect.
+"""Which rows of an append the merge of the table lets in, when the append takes effect.
 
 Owns `admitted`. Invariant: the rows are looked up after the whole log below the new entry was read, and the entry is created
 only at the position after it: whatever comes in between makes the append begin again.

@@ -1,4 +1,4 @@
-"""What the owner of a shard asks of all tiers before it writes, beside the rows of keys.
+"""What tells late rows from others: the highest sequence of all tiers, and deletes that are remembered.
 
 Owns `with_remembered`, `column_parts` and the highest sequence of a base table. Invariant: tombstones count here, since late
 rows must meet them.
