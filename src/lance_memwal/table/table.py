@@ -1,6 +1,6 @@
 """The facade: a table, its writers, its reads, and what keeps it small and sound.
 
-Owns `create_table`, `enable`, `open_table` and `Table`; no engine logic, every method is a call into a room below.
+Owns `open_table` and `Table`; no engine logic, every method is a call into a room below.
 Invariants:
 
 1. A table follows new base versions by itself: every read and every new writer looks at the newest one. It also follows
@@ -11,27 +11,22 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import lance
 import pyarrow as pa
 
-from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number, check_timeout
-from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.arguments import check_choice, check_flag, check_timeout
 from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.config import WriterConfig
-from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
-from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
-from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import recorded
-from lance_memwal.log.table_ids import for_writing
 from lance_memwal.memtable.index import Metric
 from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import MemTables, Reader
@@ -40,12 +35,11 @@ from lance_memwal.read.search import SearchRequest
 from lance_memwal.read.snapshot import Consistency
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.merging import Merge
-from lance_memwal.rows.sharding import ONE_SHARD, Sharding
-from lance_memwal.serve.shared_shard import SharedShard, SharedTable
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
-from lance_memwal.sstable.probe import check_table
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.upkeep.after_restore import Restored
 from lance_memwal.upkeep.folding import compact_table
@@ -66,89 +60,9 @@ from lance_memwal.upkeep.settle import settle
 from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 from lance_memwal.upkeep.verify import verify_table
-from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
-from lance_memwal.write.table_target import with_shard, writer_config
 
-__all__ = ["Table", "create_table", "enable", "open_table"]
-
-OnFenced: TypeAlias = Literal["raise", "retake"]
-
-
-def create_table(
-    uri: str,
-    data_or_schema: Any,
-    *,
-    primary_key: str | Sequence[str] | None = None,
-    sharding: Sharding = ONE_SHARD,
-    merge: Merge | None = None,
-    maintained_indexes: str | Sequence[str] | None = "all",
-    writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
-    allow_keys_across_shards: bool = False,
-    storage_options: Mapping[str, str] | None = None,
-    exist_ok: bool = False,
-) -> Table:
-    """A new table with a MemWAL index; data that is given becomes its first base rows.
-
-    Without a primary key the table is append-only. All rows go to one shard unless `sharding` spreads them. `merge` says what
-    a later write of a key does: `LastWrite(sequence=column)` keeps the row with the larger sequence, `FirstRow()` the first;
-    by default the last write wins. With
-    `exist_ok` a table that is there already is opened as it is (it must have the columns and the key that are asked for);
-    data is not written to it.
-    """
-    location = resolve(uri, storage_options)
-    choices = Choices(
-        sharding=sharding,
-        maintained_indexes=maintained_indexes,
-        writer_defaults=writer_defaults,
-        allow_keys_across_shards=allow_keys_across_shards,
-        merge=merge,
-    )
-    base = BaseTable.open(location)
-    if base is None:
-        return Table(location, install(write_base(location, data_or_schema, primary_key, choices), choices))
-    if not exist_ok:
-        raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
-    check_existing(base, data_or_schema, primary_key, merge)
-    if base.details is None:
-        refuse_leftovers(location, LEFTOVERS)
-        base = enable_base(base, primary_key, choices)
-    return Table(location, base)
-
-
-def enable(
-    uri_or_lance_dataset: str | lance.LanceDataset,
-    *,
-    primary_key: str | Sequence[str] | None = None,
-    sharding: Sharding = ONE_SHARD,
-    merge: Merge | None = None,
-    maintained_indexes: str | Sequence[str] | None = "all",
-    writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
-    allow_keys_across_shards: bool = False,
-    adopt_shards: bool = False,
-    storage_options: Mapping[str, str] | None = None,
-) -> Table:
-    """Put a MemWAL index on an existing Lance table; its rows stay as they are.
-
-    `primary_key` sets the key of a table that has none; it is refused, and the table is as it was, if a key is null or
-    there twice. Without it the table keeps the key that it has, or is append-only. `merge`: see `create_table`.
-
-    Shards that an earlier index left behind are refused, since their rows would appear above those of the table;
-    `adopt_shards=True` says that they belong to it.
-    """
-    given = uri_or_lance_dataset
-    location = resolve(given.uri if isinstance(given, lance.LanceDataset) else given, storage_options)
-    base = BaseTable.need(location)
-    choices = Choices(
-        sharding=sharding,
-        maintained_indexes=maintained_indexes,
-        writer_defaults=writer_defaults,
-        allow_keys_across_shards=allow_keys_across_shards,
-        merge=merge,
-    )
-    if base.details is None and not adopt_shards:
-        refuse_leftovers(location, LEFTOVERS)
-    return Table(location, enable_base(base, primary_key, choices))
+__all__ = ["Table", "open_table"]
 
 
 def open_table(
@@ -265,41 +179,15 @@ class Table:
         `max_open_shards` shards, those that were not written to for longest are parked: they stay this writer's own,
         without memory or threads.
         """
-        check_number("max_open_shards", max_open_shards, least=1)
-        check_flag("shared", shared)
-        check_choice("on_fenced", on_fenced, ("raise", "retake"))
-        if compaction is not None:
-            check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
-        base = self._newest.with_index()
-        settings = writer_config(base, config, overrides, ())
-        if settings.shard_id is not None and base.sharding.is_routed:
-            raise InvalidInputError(
-                "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"
-            )
-        check_table(base)
-        base = with_names(for_writing(base))
-        watch = TableWatch(base)
-
-        def open_shard(shard_id: str | None, parked: Parked | None) -> ShardWriter:
-            newest = watch.look()
-            named = _settings(newest, shard_id, config, overrides)
-            return ShardWriter.of_table(newest, named, routed=True, watch=watch, parked=parked)
-
-        age_ms = settings.max_memtable_age_ms if settings.enable_memtable else None
-        age_seconds = None if age_ms is None else age_ms / 1000
-        claimed: Callable[[str | None, Parked | None], ShardWriter | SharedShard] = open_shard
-        if shared:
-            claimed = _share(base, watch, settings, open_shard)
-        return TableWriter(
-            base,
+        return open_writer(
+            self._newest,
             self._reader,
-            claimed,
-            watch,
-            compaction,
-            max_open_shards,
-            age_seconds,
+            config=config,
+            compaction=compaction,
+            max_open_shards=max_open_shards,
             shared=shared,
-            retake=on_fenced == "retake" and not shared,
+            on_fenced=on_fenced,
+            overrides=overrides,
         )
 
     def shard_writer(
@@ -307,7 +195,7 @@ class Table:
     ) -> ShardWriter:
         """The writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
         base = with_names(self._newest.with_index())
-        return ShardWriter.of_table(base, _settings(base, shard_id, config, overrides), routed=False)
+        return ShardWriter.of_table(base, shard_settings(base, shard_id, config, overrides), routed=False)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -445,7 +333,7 @@ class Table:
         base = self.base
 
         def open_shard(shard_id: str) -> ShardWriter:
-            settings = _settings(base, shard_id, None, {"enable_memtable": True})
+            settings = shard_settings(base, shard_id, None, {"enable_memtable": True})
             return ShardWriter.of_table(base, settings, routed=True)
 
         return open_shard
@@ -546,31 +434,3 @@ class Table:
         """Tiers, rows and bytes, and what compaction and collection would do."""
         garbage = Collector(self.location, self._newest).run(dry_run=True)
         return collect_stats(self.location, self.base, garbage, CompactionPolicy())
-
-
-def _share(
-    base: BaseTable,
-    watch: TableWatch,
-    settings: WriterConfig,
-    open_shard: Callable[[str | None, Parked | None], ShardWriter],
-) -> Callable[[str | None, Parked | None], SharedShard]:
-    """Opens shards that are shared with other processes."""
-    if watch.table_id is None:
-        raise InvalidInputError("the table has no id, by which processes know that they share it; use shared=False")
-    table = SharedTable(
-        base.location, watch.table_id, watch.tag, base.merge is None, lambda: watch.look().columns, open_shard
-    )
-
-    def open_shared(shard_id: str | None, parked: Parked | None) -> SharedShard:
-        named = shard_id or with_shard(settings, base.sharding).shard_id
-        return SharedShard(table, named or SYSTEM_CLOCK.uuid4(), parked)
-
-    return open_shared
-
-
-def _settings(
-    base: BaseTable, shard_id: str | None, config: WriterConfig | None, overrides: Mapping[str, Any]
-) -> WriterConfig:
-    """The settings of a shard's writer: the table's defaults or `config`, then `overrides`, then the shard."""
-    settings = writer_config(base, config, dict(overrides), ())
-    return settings if shard_id is None else settings.replace(shard_id=shard_id)

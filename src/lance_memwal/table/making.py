@@ -1,0 +1,98 @@
+"""New tables, and a write path for tables that are there.
+
+Owns `create_table` and `enable`; what they do is in `lance_memwal.create`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lance
+
+from lance_memwal.config import WriterConfig
+from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.rows.merging import Merge
+from lance_memwal.rows.sharding import ONE_SHARD, Sharding
+from lance_memwal.store.location import resolve
+from lance_memwal.table.table import Table
+
+__all__ = ["create_table", "enable"]
+
+
+def create_table(
+    uri: str,
+    data_or_schema: Any,
+    *,
+    primary_key: str | Sequence[str] | None = None,
+    sharding: Sharding = ONE_SHARD,
+    merge: Merge | None = None,
+    maintained_indexes: str | Sequence[str] | None = "all",
+    writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
+    allow_keys_across_shards: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    exist_ok: bool = False,
+) -> Table:
+    """A new table with a MemWAL index; data that is given becomes its first base rows.
+
+    Without a primary key the table is append-only. All rows go to one shard unless `sharding` spreads them. `merge` says what
+    a later write of a key does: `LastWrite(sequence=column)` keeps the row with the larger sequence, `FirstRow()` the first;
+    by default the last write wins. With
+    `exist_ok` a table that is there already is opened as it is (it must have the columns and the key that are asked for);
+    data is not written to it.
+    """
+    location = resolve(uri, storage_options)
+    choices = Choices(
+        sharding=sharding,
+        maintained_indexes=maintained_indexes,
+        writer_defaults=writer_defaults,
+        allow_keys_across_shards=allow_keys_across_shards,
+        merge=merge,
+    )
+    base = BaseTable.open(location)
+    if base is None:
+        return Table(location, install(write_base(location, data_or_schema, primary_key, choices), choices))
+    if not exist_ok:
+        raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
+    check_existing(base, data_or_schema, primary_key, merge)
+    if base.details is None:
+        refuse_leftovers(location, LEFTOVERS)
+        base = enable_base(base, primary_key, choices)
+    return Table(location, base)
+
+
+def enable(
+    uri_or_lance_dataset: str | lance.LanceDataset,
+    *,
+    primary_key: str | Sequence[str] | None = None,
+    sharding: Sharding = ONE_SHARD,
+    merge: Merge | None = None,
+    maintained_indexes: str | Sequence[str] | None = "all",
+    writer_defaults: WriterConfig | Mapping[str, Any] | None = None,
+    allow_keys_across_shards: bool = False,
+    adopt_shards: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+) -> Table:
+    """Put a MemWAL index on an existing Lance table; its rows stay as they are.
+
+    `primary_key` sets the key of a table that has none; it is refused, and the table is as it was, if a key is null or
+    there twice. Without it the table keeps the key that it has, or is append-only. `merge`: see `create_table`.
+
+    Shards that an earlier index left behind are refused, since their rows would appear above those of the table;
+    `adopt_shards=True` says that they belong to it.
+    """
+    given = uri_or_lance_dataset
+    location = resolve(given.uri if isinstance(given, lance.LanceDataset) else given, storage_options)
+    base = BaseTable.need(location)
+    choices = Choices(
+        sharding=sharding,
+        maintained_indexes=maintained_indexes,
+        writer_defaults=writer_defaults,
+        allow_keys_across_shards=allow_keys_across_shards,
+        merge=merge,
+    )
+    if base.details is None and not adopt_shards:
+        refuse_leftovers(location, LEFTOVERS)
+    return Table(location, enable_base(base, primary_key, choices))
