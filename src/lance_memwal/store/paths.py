@@ -18,14 +18,18 @@ from lance_memwal.types import check_shard_id
 
 __all__ = [
     "blob_path",
+    "CHECKPOINTS_DIR",
+    "CONSUMERS_DIR",
     "HINT_NAME",
     "MEM_WAL_DIR",
     "STAGE_DIR",
     "bloom_path",
+    "check_record_name",
     "check_sstable_name",
     "deletes_dir",
     "deletes_path",
     "entry_path_below",
+    "floor_dir",
     "manifest_dir",
     "manifest_hint_path",
     "manifest_path",
@@ -35,9 +39,12 @@ __all__ = [
     "parse_manifest_name",
     "parse_number_name",
     "parse_owner_name",
+    "parse_record_name",
     "parse_sstable_name",
     "pk_index_dir",
     "quarantine_path",
+    "record_dir",
+    "record_path",
     "shard_dir",
     "sstable_data_path",
     "sstable_dir",
@@ -50,10 +57,14 @@ __all__ = [
 
 MEM_WAL_DIR = "_mem_wal"
 STAGE_DIR = "memwal_stage"
+CONSUMERS_DIR = "memwal_consumers"
+CHECKPOINTS_DIR = "memwal_checkpoints"
 HINT_NAME = "version_hint.json"
 _MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[01]{64}")
 _OWNER = re.compile(r"memwal_owner_([0-9]{1,20})\.json")
+_RECORD = re.compile(r"([1-9][0-9]{0,18})\.json")
+_RECORD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([0-9]{1,20})")
 
 
@@ -194,6 +205,39 @@ def owner_path(shard_id: str, epoch: int) -> str:
 def parse_owner_name(name: str) -> int | None:
     """The epoch of an owner's file name, or None."""
     match = _OWNER.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def floor_dir(shard_id: str) -> str:
+    """Directory of the numbered records that say how far collection went in the log of a shard."""
+    return f"{shard_dir(shard_id)}/memwal_floor"
+
+
+def check_record_name(name: str) -> str:
+    """Return `name` if a consumer or a checkpoint may be called so, else raise."""
+    if not isinstance(name, str) or _RECORD_NAME.fullmatch(name) is None:
+        raise InvalidInputError(
+            "a name is 1 to 100 letters, digits, '.', '_' or '-' and begins with a letter or a digit, "
+            f"not {repr(name)[:120]}"
+        )
+    return name
+
+
+def record_dir(directory: str, name: str) -> str:
+    """Directory of the numbered records of one name; `directory` is `CONSUMERS_DIR` or `CHECKPOINTS_DIR`."""
+    return f"{directory}/{check_record_name(name)}"
+
+
+def record_path(directory: str, number: int) -> str:
+    """Path of one numbered record in its directory."""
+    if not 1 <= number < 1 << 63:
+        raise InvalidInputError(f"a record is numbered from 1 on, not {number}")
+    return f"{directory}/{number}.json"
+
+
+def parse_record_name(name: str) -> int | None:
+    """The number of a record's file name, or None."""
+    match = _RECORD.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
