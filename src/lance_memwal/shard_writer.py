@@ -46,11 +46,11 @@ from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
-from lance_memwal.write import columns, life, resolved, writes
+from lance_memwal.write import changes, columns, life, resolved, writes
+from lance_memwal.write.changes import Change
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
-from lance_memwal.write.resolved import Change
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
 from lance_memwal.write.table_target import target_of, with_shard, writer_config
@@ -155,7 +155,7 @@ class ShardWriter:
             if isinstance(merge, LastWrite):
                 highest = partial(self._highest, merge)
                 return put_in_order(self._shard, self._newest_rows, highest, data, txn, missing, merge)
-        return self._resolved(resolved.put(data, missing, if_absent=if_absent, where=where), txn)
+        return self._resolved(changes.put(data, missing, if_absent=if_absent, where=where), txn)
 
     def update(
         self,
@@ -175,22 +175,22 @@ class ShardWriter:
         SQL over the columns of the row. `matched` of the result says how many.
         """
         if where is None and set is None:
-            return self._resolved(resolved.update(data, insert=insert), txn)
+            return self._resolved(changes.update(data, insert=insert), txn)
         if where is None or set is None or data is not None or insert:
             raise InvalidInputError("give rows to update, or where= and set=")
-        return self._resolved(resolved.updated_where(self._candidates(where), where, set), txn)
+        return self._resolved(changes.updated_where(self._candidates(where), where, set), txn)
 
     def update_matching(
         self, keys: pa.Table, where: FilterLike, values: Mapping[str, str], txn: Transaction | tuple[str, int] | None
     ) -> WriteResult:
         """`update(where=..., set=...)`, of these keys alone."""
-        return self._resolved(resolved.updated_where(keys, where, values), txn)
+        return self._resolved(changes.updated_where(keys, where, values), txn)
 
     def delete_matching(
         self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None
     ) -> WriteResult:
         """`delete(where=...)`, of these keys alone."""
-        return self._resolved(resolved.deleted_where(keys, where), txn)
+        return self._resolved(changes.deleted_where(keys, where), txn)
 
     def _candidates(self, where: FilterLike) -> pa.Table:
         """The keys of the rows of this shard, or of the base table, for which the filter is true now."""
@@ -213,7 +213,7 @@ class ShardWriter:
 
         With `txn` a repeat of a call that did it returns True.
         """
-        result = self._resolved(resolved.compared(key, expected, new), txn)
+        result = self._resolved(changes.compared(key, expected, new), txn)
         return result.skipped or result.written > 0
 
     def _resolved(self, change: Callable[[Fitting], Change], txn: Transaction | tuple[str, int] | None) -> WriteResult:
@@ -258,10 +258,10 @@ class ShardWriter:
         if where is not None:
             if keys is not None or sequence is not None:
                 raise InvalidInputError("give keys to delete, or where=")
-            return self._resolved(resolved.deleted_where(self._candidates(where), where), txn)
+            return self._resolved(changes.deleted_where(self._candidates(where), where), txn)
         if not count and sequence is None and not isinstance(self._shard.columns.target.merge, LastWrite):
             return writes.delete(self._shard, keys, txn)
-        return self._resolved(resolved.delete(keys, count=count, sequence=sequence), txn)
+        return self._resolved(changes.delete(keys, count=count, sequence=sequence), txn)
 
     def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:
         """Delete rows by primary key and return at once; see `put_nowait`."""

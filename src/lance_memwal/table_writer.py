@@ -45,9 +45,9 @@ from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
+from lance_memwal.write.changes import checked_settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
-from lance_memwal.write.resolved import checked_settings
 from lance_memwal.write.results import RoutedResult, WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack

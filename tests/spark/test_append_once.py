@@ -11,6 +11,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.types import Transaction
+from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
 from tests.kit.spark_tables import append_only, ids_of, keyed
@@ -162,7 +163,7 @@ def test_rows_of_another_shard_are_refused(uri: str) -> None:
     mine = mw.shard_id_for(mw.Bucket("id", 4), 1)
     foreign = next(i for i in range(100) if mw.shard_id_for(mw.Bucket("id", 4), i) != mine)
     with pytest.raises(mw.InvalidInputError, match="belong to shard"):
-        appender.append(appender.claim(mine), [pa.record_batch({"id": [foreign]})], missing="null")
+        appender.append(appender.claim(mine), [pa.record_batch({"id": [foreign]})], terms=Terms("null"))
 
 
 def test_tombstones_delete_and_live_rows_still_need_their_not_null_columns(uri: str) -> None:

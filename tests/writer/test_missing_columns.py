@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.write.changes import Terms
 from lance_memwal.write.once import OnceAppender
 
 INNER = pa.struct([("x", pa.int64()), ("y", pa.int64())])
@@ -133,7 +134,7 @@ def test_appends_without_a_writer_follow_the_same_rule(tmp_path: Path) -> None:
     with pytest.raises(mw.InvalidInputError, match="'v'"):
         once.append(claim, part)
     once.append(claim, deletes)
-    once.append(claim, part, missing="null")
+    once.append(claim, part, terms=Terms("null"))
     assert table.get(1) == {**WHOLE, "v": None}
     appender = mw.WalAppender.open(uri, SHARD)
     with pytest.raises(mw.InvalidInputError, match="'v'"):

@@ -147,7 +147,9 @@ class Fitter:
                 self._check_nulls(batch.column(index), self.schema.columns.field(index).name, flags)
         return batch
 
-    def fit_part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[str, ...]]:
+    def fit_part(
+        self, batch: pa.RecordBatch, flags: pa.BooleanArray | None = None
+    ) -> tuple[pa.RecordBatch, tuple[str, ...]]:
         """As `fit`, of rows that may leave columns out: the result has none for these, and they are named beside it.
 
         Whether a NOT NULL column is among them is not asked here (`refuse_nulls`). Parts of a struct cannot be left out.
@@ -157,7 +159,7 @@ class Fitter:
         if not batch.schema.equals(met.schema):
             self._met = met = self._meet(batch.schema)
         if not met.absent:
-            return self.fit(batch, True), ()
+            return self.fit(batch, True, flags), ()
         if met.part is None:
             raise self._refuse_part(met.absent)
         arrays = []
@@ -170,7 +172,7 @@ class Fitter:
             names = [self._relaxed.field(index).name for index in columns]
             if names:
                 part = self._changed(part, [i for i, name in enumerate(part.schema.names) if name in names], change)
-        self.refuse_nulls(part)
+        self.refuse_nulls(part, flags)
         return part, tuple(met.absent)
 
     def _refuse_part(self, absent: list[str]) -> InvalidInputError:
@@ -179,27 +181,41 @@ class Fitter:
                 return InvalidInputError(f"key column {name!r} is missing: it says which row is meant")
         return refuse_missing([name for name in absent if "." in name])
 
-    def refuse_nulls(self, batch: pa.RecordBatch) -> None:
-        """Return only if no row of `batch`, which has some of the table's columns, is null where it must not be."""
+    def refuse_nulls(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None = None) -> None:
+        """Return only if no row of `batch`, which has some of the table's columns, is null where it must not be; `flags` as
+        in `fit`."""
         for index in self._not_null:
             name = self.schema.columns.field(index).name
             at = batch.schema.get_field_index(name)
             if at >= 0 and batch.column(at).null_count:
-                self._check_nulls(batch.column(at), name, None)
+                self._check_nulls(batch.column(at), name, flags)
 
     def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
         """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
+        rows, flags = self._unflagged(batch)
+        if flags is None:
+            return self.fit(rows, fill).append_column(TOMBSTONE_FIELD, self._live[rows.num_rows])
+        dead = flags.true_count
+        fitted = self.fit(rows, dead == len(flags) or fill, flags if dead else None)
+        return fitted.append_column(TOMBSTONE_FIELD, flags)
+
+    def fit_flagged_part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[str, ...]]:
+        """As `fit_part`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
+        rows, flags = self._unflagged(batch)
+        part, absent = self.fit_part(rows, flags)
+        return part.append_column(TOMBSTONE_FIELD, self._live[rows.num_rows] if flags is None else flags), absent
+
+    def _unflagged(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+        """The rows, and which of them are tombstones; None: they do not say."""
         at = batch.schema.get_field_index(TOMBSTONE)
         if at < 0:
-            return self.fit(batch, fill).append_column(TOMBSTONE_FIELD, self._live[batch.num_rows])
+            return batch, None
         flags = batch.column(at)
         if not pa.types.is_boolean(flags.type) or flags.null_count:
             raise InvalidInputError(f"column {TOMBSTONE!r} must be boolean without nulls")
-        dead = flags.true_count
-        if dead and self.schema.field_ids is not None:
+        if flags.true_count and self.schema.field_ids is not None:
             self.schema.need_key()
-        rows = self.fit(batch.remove_column(at), dead == len(flags) or fill, flags if dead else None)
-        return rows.append_column(TOMBSTONE_FIELD, flags)
+        return batch.remove_column(at), flags
 
     def _check_nulls(self, column: pa.Array, name: str, flags: pa.BooleanArray | None) -> None:
         """Return only if the column is null in tombstones alone, and is no part of the key."""
@@ -308,7 +324,7 @@ def fills_missing(missing: Missing | None, schema: TableSchema) -> bool:
     check_choice("missing", missing, ("error", "null", "keep"))
     if missing == "keep":
         raise InvalidInputError(
-            "missing='keep' (leave what the row has) needs a look at the rows, which only put() and update() of a writer take; "
+            "missing='keep' (leave what the row has) needs a look at the rows, as put() and update() of a writer take it; "
             "give whole rows, or missing='null'"
         )
     return missing == "null"

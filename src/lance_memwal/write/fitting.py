@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from lance_memwal.config import WriterConfig
-from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, tombstones
+from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing, keeps_missing, tombstones
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
@@ -59,6 +60,23 @@ class Fitting:
         self._target.check(self._shard_id, fitted)
         fitted = at_most(self._max_batches, fitted, self._schema.memory)
         return WriteRows.flagged(fitted)
+
+    def fit_flagged_parts(
+        self, batches: list[pa.RecordBatch], missing: Missing | None
+    ) -> list[tuple[pa.RecordBatch, tuple[str, ...]]]:
+        """As `fit_flagged`, each batch with the columns that it leaves out and that are to be kept."""
+        if keeps_missing(missing):
+            return [self._fitter.fit_flagged_part(batch) for batch in batches]
+        fill = fills_missing(missing, self._schema)
+        fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches]
+        self._target.check(self._shard_id, fitted)
+        return [(batch, ()) for batch in fitted]
+
+    def whole_tombstones(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Tombstones that leave columns out, with nulls there."""
+        rows = self._fitter.fit(batch, True, pa.array(np.ones(batch.num_rows, dtype=bool)))
+        self._target.check(self._shard_id, [rows])
+        return rows
 
     def fit_parts(
         self, batches: list[pa.RecordBatch], fill: bool | None

@@ -16,7 +16,7 @@ from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.fit import Fitted, Missing
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.types import Transaction
-from lance_memwal.write import resolved
+from lance_memwal.write import changes, resolved
 from lance_memwal.write.live_rows import LookUp
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.results import WriteResult
@@ -52,7 +52,7 @@ def put_in_order(
             except _LateError:
                 pass
     whole = Fitted(rows.batches, fitting.schema)
-    return resolved.write(shard, look_up, resolved.put(whole, missing), txn)
+    return resolved.write(shard, look_up, changes.put(whole, missing), txn)
 
 
 def _memory(shard: Shard) -> InMemoryMemTables:

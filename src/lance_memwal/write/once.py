@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -59,7 +59,7 @@ from lance_memwal.log.wal import (
 )
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
-from lance_memwal.rows.fit import Fitter, Missing, at_most, fills_missing
+from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.write import discard_sstable, not_published
@@ -73,8 +73,10 @@ from lance_memwal.types import (
     Transaction,
     WalEntry,
 )
-from lance_memwal.write.admission import StoredLookUp, admitted, check_sequences
+from lance_memwal.write.admission import AppendedRows, StoredLookUp, rows_now
+from lance_memwal.write.changes import Terms, appended, merged
 from lance_memwal.write.claim import ShardClaim, claim_log, manifests_of
+from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
@@ -84,17 +86,23 @@ _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
 _MAX_TRIES = 64
 _BACK_OFF = BackOff(0.005, 0.25)
+_PLAIN = Terms()
 
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """What an append did. `position` is 0 if the rows became a generation, or were there already (`skipped`)."""
+    """What an append did. `position` is 0 if the rows became a generation, or were there already (`skipped`).
+
+    `rows` counts rows and tombstones that were written; `rejected` are the keys of those that a condition, or the merge of
+    the table, kept out, None if there are none.
+    """
 
     shard_id: str
     rows: int
     position: int = 0
     generation: int = 0
     skipped: bool = False
+    rejected: pa.Table | None = None
 
 
 @dataclass(slots=True)
@@ -129,7 +137,7 @@ class OnceAppender:
     ) -> None:
         """`max_entry_bytes` is the size from which rows become a generation instead of a WAL entry.
 
-        `look_up` finds rows on storage, which appends to a table with a merge need.
+        `look_up` finds rows on storage, which conditions need, and all appends to a table with a merge.
         """
         self._look_up = look_up
         self.location = resolve(uri, storage_options)
@@ -153,7 +161,7 @@ class OnceAppender:
         self._target = target_of(self.location, base, None, watch=self._watch)
         self._base = base  # not before its columns were checked
         self._config = writer_config(base, None, {}, ())
-        self._fitter = Fitter(self._target.schema)
+        self._fittings: dict[str, Fitting] = {}
         self._encoder = RowEncoder(self._target.schema.wal)
 
     def refresh(self) -> None:
@@ -204,28 +212,42 @@ class OnceAppender:
         batches: Sequence[pa.RecordBatch],
         *,
         txn: Transaction | tuple[str, int] | None = None,
-        missing: Missing | None = None,
+        terms: Terms = _PLAIN,
     ) -> AppendResult:
-        """All rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
+        """The rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
+        What `terms` and the merge of the table keep out is told; an append of which nothing is left writes nothing, not even
+        its transaction.
         """
         self._check_claim(claim)
         if self._look_up is None:
             refuse_merge(self._target, "an appender that was given no look-up")
         transaction = as_transaction(txn) or self._own.next()
-        fill = fills_missing(missing, self.schema)
-        fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches if batch.num_rows]
-        if not fitted:
+        given = [batch for batch in batches if batch.num_rows]
+        if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
-        self._target.check(claim.shard_id, fitted)
-        if self._target.merge is not None:
-            check_sequences(fitted, self._target.merge)
-        size = self._encoder.measure(fitted)
-        if size > self._max_entry_bytes:
-            return self._publish(claim, fitted, transaction)
-        fitted = at_most(self._config.max_memtable_batches, fitted, self.schema.memory)
-        return self._append(claim, fitted, size, transaction)
+        return self._append(claim, self._rows(claim, given, terms), transaction)
+
+    def _rows(self, claim: ShardClaim, given: list[pa.RecordBatch], terms: Terms) -> Callable[[], AppendedRows]:
+        """What finds the rows that are written now, to be asked again whenever the shard moved on."""
+        fitting = self._fittings.get(claim.shard_id)
+        if fitting is None:
+            fitting = Fitting(self._target, self._config.replace(shard_id=claim.shard_id))
+            self._fittings[claim.shard_id] = fitting
+        if self._target.merge is None and not terms.need_a_look:
+            fixed = AppendedRows([batch for batch, _ in fitting.fit_flagged_parts(given, terms.missing)])
+            return lambda: fixed
+        if self._look_up is None:
+            raise InvalidInputError("conditions need a look at the rows, and this appender was given no look-up")
+        change = merged(appended(given, terms)(fitting), self._target.merge)
+        look = partial(rows_now, claim.shard_id, change, fitting, self._look_up)
+
+        def look_now() -> AppendedRows:
+            reach("once.before_look")
+            return look()
+
+        return look_now
 
     def _check_claim(self, claim: ShardClaim) -> None:
         """Return only if the table is still the one that was claimed."""
@@ -235,18 +257,20 @@ class OnceAppender:
                 f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
             )
 
-    def _append(self, claim: ShardClaim, fitted: list[pa.RecordBatch], size: int, txn: Transaction) -> AppendResult:
-        given = fitted
+    def _append(self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction) -> AppendResult:
         created: AppendResult | None = None
         for attempt in range(_MAX_TRIES):
             tail = self.catch_up(claim)
             if tail.transactions.is_repeat(txn):
-                return created or AppendResult(claim.shard_id, _count(given), skipped=True)
+                return created or AppendResult(claim.shard_id, 0, skipped=True)
             tail.transactions.admit(txn)
-            fitted = self._admitted(claim, given)
-            if not fitted:
-                return AppendResult(claim.shard_id, 0)
-            rows = _count(fitted)
+            now = find_rows()
+            rows, size = now.num_rows, self._encoder.measure(now.batches)
+            if not rows:
+                return AppendResult(claim.shard_id, 0, rejected=now.rejected)
+            if size > self._max_entry_bytes:
+                return self._publish(claim, find_rows, txn)
+            fitted = at_most(self._config.max_memtable_batches, now.batches, self.schema.memory)
             run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
             generation = run.generation
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
@@ -257,7 +281,7 @@ class OnceAppender:
             reach("once.before_put")
             if self._create(claim, position, data):
                 reach("once.after_put")
-                created = AppendResult(claim.shard_id, rows, position, generation)
+                created = AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected)
                 if self._is_above_cursor(claim, position):
                     tail.last_position, tail.run = position, run
                     tail.transactions.take(footer, generation)
@@ -266,15 +290,6 @@ class OnceAppender:
                     return created
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
-
-    def _admitted(self, claim: ShardClaim, fitted: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """The rows that are written now: on a table with a merge those that it lets in."""
-        merge, look_up = self._target.merge, self._look_up
-        if merge is None or look_up is None:
-            return fitted
-        reach("once.before_look")
-        rows = admitted(claim.shard_id, fitted, self.schema, merge, look_up)
-        return at_most(self._config.max_memtable_batches, rows, self.schema.memory)
 
     def _create(self, claim: ShardClaim, position: int, data: bytes) -> bool:
         """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
@@ -409,15 +424,15 @@ class OnceAppender:
             )
         return current, covered, pa.Table.from_batches(batches, schema=memory)
 
-    def _publish(self, claim: ShardClaim, fitted: list[pa.RecordBatch], txn: Transaction) -> AppendResult:
+    def _publish(self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
-        table = pa.Table.from_batches(self._alike(fitted))
+        now = AppendedRows([])
         created: AppendResult | None = None
         sstable: SsTable | None = None
         for attempt in range(_MAX_TRIES):
             tail = self.catch_up(claim)
             if tail.transactions.is_repeat(txn):
-                return created or AppendResult(claim.shard_id, table.num_rows, skipped=True)
+                return created or AppendResult(claim.shard_id, 0, skipped=True)
             tail.transactions.admit(txn)
             if tail.entries:
                 self.flush_tail(claim)
@@ -426,19 +441,19 @@ class OnceAppender:
             if sstable is None or sstable.generation != generation:
                 if sstable is not None and created is None:  # no mark names it: nobody else can know of it
                     discard_sstable(self.location, claim.shard_id, sstable.path)
-                rows = self._alike(self._admitted(claim, fitted))
-                if not rows:
-                    return AppendResult(claim.shard_id, 0)
-                table = pa.Table.from_batches(rows)
+                now = find_rows()
+                if not now.num_rows:
+                    return AppendResult(claim.shard_id, 0, rejected=now.rejected)
+                table = pa.Table.from_batches(self._alike(now.batches))
                 sstable = self._write_sstable(claim, generation, table)
                 continue  # that took a while: look again
             footer = tail.transactions.mark(table=self._watch.tag)._replace(
-                txns=(EntryTransaction(txn, 0, table.num_rows),), bulk=sstable
+                txns=(EntryTransaction(txn, 0, now.num_rows),), bulk=sstable
             )
             position = tail.last_position + 1
             reach("once.before_mark")
             if self._create(claim, position, encode_mark(claim.epoch, footer)):
-                created = AppendResult(claim.shard_id, table.num_rows, generation=generation)
+                created = AppendResult(claim.shard_id, now.num_rows, generation=generation, rejected=now.rejected)
                 reach("once.before_commit")
                 if self._commit(claim, sstable, position, announced=True):
                     reach("once.after_commit")
@@ -470,10 +485,6 @@ class OnceAppender:
 
     def __repr__(self) -> str:
         return f"OnceAppender({self.location.describe()!r})"
-
-
-def _count(batches: Sequence[pa.RecordBatch]) -> int:
-    return sum(batch.num_rows for batch in batches)
 
 
 class _OwnTransactions:

@@ -1,6 +1,6 @@
 """What a write becomes, given the live rows: whole rows, tombstones, and what was kept out.
 
-Owns `resolve`, a pure function, and the rules that it asks. Invariants:
+Owns `resolve`, a pure function, and what it works on: `Part`, `Live` and the port `Rule`. Invariants:
 
 1. Rows of one key count in their order: each sees what became of those before it.
 2. What comes out are whole rows of the table: columns that were left out have what the live row has, null where there is
@@ -12,35 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import bytes_of, shown_blobs
-from lance_memwal.rows.filter import FilterLike, RowFilter
-from lance_memwal.rows.merging import order_of
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
 __all__ = [
+    "Computed",
     "Live",
-    "MustExist",
-    "NotLate",
-    "OnlyAbsent",
-    "OnlyIf",
-    "OnlyIfEqual",
-    "OnlyMatching",
+    "Mask",
+    "Numbers",
     "Part",
     "Resolved",
     "Rule",
+    "occurrences",
     "resolve",
 ]
 
-EXCLUDED = "excluded"  # what a condition calls the row that is given
-_SHOWN = 5
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -143,6 +136,14 @@ class Resolved:
     rejected: list[pa.RecordBatch]
     matched: int = 0
 
+    @property
+    def rejected_keys(self) -> pa.Table | None:
+        """The keys that were kept out; None if there are none."""
+        if not self.rejected:
+            return None
+        schema = self.rejected[0].schema  # batches differ in what they say of nulls
+        return pa.Table.from_batches([pa.RecordBatch.from_arrays(b.columns, schema=schema) for b in self.rejected])
+
 
 class Rule(Protocol):
     """A condition on the rows of a write."""
@@ -194,12 +195,12 @@ def _steps(part: Part, rules: Sequence[Rule]) -> Iterator[Part]:
     if len(rules) < 2 and not any(rule.one_by_one for rule in rules):
         yield part
         return
-    before = _occurrences(part.keys)
+    before = occurrences(part.keys)
     for number in range(int(before.max()) + 1):
         yield part.filter(before == number)
 
 
-def _occurrences(keys: Numbers) -> Numbers:
+def occurrences(keys: Numbers) -> Numbers:
     """Per row, how often its key came before: [7, 8, 7, 7] gives [0, 0, 1, 2]."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -229,172 +230,3 @@ def _columns(rows: pa.RecordBatch, flags: pa.BooleanArray | None, blobs: Sequenc
     for name in blobs:
         columns[bytes_of(name)], columns[name] = columns[name], shown_blobs(columns[name])
     return columns
-
-
-# --------------------------------------------------------------------------------------------------------------- rules
-
-
-@dataclass(frozen=True, slots=True)
-class MustExist:
-    """Every row's key, which is in the columns `key`, has a live row, or nothing is written."""
-
-    key: tuple[str, ...]
-    columns: tuple[str, ...] = ()
-    one_by_one: bool = False
-
-    def admits(self, part: Part, live: Live) -> Mask:
-        """All rows; `InvalidInputError` names the keys that are not there."""
-        alive = live.alive(part.keys)
-        if not alive.all():
-            absent = part.rows.filter(pa.array(~alive))
-            shown = ", ".join(str(row) for row in absent.select(list(self.key)).slice(0, _SHOWN).to_pylist())
-            more = ", …" if absent.num_rows > _SHOWN else ""
-            raise InvalidInputError(
-                f"{absent.num_rows} rows of this update have no row in the table: {shown}{more}; nothing was written. Pass "
-                "insert=True to insert them"
-            )
-        return alive
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyAbsent:
-    """A row is written if its key has no live row; of rows of one key the first. Tombstones are written anyway."""
-
-    columns: tuple[str, ...] = ()
-    one_by_one: bool = False
-
-    def admits(self, part: Part, live: Live) -> Mask:
-        """The first row of each key that is not there."""
-        first = np.asarray(~live.alive(part.keys) & (_occurrences(part.keys) == 0))
-        return first if part.flags is None else first | part.flags.to_numpy(zero_copy_only=False)
-
-
-class OnlyIf:
-    """A row supersedes a live one if a condition on both is true; one whose key is not there is written."""
-
-    __slots__ = ("_filter", "_named", "columns")
-    one_by_one = True
-
-    def __init__(self, source: FilterLike, schema: TableSchema) -> None:
-        """The condition names columns of the live row, and of the row that is given as `excluded.<column>`."""
-        if any(name.lower() == EXCLUDED for name in schema.columns.names):
-            raise InvalidInputError(f"where= needs the name {EXCLUDED!r}, and this table has such a column")
-        text = source.lower() if isinstance(source, str) else None
-        plain = [pa.field(field.name, field.type) for field in schema.columns if field.name not in schema.blobs]
-        self._named = [field for field in plain if text is None or field.name.lower() in text]  # these, or more
-        given = [pa.field(EXCLUDED, pa.struct(self._named))]
-        self._filter = RowFilter(source, pa.schema([*plain, *(given if self._named else [])]))
-        self.columns = tuple(name for name in self._filter.columns if name != EXCLUDED)
-
-    def admits(self, part: Part, live: Live) -> Mask:
-        """The rows whose key is not there, and those for which the condition is true."""
-        alive = live.alive(part.keys)
-        admitted = ~alive
-        if alive.any():
-            met = part.filter(alive)
-            columns = live.take(self.columns, met.keys)
-            if EXCLUDED in self._filter.columns:
-                columns[EXCLUDED] = self._given(met, live)
-            admitted[alive] = self._filter.mask(pa.table(columns or _counted(len(met.keys))))
-        return admitted
-
-    def _given(self, part: Part, live: Live) -> pa.Array:
-        kept = live.take([field.name for field in self._named if field.name in part.kept], part.keys)
-        arrays = [kept[field.name] if field.name in kept else part.rows.column(field.name) for field in self._named]
-        return pa.StructArray.from_arrays(arrays, fields=self._named)
-
-
-class OnlyMatching:
-    """A row is written if its key has a live row for which a filter is true."""
-
-    __slots__ = ("_filter", "columns")
-    one_by_one = False
-
-    def __init__(self, row_filter: RowFilter) -> None:
-        self._filter = row_filter
-        self.columns = tuple(row_filter.columns)
-
-    def admits(self, part: Part, live: Live) -> Mask:
-        """The rows whose live row matches."""
-        admitted = live.alive(part.keys)
-        met = np.flatnonzero(admitted)
-        if len(met):
-            columns = live.take(self.columns, part.keys[met]) or _counted(len(met))
-            admitted[met] = self._filter.mask(pa.table(columns))
-        return admitted
-
-
-def _counted(rows: int) -> dict[str, pa.Array]:
-    """A table with as many rows, for a filter that names no column."""
-    return {TOMBSTONE: pa.array(np.zeros(rows, dtype=bool))}
-
-
-@dataclass(frozen=True, slots=True)
-class NotLate:
-    """A row or tombstone is written unless the newest of its key, a tombstone too, has a larger sequence."""
-
-    sequence: str
-    one_by_one: bool = False
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The sequence."""
-        return (self.sequence,)
-
-    def admits(self, part: Part, live: Live) -> Mask:
-        """The rows that are not late; those that keep the sequence of the live row are not."""
-        if self.sequence in part.kept:
-            return np.ones(len(part.keys), dtype=bool)
-        column = (
-            part.computed.make(pa.table(live.take(part.computed.columns, part.keys)))[self.sequence]
-            if part.computed is not None
-            else part.rows.column(self.sequence)
-        )
-        given, _ = order_of(column)
-        newest, valid = order_of(live.columns[self.sequence])
-        late = _earlier_in_part(part.keys, given)
-        if len(newest):
-            at = live.at(part.keys)
-            known = (at >= 0) if valid is None else (at >= 0) & valid[at]
-            late |= known & (given < newest[at])
-        return ~late
-
-
-def _earlier_in_part(keys: Numbers, given: npt.NDArray[Any]) -> Mask:
-    """Per row: whether a row of the same key before it has a larger sequence.
-
-    Keys [a, a, b, a] with [5, 3, 1, 4]: rows by key are a5 a3 a4 | b1, the largest so far is 5 5 5 | 1, so a3 and a4 are.
-    """
-    if len(keys) < 2 or (given[1:] >= given[:-1]).all():
-        return np.zeros(len(keys), dtype=bool)
-    ranks = np.unique(given, return_inverse=True)[1].reshape(-1)
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order] * (len(keys) + 1) + ranks[order]
-    earlier = np.empty(len(keys), dtype=bool)
-    earlier[order] = np.maximum.accumulate(ordered) > ordered
-    return earlier
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyIfEqual:
-    """The one row of a write is written if the live row is `expected`, a whole row; None: if there is none."""
-
-    expected: dict[str, Any] | None
-    columns: tuple[str, ...]
-    one_by_one: bool = False
-
-    def admits(self, part: Part, live: Live) -> Mask:
-        """Whether the live row is the expected one; not a number is equal to itself."""
-        alive = live.alive(part.keys)
-        if self.expected is None or not alive.all():
-            return ~alive if self.expected is None else alive
-        found = {name: column[0].as_py() for name, column in live.take(self.columns, part.keys).items()}
-        return np.array([_is_same(found, self.expected)])
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return bool(one == other) or (one != one and other != other)
