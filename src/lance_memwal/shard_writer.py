@@ -37,7 +37,7 @@ from lance_memwal.read.memory_scan import MemTableScanner
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.shard_alone import ShardAlone
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing, keeps_missing
 from lance_memwal.rows.merging import LastWrite
@@ -405,7 +405,7 @@ class ShardWriter:
     def scan(self) -> MemTableScanner:
         """A scan of the memtables alone, active and frozen; flushed rows are not in it (see `lsm_scan`)."""
         target = self._shard.columns.target
-        return MemTableScanner(Snapshot.of_memory(target.location, target.schema, self.in_memory_memtable_refs()))
+        return MemTableScanner(Tiers.of_memory(target.location, target.schema, self.in_memory_memtable_refs()))
 
     def lsm_scan(
         self,

@@ -15,7 +15,7 @@ from lance_memwal import InvalidInputError
 from lance_memwal.memtable.memtable import InMemoryMemTables, MemTable
 from lance_memwal.read.memory import winners
 from lance_memwal.read.memory_scan import MemTableScanner
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import resolve
 
@@ -43,7 +43,7 @@ def memtables(generations: Sequence[Sequence[Write]], schema: TableSchema = KEYE
 
 
 def scan(generations: Sequence[Sequence[Write]], schema: TableSchema = KEYED) -> MemTableScanner:
-    return MemTableScanner(Snapshot.of_memory(resolve("nowhere"), schema, memtables(generations, schema)))
+    return MemTableScanner(Tiers.of_memory(resolve("nowhere"), schema, memtables(generations, schema)))
 
 
 def pairs(table: pa.Table) -> dict[int, str]:

@@ -11,8 +11,9 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.read.rebuilt import rebuild
 from lance_memwal.read.scan import Scan
-from lance_memwal.read.snapshot import Pin
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store.location import resolve
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -37,12 +38,12 @@ def put(table: mw.Table, number: int, value: str = "old", *, flush: bool = True)
 
 
 def pinned(table: mw.Table, consistency: str = "fresh") -> bytes:
-    return pickle.dumps(Reader(NewestBase(table.base)).pin(consistency=consistency))  # type: ignore[arg-type]
+    return pickle.dumps(Reader(NewestBase(table.base)).snapshot(consistency=consistency))  # type: ignore[arg-type]
 
 
 def rows(data: bytes, table: mw.Table) -> dict[int, str]:
-    pin: Pin = pickle.loads(data)
-    found = Scan(lambda: pin.rebuild(resolve(table.uri))).to_table()
+    snapshot: Snapshot = pickle.loads(data)
+    found = Scan(lambda: rebuild(resolve(table.uri), snapshot)).to_table()
     return dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
 
 

@@ -16,7 +16,7 @@ from lance_memwal.compact.run import Compactor
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
-from lance_memwal.read.snapshot import SnapshotSource
+from lance_memwal.read.tiers import TierSource
 from lance_memwal.store.location import resolve
 
 PLAIN = pa.schema([("id", pa.int64()), ("note", pa.string())])
@@ -111,7 +111,7 @@ def test_a_lookup_finds_every_row_of_its_snapshot_while_its_process_compacts(tmp
     newest = BaseTable.open(resolve(table.uri))
     assert newest is not None
     base = NewestBase(newest)
-    source, lookup = SnapshotSource(base), BaseLookup()
+    source, lookup = TierSource(base), BaseLookup()
     keys = pa.record_batch([pa.array([1, 2, 3])], names=["id"])
     with table.writer(compaction=None) as writer:
         for _ in range(12):  # enough for an index of key hashes

@@ -14,6 +14,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.read import rebuilt
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.spark.distributed import is_big
@@ -41,7 +42,7 @@ def test_a_base_that_was_restored_to_before_a_compaction_is_not_pinned(table: mw
     put(table, 1)
     table.compact()
     put(table, 2)
-    assert pin_table(Options(table.uri)).shards
+    assert pin_table(Options(table.uri)).snapshot.shards
     lance.dataset(table.uri, version=before).restore()
     with pytest.raises(mw.TableReplacedError, match=r"keep_base.*bring_back"):
         pin_table(Options(table.uri))
@@ -128,9 +129,9 @@ def test_a_table_that_is_made_anew_at_any_request_of_a_pin_is_pinned_whole(table
 
         base = BaseTable.open(resolve(table.uri, wrap=lambda store: Interceptor(store, seen)))
         assert base is not None
-        pin = Reader(NewestBase(base)).pin()
+        snapshot = Reader(NewestBase(base)).snapshot()
         if calls < at:
             assert at > 5
             return
-        rows = Scan(lambda: rebuild(Options(table.uri), pin)).to_table()  # noqa: B023
+        rows = Scan(lambda: rebuilt.rebuild(resolve(table.uri), snapshot)).to_table()  # noqa: B023
         assert sorted(rows["id"].to_pylist()) == [2 * at, 2 * at + 1], f"made anew at request {at}"

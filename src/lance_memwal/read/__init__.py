@@ -1,9 +1,10 @@
 """Rows out: one snapshot over all tiers, merged so that the newest row of a key wins.
 
-`snapshot` captures memtables, manifests, tails and the base table, in that order, or pins what storage has as a value that
-travels. `memory`, `fresh` and `merge` decide which rows count: in memory, in a shard, in the table; `base_rows` finds rows of
-the base table. `scan`, `lookup` and `search` ask for them, `memory_scan` for those of one writer's memtables alone, and
-`reader` always for the newest; `shard_alone` where there is no base table yet, `late_rows` before a write. `order` sorts, `blobs`
-reads large values. `search` ranks vectors (`vector_search`) and texts (`text_search`), which the base table finds through its
-index (`base_texts`, `best_texts`) or alone (`base_alone`), less those that fresh rows hide (`superseded_rows`).
+`tiers` captures memtables, manifests, tails and the base table, in that order; a `snapshot` names what storage has of
+them, as a value that travels, and `rebuilt` makes them anew from it. `memory`, `fresh` and `merge` decide which rows
+count: in memory, in a shard, in the table; `base_rows` finds rows of the base table. `scan`, `lookup` and `search` ask
+for them, `memory_scan` for those of one writer's memtables alone, and `reader` always for the newest; `shard_alone`
+where there is no base table yet, `late_rows` before a write. `order` sorts, `blobs` reads large values. `search` ranks
+vectors (`vector_search`) and texts (`text_search`), which the base table finds through its index (`base_texts`,
+`best_texts`) or alone (`base_alone`), less those that fresh rows hide (`superseded_rows`).
 """

@@ -17,7 +17,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.manifest import IndexEntry
 from lance_memwal.memtable.index import Analyzer, AnalyzerOptions, FtsIndex, FtsMemIndex, MemIndex, analyzer_for
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.sstable.mirrors import index_facts, is_text_index
 
 __all__ = ["TextAnalyzers", "is_over_rows", "memory_indexes", "text_analyzers"]
@@ -49,7 +49,7 @@ class TextAnalyzers:
         return analyzer_for(AnalyzerOptions())
 
 
-def memory_indexes(snapshot: Snapshot) -> list[MemIndex]:
+def memory_indexes(snapshot: Tiers) -> list[MemIndex]:
     """The indexes of the memtables, newest first."""
     return [index for view in snapshot.shards for ref in reversed(view.memory) for index in ref.indexes]
 
@@ -61,7 +61,7 @@ def is_over_rows(base: BaseTable, entry: IndexEntry) -> bool:
     return (index_facts(base, entry).params or {}).get("document_granularity") in (None, _BY_ROW)
 
 
-def text_analyzers(snapshot: Snapshot) -> TextAnalyzers:
+def text_analyzers(snapshot: Tiers) -> TextAnalyzers:
     """The analyzers of all text columns that have an index."""
     if snapshot.base_table is None:
         texts = [index for index in reversed(memory_indexes(snapshot)) if isinstance(index, FtsMemIndex)]

@@ -24,7 +24,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.memtable import key_values
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.fresh import ShardMerge
-from lance_memwal.read.snapshot import Snapshot, missing_is_collected
+from lance_memwal.read.tiers import Tiers, missing_is_collected
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.blobs import as_stored, blob_column_of, shows_blobs
 from lance_memwal.rows.schema import TableSchema
@@ -111,7 +111,7 @@ def check_blob_column(columns: pa.Schema, column: str) -> None:
         raise InvalidInputError(f"{column!r} is not a blob column of the table; its blob columns: {listed}")
 
 
-def find_blob(snapshot: Snapshot, base_lookup: BaseLookup, key: pa.RecordBatch, column: str) -> BlobFile | None:
+def find_blob(snapshot: Tiers, base_lookup: BaseLookup, key: pa.RecordBatch, column: str) -> BlobFile | None:
     """The blob of the live row of one key; None if there is no such row, or its blob is null."""
     decided = False
     for view in snapshot.shards:
@@ -125,7 +125,7 @@ def find_blob(snapshot: Snapshot, base_lookup: BaseLookup, key: pa.RecordBatch, 
 
 
 def with_bytes(
-    snapshot: Snapshot, base_lookup: BaseLookup, rows: pa.Table, columns: Sequence[str], schema: TableSchema
+    snapshot: Tiers, base_lookup: BaseLookup, rows: pa.Table, columns: Sequence[str], schema: TableSchema
 ) -> pa.Table:
     """`rows`, which a look-up found, with these columns: of those that are named by `bytes_of`, the bytes of the blobs."""
     keys = rows.select(list(schema.primary_key)).combine_chunks()
@@ -168,7 +168,7 @@ def _bytes_at(data: pa.Buffer, start: int, length: int) -> bytes:
     return bytes(data.slice(start, length).to_pybytes())
 
 
-def _in_sstables(merge: ShardMerge, snapshot: Snapshot, key: pa.RecordBatch, column: str) -> _Found | None:
+def _in_sstables(merge: ShardMerge, snapshot: Tiers, key: pa.RecordBatch, column: str) -> _Found | None:
     if not merge.readers:
         return None
     for reader, _, offsets in find_newest(merge.readers, key.columns):
@@ -185,7 +185,7 @@ def _reading_sstable(reader: SsTableReader) -> Iterator[None]:
         yield
 
 
-def _in_base(snapshot: Snapshot, base_lookup: BaseLookup, key: pa.RecordBatch, column: str) -> BlobFile | None:
+def _in_base(snapshot: Tiers, base_lookup: BaseLookup, key: pa.RecordBatch, column: str) -> BlobFile | None:
     base = snapshot.base
     row_id = base_lookup.row_id(base, key)
     if row_id is None:

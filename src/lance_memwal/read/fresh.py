@@ -24,7 +24,7 @@ from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE, Cache
 from lance_memwal.process.lazy import lazy
 from lance_memwal.read.memory import winners
-from lance_memwal.read.snapshot import ShardView, Snapshot
+from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each, key_array
 from lance_memwal.sstable.read import SsTableReader, open_sstable
@@ -117,7 +117,7 @@ def _costs_less_without(readers: Sequence[SsTableReader], keys: int) -> bool:
 class ShardMerge:
     """The fresh tiers of one shard: winners in memory, hidden rows per SSTable."""
 
-    def __init__(self, view: ShardView, snapshot: Snapshot) -> None:
+    def __init__(self, view: ShardView, snapshot: Tiers) -> None:
         self.view = view
         self._snapshot = snapshot
         self.readers = [open_sstable(snapshot.location, view.shard_id, s) for s in view.sstables]

@@ -18,7 +18,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.base_rows import version_of
 from lance_memwal.read.fresh import ShardMerge
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.merging import order_of
 from lance_memwal.rows.normal_form import nulls
@@ -47,7 +47,7 @@ def with_remembered(
     return pa.concat_tables([found, pa.Table.from_arrays(arrays, schema=found.schema)])
 
 
-def column_parts(snapshot: Snapshot, name: str) -> Iterator[pa.Array]:
+def column_parts(snapshot: Tiers, name: str) -> Iterator[pa.Array]:
     """A column in every tier above the base table, part by part: superseded rows and tombstones may be among them."""
     for view in snapshot.shards:
         yield from (one_array(ref.table().column(name)) for ref in view.memory)

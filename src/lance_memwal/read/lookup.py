@@ -25,7 +25,7 @@ from lance_memwal.memtable.live import LiveShard
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, key_values
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.fresh import ShardMerge, fresh_index
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
@@ -40,7 +40,7 @@ _KEPT_BYTES = 16 << 20
 
 
 def lookup_rows(
-    snapshot: Snapshot,
+    snapshot: Tiers,
     base_lookup: BaseLookup,
     keys: pa.RecordBatch,
     columns: Sequence[str],
@@ -67,7 +67,7 @@ def lookup_rows(
 
 
 def _found(
-    snapshot: Snapshot,
+    snapshot: Tiers,
     base_lookup: BaseLookup,
     keys: pa.RecordBatch,
     columns: tuple[str, ...],
@@ -125,7 +125,7 @@ def _from_memory(
 
 def _from_sstables(
     merge: ShardMerge,
-    snapshot: Snapshot,
+    snapshot: Tiers,
     keys: pa.RecordBatch,
     left: npt.NDArray[np.int64],
     columns: Sequence[str],

@@ -19,7 +19,7 @@ from lance_memwal.memtable.index.analyzer import is_text
 from lance_memwal.memtable.index.vectors import is_searchable
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.projection import checked_paths
 
@@ -29,7 +29,7 @@ __all__ = ["MemTableScanner"]
 class MemTableScanner:
     """A scan of one writer's memtables; the builder methods return the scanner."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Tiers) -> None:
         """`snapshot` is one of memory alone."""
         self._snapshot = snapshot
         self._table = snapshot.schema.columns

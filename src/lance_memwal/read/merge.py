@@ -25,7 +25,7 @@ from lance_memwal.process.lazy import lazy
 from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import ShardMerge, live_rows
 from lance_memwal.read.memory import matching_rows, narrowed
-from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
@@ -88,7 +88,7 @@ class _Part:
 class Merge:
     """One read of a snapshot."""
 
-    def __init__(self, snapshot: Snapshot, projection: Projection, row_filter: RowFilter | None) -> None:
+    def __init__(self, snapshot: Tiers, projection: Projection, row_filter: RowFilter | None) -> None:
         self.snapshot = snapshot
         self.projection = projection
         self.row_filter = row_filter

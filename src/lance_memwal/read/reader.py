@@ -28,7 +28,8 @@ from lance_memwal.read.late_rows import column_parts, highest_of, highest_of_bas
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
-from lance_memwal.read.snapshot import Consistency, Pin, Snapshot, SnapshotSource, with_restarts
+from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Consistency, Tiers, TierSource, with_restarts
 from lance_memwal.rows.blobs import blob_column_of
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
@@ -51,7 +52,7 @@ class Reader:
     def __init__(self, newest: NewestBase, clock: Clock = SYSTEM_CLOCK, lookup: BaseLookup | None = None) -> None:
         self._newest = newest
         self._clock = clock
-        self._snapshots = SnapshotSource(newest, clock)
+        self._snapshots = TierSource(newest, clock)
         self._lookup = lookup if lookup is not None else BaseLookup()
 
     def capture(
@@ -61,16 +62,16 @@ class Reader:
         consistency: Consistency = "fresh",
         shards: Collection[str] | None = None,
         in_memory: MemTables | None = None,
-    ) -> Snapshot:
+    ) -> Tiers:
         """A snapshot of what a read with `filter` needs."""
         candidates = partial(_of_filter, filter)
         return self._snapshots.capture(
             consistency=consistency, shards=shards, in_memory=in_memory, candidates=candidates
         )
 
-    def pin(self, filter: FilterLike | None = None, *, consistency: Consistency = "fresh") -> Pin:  # noqa: A002
+    def snapshot(self, filter: FilterLike | None = None, *, consistency: Consistency = "fresh") -> Snapshot:  # noqa: A002
         """What a read with `filter` needs of storage, as a value that can travel."""
-        return self._snapshots.pin(consistency=consistency, candidates=partial(_of_filter, filter))
+        return self._snapshots.snapshot(consistency=consistency, candidates=partial(_of_filter, filter))
 
     def scan(
         self,
@@ -122,7 +123,7 @@ class Reader:
         memtables = None if writer is None else writer.capture()
         shards = None if writer is None else [writer.shard_id]
 
-        def read(snapshot: Snapshot, named: pa.RecordBatch) -> BlobFile | None:
+        def read(snapshot: Tiers, named: pa.RecordBatch) -> BlobFile | None:
             return find_blob(snapshot, self._lookup, named, column)
 
         return self._of_keys(base, [key], read, shards, memtables)
@@ -180,10 +181,10 @@ class Reader:
         merge: Merge | None,
         memory: InMemoryMemTables | None,
     ) -> pa.Table:
-        def capture() -> Snapshot:
+        def capture() -> Tiers:
             return self._snapshots.capture(shards=[shard_id], in_memory=memory)
 
-        def read(snapshot: Snapshot) -> pa.Table:
+        def read(snapshot: Tiers) -> pa.Table:
             if snapshot.schema != schema.shown:
                 raise InvalidInputError("the table has other columns by now: call evolve_schema(), and write again")
             plain = [name for name in columns if blob_column_of(name) is None]
@@ -205,7 +206,7 @@ class Reader:
         there is none."""
         name = merge.sequence
 
-        def read(snapshot: Snapshot) -> Any:
+        def read(snapshot: Tiers) -> Any:
             deleted = self._remembered(schema, memory.shard_id, merge).sequences
             fresh = highest_of([*column_parts(snapshot, name), deleted])
             base = highest_of_base(snapshot.base, name)
@@ -223,7 +224,7 @@ class Reader:
         *,
         with_tombstones: bool = False,
     ) -> pa.Table:
-        def read(snapshot: Snapshot, named: pa.RecordBatch) -> pa.Table:
+        def read(snapshot: Tiers, named: pa.RecordBatch) -> pa.Table:
             wanted = snapshot.schema.columns.names if columns is None else columns
             return lookup_rows(snapshot, self._lookup, named, wanted, with_tombstones=with_tombstones)
 
@@ -233,7 +234,7 @@ class Reader:
         self,
         base: BaseTable,
         keys: Any,
-        read: Callable[[Snapshot, pa.RecordBatch], T],
+        read: Callable[[Tiers, pa.RecordBatch], T],
         shards: Collection[str] | None,
         in_memory: MemTables | None,
     ) -> T:
@@ -243,7 +244,7 @@ class Reader:
         def of_keys(base: BaseTable) -> Collection[str] | None:
             return shards_of_keys(_sharding(base), named, base.primary_key, partial(list_shards, base.location))
 
-        def capture() -> Snapshot:
+        def capture() -> Tiers:
             return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=of_keys, before=base)
 
         return with_restarts(capture, lambda snapshot: read(snapshot, named))

@@ -25,7 +25,7 @@ from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
-from lance_memwal.read.snapshot import ShardView, Snapshot, missing_is_collected, with_restarts
+from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.projection import checked_paths
 from lance_memwal.sstable.catch_up import CatchUp
@@ -41,7 +41,7 @@ class Scan:
 
     def __init__(
         self,
-        capture: Callable[[], Snapshot],
+        capture: Callable[[], Tiers],
         *,
         columns: Sequence[str] | None = None,
         filter: FilterLike | RowFilter | None = None,  # noqa: A002
@@ -72,11 +72,11 @@ class Scan:
         return self._projection.schema(self._snapshot.schema.columns)
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Tiers:
         """What this scan reads."""
         return self._snapshot
 
-    def _start(self, snapshot: Snapshot, projection: Projection) -> Iterator[pa.RecordBatch]:
+    def _start(self, snapshot: Tiers, projection: Projection) -> Iterator[pa.RecordBatch]:
         """The stream of a snapshot after its first batch: nothing that it needs was missing up to here."""
         self._snapshot = snapshot
         if self._order is not None and projection is self._projection:
@@ -87,7 +87,7 @@ class Scan:
         first = next(batches, None)
         return batches if first is None else chain([first], batches)
 
-    def _ordered(self, snapshot: Snapshot, order: Order) -> Iterator[pa.RecordBatch]:
+    def _ordered(self, snapshot: Tiers, order: Order) -> Iterator[pa.RecordBatch]:
         """The rows in order, as many as the limit needs; the columns that decide are read along."""
         columns = tuple(dict.fromkeys([*self._projection.columns, *order.paths]))
         merge = Merge(snapshot, replace(self._projection, columns=columns), self._filter)
@@ -135,7 +135,7 @@ class Scan:
         if self._limit == 0:
             return consume(iter(()))
 
-        def read(snapshot: Snapshot) -> T:
+        def read(snapshot: Tiers) -> T:
             return consume(self._cut(self._start(snapshot, projection)))
 
         return with_restarts(self._capture, read, self._snapshot)
@@ -193,7 +193,7 @@ def _count(name: str, value: int | None) -> int | None:
 
 
 def _explained(
-    snapshot: Snapshot,
+    snapshot: Tiers,
     projection: Projection,
     row_filter: RowFilter | None,
     order: Order | None,

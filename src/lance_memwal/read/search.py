@@ -28,8 +28,8 @@ from lance_memwal.read.base_rows import BaseRows
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.ranked import Ranked, fuse, to_table
 from lance_memwal.read.row_source import fresh_sources
-from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.text_search import TextSearch, best_texts
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.read.vector_search import VectorQuery, nearest_in_base, nearest_in_source
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.projection import check_free, checked_paths, column_at, field_at, roots_of
@@ -58,7 +58,7 @@ class SearchRequest:
     ef: int | None = None
 
 
-def search(snapshot: Snapshot, request: SearchRequest) -> pa.Table:
+def search(snapshot: Tiers, request: SearchRequest) -> pa.Table:
     """The `k` live rows after the first `offset`, best first, with `_distance`, `_score` or (hybrid) `_relevance`."""
     request = _checked(request, snapshot.schema.columns)
     table = snapshot.schema.columns
@@ -114,7 +114,7 @@ def _names(column: str | Sequence[str] | None) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- vector
 
 
-def _vector_column(snapshot: Snapshot, named: Sequence[str]) -> str:
+def _vector_column(snapshot: Tiers, named: Sequence[str]) -> str:
     columns = snapshot.schema.columns
     if len(named) == 1 and is_searchable(columns.field(named[0]).type):
         return named[0]
@@ -125,7 +125,7 @@ def _vector_column(snapshot: Snapshot, named: Sequence[str]) -> str:
     raise InvalidInputError(f"name the vector column to search (column=...); the vector columns are: {listed}")
 
 
-def _indexed(snapshot: Snapshot, column: str) -> tuple[Metric | None, bool]:
+def _indexed(snapshot: Tiers, column: str) -> tuple[Metric | None, bool]:
     """The metric of the base table's vector index on `column`, or of the memtables' where there is no base table.
 
     And whether that index is a compressed one.
@@ -235,7 +235,7 @@ def _hybrid(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tup
     return fuse([near, matching], request.k), sources
 
 
-def _hybrid_columns(snapshot: Snapshot, named: Sequence[str]) -> tuple[list[str] | None, list[str] | None]:
+def _hybrid_columns(snapshot: Tiers, named: Sequence[str]) -> tuple[list[str] | None, list[str] | None]:
     """The vector and the text columns of those that were named; where none was, it must be the only one."""
     schema = snapshot.schema.columns
     vectors = [name for name in named if is_searchable(schema.field(name).type)]

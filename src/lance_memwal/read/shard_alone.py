@@ -20,7 +20,7 @@ from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.scan import Scan
-from lance_memwal.read.snapshot import Snapshot, with_restarts
+from lance_memwal.read.tiers import Tiers, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.merging import Merge
@@ -38,11 +38,11 @@ class ShardAlone:
         self._schema = schema
         self._manifests = manifests
 
-    def _capture(self, memtables: InMemoryMemTables) -> Snapshot:
+    def _capture(self, memtables: InMemoryMemTables) -> Tiers:
         manifest = self._manifests.read_latest()
         if manifest is None:
-            return Snapshot.of_memory(self._location, self._schema, memtables)
-        return Snapshot.of_shard(self._location, self._schema, manifest, memtables)
+            return Tiers.of_memory(self._location, self._schema, memtables)
+        return Tiers.of_shard(self._location, self._schema, manifest, memtables)
 
     def scan(
         self,
@@ -72,7 +72,7 @@ class ShardAlone:
         """The live rows of many keys, each once and in no order."""
         named = key_batch(keys, self._schema)
 
-        def read(snapshot: Snapshot) -> pa.Table:
+        def read(snapshot: Tiers) -> pa.Table:
             wanted = snapshot.schema.columns.names if columns is None else columns
             return lookup_rows(snapshot, BaseLookup(), named, wanted, with_tombstones=with_tombstones)
 

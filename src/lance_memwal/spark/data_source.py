@@ -17,10 +17,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.read.snapshot import Pin
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import pin_table
+from lance_memwal.spark.pin import Pin, pin_table
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import BatchSink, StreamSink
 from lance_memwal.spark.source import TableReader

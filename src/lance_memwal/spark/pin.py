@@ -1,35 +1,48 @@
-"""One snapshot of a table per load: pinned on the driver, rebuilt once in every process that runs its tasks.
+"""One snapshot of a table per load: taken on the driver, rebuilt once in every process that runs its tasks.
 
-Owns `pin_table` and `rebuild`; what a pin is, and what it keeps, is `lance_memwal.read.snapshot`'s.
+Owns `Pin`, `pin_table` and `rebuild`; what a snapshot is, and what it keeps, is `lance_memwal.read.snapshot`'s.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from lance_memwal.lance.base import NewestBase
+from lance_memwal.read import rebuilt
 from lance_memwal.read.reader import Reader
-from lance_memwal.read.snapshot import Pin, Snapshot
+from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import Tiers
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.spark.options import Options
 from lance_memwal.store.location import resolve
 from lance_memwal.table import open_table
 
-__all__ = ["pin_table", "rebuild"]
+__all__ = ["Pin", "pin_table", "rebuild"]
 
-_kept: deque[tuple[str, Pin, Snapshot]] = deque(maxlen=2)
+_kept: deque[tuple[str, Snapshot, Tiers]] = deque(maxlen=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A snapshot, and the columns that readers see of it: Spark asks for them before anything is read."""
+
+    snapshot: Snapshot
+    schema: TableSchema
 
 
 def pin_table(options: Options) -> Pin:
     """The table as it is now."""
     table = open_table(options.path, storage_options=options.storage_options)
-    return Reader(NewestBase(table.base)).pin(options.filter, consistency=options.consistency)
+    snapshot = Reader(NewestBase(table.base)).snapshot(options.filter, consistency=options.consistency)
+    return Pin(snapshot, rebuilt.base_of(table.location, snapshot).columns.shown)
 
 
-def rebuild(options: Options, pin: Pin) -> Snapshot:
-    """The snapshot that was pinned; remembered, since one process runs many tasks of one read."""
-    for path, known, snapshot in list(_kept):
-        if path == options.path and known == pin:
-            return snapshot
-    snapshot = pin.rebuild(resolve(options.path, options.storage_options))
-    _kept.append((options.path, pin, snapshot))
-    return snapshot
+def rebuild(options: Options, pin: Pin) -> Tiers:
+    """The tiers of a pin; remembered, since one process runs many tasks of one read."""
+    for path, known, tiers in list(_kept):
+        if path == options.path and known == pin.snapshot:
+            return tiers
+    tiers = rebuilt.rebuild(resolve(options.path, options.storage_options), pin.snapshot)
+    _kept.append((options.path, pin.snapshot, tiers))
+    return tiers

@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lance_memwal.read.merge import Merge, Projection
-from lance_memwal.read.snapshot import Pin, ShardView, missing_is_collected
+from lance_memwal.read.tiers import ShardView, missing_is_collected
 from lance_memwal.rows.filter import as_filter
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import rebuild
+from lance_memwal.spark.pin import Pin, rebuild
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 
 __all__ = ["TableReader"]

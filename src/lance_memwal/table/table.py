@@ -32,7 +32,7 @@ from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import MemTables, Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
-from lance_memwal.read.snapshot import Consistency
+from lance_memwal.read.tiers import Consistency
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.sharding import Sharding

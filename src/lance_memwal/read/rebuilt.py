@@ -1,0 +1,87 @@
+"""A snapshot becomes the tiers that it names, as they were.
+
+Owns `rebuild`. Invariants:
+
+1. What is rebuilt is equal everywhere and at any later time.
+2. If collection removed a part of it, that is a `CollectedError`, never an answer with less or other rows; if the table was
+   made anew, a `TableReplacedError`.
+"""
+
+from __future__ import annotations
+
+from lance_memwal.clock import in_order
+from lance_memwal.errors import (
+    CollectedError,
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    TableReplacedError,
+    UnavailableError,
+)
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.marks import compacted
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.read.snapshot import Snapshot, SnapshotShard
+from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected, tail_memtables
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest
+
+__all__ = ["base_of", "manifest_of", "rebuild"]
+
+_PARALLEL_READS = 8
+_REMEDY = "load again, or take a new snapshot"
+
+
+def rebuild(location: Location, snapshot: Snapshot) -> Tiers:
+    """What `snapshot` names of the table at `location`."""
+    base = base_of(location, snapshot)
+    with missing_is_collected(_REMEDY):
+        at_once = location.at_once(_PARALLEL_READS)
+        views = list(in_order(lambda shard: _view(base, shard), snapshot.shards, at_once, "memwal-rebuild"))
+    marks = compacted(base)
+    base_of(
+        location, snapshot
+    )  # entries of a table that was made anew meanwhile do not count, which hides what is gone
+    return Tiers.above_base(base, [(view, marks.get(view.shard_id, 0)) for view in views])
+
+
+def base_of(location: Location, snapshot: Snapshot) -> BaseTable:
+    """The base version of a snapshot."""
+    version = snapshot.base_version
+    try:
+        base = BaseTable.open(location, version=version)
+    except (InvalidInputError, UnavailableError, ObjectNotFoundError) as error:
+        base = BaseTable.open(location)
+        if base is not None and base.tag == snapshot.table:
+            if base.version > version:
+                raise CollectedError(f"version {version} of the base table was removed; {_REMEDY}") from error
+            raise
+    if base is None or base.tag != snapshot.table:
+        now = "was removed" if base is None else "is another one, which was made at the same place"
+        raise TableReplacedError(f"the table at {location.describe()} {now}: {_REMEDY}")
+    return base
+
+
+def manifest_of(location: Location, shard: SnapshotShard) -> ShardManifest:
+    """The manifest of one shard of a snapshot; `ObjectNotFoundError` if it is gone."""
+    manifest = ShardManifestStore(location, shard.shard_id).read_version(shard.manifest_version)
+    if manifest.replay_after_wal_entry_position != shard.cursor:  # somebody who slept has filled a slot again
+        raise _collected(shard)
+    return manifest
+
+
+def _view(base: BaseTable, shard: SnapshotShard) -> ShardView:
+    manifest = manifest_of(base.location, shard)
+    try:
+        memory = tail_memtables(base.location, manifest, shard.tip + 1, base.columns, base.tag)
+    except CorruptDataError as error:
+        newest = ShardManifestStore(base.location, shard.shard_id).read_latest()
+        passed = 0 if newest is None else newest.replay_after_wal_entry_position
+        if error.position is None or error.position > passed:
+            raise
+        raise _collected(shard) from error
+    return ShardView(manifest, memory, from_tail=True)
+
+
+def _collected(shard: SnapshotShard) -> CollectedError:
+    return CollectedError(f"collection removed what a snapshot needs of shard {shard.shard_id}; {_REMEDY}")

@@ -1,0 +1,383 @@
+"""What one read sees: captured once, from the newest tier down.
+
+Owns `TierSource` and `Tiers`. Data only ever moves down (memtable, SSTable, base table), so capturing memtables first, then
+manifests, then WAL tails from their cursors, then the base version may meet a row twice but never misses it. A `Snapshot`
+names the same things and holds no row. Invariants:
+
+1. After the capture, whatever an older tier of it already holds is dropped: memtables and tail entries below the
+   manifest's `current_generation`, and everything up to the generation that the captured base version has compacted.
+2. A writer in this process is used only if it writes this table and the newest manifest carries its epoch; otherwise its
+   shard's WAL tail is read.
+3. The end of a log is its tip by the rule of `lance_memwal.log.tail`: nothing is missing below it, and the manifest did
+   not move meanwhile; otherwise the shard is captured again, a bounded number of times.
+4. Reading claims nothing, writes nothing and fences nobody.
+5. Rows in memory have the columns of the captured base version, matched by field id, whatever the columns were when
+   they were written.
+6. A table without a MemWAL entry is not read: what lies in its shards may belong to rows that were overwritten.
+7. Rows that are missing because the base table was restored to before a compaction are an error, never an answer.
+8. Captures and snapshots are of one table: one that is made anew meanwhile is captured from the start, its shards and
+   which of them can hold matching rows included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from lance_memwal.arguments import check_choice, check_names
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
+from lance_memwal.errors import (
+    CollectedError,
+    ConflictError,
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+)
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.lance.marks import compacted
+from lance_memwal.lance.restored import check_not_restored
+from lance_memwal.log.json_texts import with_texts
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest_codec import unknown_fields
+from lance_memwal.log.shards import list_shards
+from lance_memwal.log.tail import settled, unflushed
+from lance_memwal.log.understood import KnownColumns, warn_unknown
+from lance_memwal.log.wal import read_run, read_tail, tail_end
+from lance_memwal.memtable import live
+from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
+from lance_memwal.read.snapshot import Snapshot, SnapshotShard
+from lance_memwal.rows.adapt import RowAdapter
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
+
+__all__ = [
+    "Candidates",
+    "Consistency",
+    "ShardView",
+    "Tiers",
+    "TierSource",
+    "missing_is_collected",
+    "tail_memtables",
+    "with_restarts",
+]
+
+Consistency = Literal["fresh", "flushed"]
+Candidates: TypeAlias = Callable[[BaseTable], Collection[str] | None]
+"""The shards of a table that can hold matching rows; None: all of them."""
+
+T = TypeVar("T")
+_MAX_TRIES = 64
+_MAX_RESTARTS = 16
+_MAX_MISSING = 3
+_PARALLEL_READS = 8
+
+
+def _all_shards(base: BaseTable) -> None:
+    """Every shard can hold matching rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """One shard of a snapshot: `memory` and those SSTables that overlap with nothing below them, ascending."""
+
+    manifest: ShardManifest
+    memory: tuple[InMemoryMemTableRef, ...] = ()
+    from_tail: bool = False
+    sstables: tuple[SsTable, ...] = ()
+
+    @property
+    def shard_id(self) -> str:
+        """The shard."""
+        return self.manifest.shard_id
+
+    def above(self, compacted: int, schema: TableSchema) -> ShardView:
+        """The shard without what the base table or its own SSTables hold already, in the columns of `schema`."""
+        manifest = self.manifest
+        memory = tuple(
+            _in_columns_of(schema, ref)
+            for ref in self.memory
+            if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
+        )
+        listed = sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation)
+        return replace(self, memory=memory, sstables=tuple(listed))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """All tiers of a table at one moment, with the columns that readers see; `base_table` is None where only memory is
+    read, or where there is none."""
+
+    location: Location
+    schema: TableSchema
+    base_table: BaseTable | None
+    shards: tuple[ShardView, ...]
+    pruned_shards: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of_memory(cls, location: Location, schema: TableSchema, memtables: InMemoryMemTables) -> Tiers:
+        """The memtables of one writer alone."""
+        manifest = ShardManifest(0, memtables.shard_id, writer_epoch=memtables.epoch)
+        return cls.of_shard(location, schema, manifest, memtables)
+
+    @classmethod
+    def of_shard(
+        cls, location: Location, schema: TableSchema, manifest: ShardManifest, memtables: InMemoryMemTables
+    ) -> Tiers:
+        """One shard that has no base table below it: what `manifest` lists, and the memtables of its writer."""
+        return cls(location, schema.shown, None, (ShardView(manifest, memtables.ascending).above(0, schema),))
+
+    @classmethod
+    def above_base(cls, base: BaseTable, views: Iterable[tuple[ShardView, int]], pruned: tuple[str, ...] = ()) -> Tiers:
+        """The tiers of a table, each without what a lower one holds; every shard comes with its mark in `base`."""
+        shards = tuple([view.above(mark, base.columns) for view, mark in views])
+        return cls(base.location, base.columns.shown, base, shards, pruned)
+
+    @property
+    def base(self) -> BaseTable:
+        """The base version of a snapshot that has one."""
+        if self.base_table is None:
+            raise AssertionError("this snapshot has no base table")
+        return self.base_table
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Where a shard stands: its manifest, and the first position of the log that is not there yet."""
+
+    manifest: ShardManifest
+    tail_end: int
+
+    def named(self) -> SnapshotShard:
+        """The same as a value without the manifest."""
+        manifest = self.manifest
+        cursor = manifest.replay_after_wal_entry_position
+        return SnapshotShard(manifest.shard_id, manifest.version, cursor, self.tail_end - 1)
+
+
+_Found = TypeVar("_Found", ShardView, _Point)
+
+
+# ---------------------------------------------------------------------------------------------------------- capturing
+
+
+class TierSource:
+    """Captures snapshots of one table."""
+
+    def __init__(self, base: NewestBase, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.location = base.location
+        self._newest = base
+        self._clock = clock
+        self._manifests: dict[str, ShardManifestStore] = {}
+        self._origin = base.known.origin
+
+    def manifests(self, shard_id: str) -> ShardManifestStore:
+        """The manifests of one shard."""
+        found = self._manifests.get(shard_id)
+        if found is None:
+            found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
+        return found
+
+    def _base(self, looked_at: BaseTable | None = None) -> BaseTable:
+        base = self._newest() if looked_at is None else looked_at
+        if base.origin is not self._origin:  # what was read of the shards belongs to a table that was here before
+            self._origin = base.origin
+            self._manifests.clear()
+        return base
+
+    def capture(
+        self,
+        *,
+        consistency: Consistency = "fresh",
+        shards: Collection[str] | None = None,
+        in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None = None,
+        candidates: Candidates = _all_shards,
+        before: BaseTable | None = None,
+    ) -> Tiers:
+        """One snapshot. `shards` restricts what is read; `candidates` are the shards that can hold matching rows.
+
+        `before` is the newest base version, if the caller has just looked at it.
+        """
+        check_choice("consistency", consistency, ("fresh", "flushed"))
+        if shards is not None:
+            shards = [check_shard_id(shard_id) for shard_id in check_names("shards", shards)]
+        given = _by_shard(in_memory)
+
+        def read(before: BaseTable, wanted: list[str]) -> list[ShardView]:
+            captured = {s: self._memtables(s, given.get(s), consistency, before) for s in wanted}
+            return self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, before))
+
+        base, views, pruned = self._of_one_table(candidates, shards, read, before)
+        return Tiers.above_base(base, views, pruned)
+
+    def snapshot(self, *, consistency: Consistency = "fresh", candidates: Candidates = _all_shards) -> Snapshot:
+        """What storage has now, as a value; what only a writer of this process holds is not in it."""
+
+        def read(before: BaseTable, wanted: list[str]) -> list[_Point]:
+            return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag))
+
+        base, found, _ = self._of_one_table(candidates, None, read)
+        return Snapshot(base.tag, base.version, tuple(point.named() for point, _ in found))
+
+    def _of_one_table(
+        self,
+        candidates: Candidates,
+        shards: Collection[str] | None,
+        read: Callable[[BaseTable, list[str]], list[_Found]],
+        looked_at: BaseTable | None = None,
+    ) -> tuple[BaseTable, list[tuple[_Found, int]], tuple[str, ...]]:
+        """The base version, looked at last, what was found of each shard with its mark, and the shards that were pruned."""
+        for attempt in range(_MAX_TRIES):
+            before = self._base(None if attempt else looked_at)
+            possible = candidates(before)
+            known = [s for s in list_shards(self.location) if shards is None or s in shards]
+            wanted = known if possible is None else [s for s in known if s in possible]
+            try:
+                found = read(before, wanted)
+            except CorruptDataError:
+                if self._base().table_id == before.table_id:
+                    raise
+                continue  # entries of two tables do not fit together
+            base = self._base()
+            if base.table_id == before.table_id:
+                break
+        else:
+            raise ConflictError(
+                f"the table at {self.location.describe()} is made anew faster than it can be read; retry"
+            )
+        base.need_details()
+        marks = compacted(base)
+        marked = [(shard, marks.get(shard.manifest.shard_id, 0)) for shard in found]
+        for shard, mark in marked:
+            check_not_restored(base, shard.manifest, mark)
+        pruned = () if possible is None else tuple(s for s in known if s not in possible)
+        return base, marked, pruned
+
+    def _each(self, shards: list[str], read: Callable[[str], T | None]) -> list[T]:
+        found = in_order(read, shards, self.location.at_once(_PARALLEL_READS), "memwal-snapshot")
+        return [item for item in found if item is not None]
+
+    def _memtables(
+        self, shard_id: str, given: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
+    ) -> InMemoryMemTables | None:
+        if given is None and consistency == "fresh":
+            shard = live.find(self.location.key, shard_id)
+            given = None if shard is None else shard.capture()
+        return given if given is not None and given.is_of(base.table_id) else None
+
+    def _capture_shard(
+        self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
+    ) -> ShardView | None:
+        manifests = self.manifests(shard_id)
+        manifest = manifests.read_latest()
+        if manifest is None or consistency == "flushed":
+            return None if manifest is None else ShardView(manifest)
+        if memtables is not None and memtables.epoch == manifest.writer_epoch:
+            return ShardView(manifest, memtables.ascending)
+        return settled(manifests, manifest, partial(_read_tail, self.location, base.columns, base.tag), self._clock)
+
+    def _point_of(self, shard_id: str, consistency: Consistency, tag: str | None) -> _Point | None:
+        manifests = self.manifests(shard_id)
+        manifest = manifests.read_latest()
+        if manifest is None or consistency == "flushed":
+            return None if manifest is None else _Point(manifest, manifest.replay_after_wal_entry_position + 1)
+        return settled(manifests, manifest, lambda m: _Point(m, tail_end(self.location, m, tag=tag)), self._clock)
+
+
+def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> ShardView:
+    return ShardView(manifest, tail_memtables(location, manifest, None, schema, tag), from_tail=True)
+
+
+def tail_memtables(
+    location: Location, manifest: ShardManifest, end: int | None, schema: TableSchema, tag: str | None
+) -> tuple[InMemoryMemTableRef, ...]:
+    """The unflushed rows of a tail as memtables, one per generation; warns of what this version does not understand."""
+    adapter, known = RowAdapter(schema), KnownColumns(location, schema)
+    tables: list[MemTable] = []
+    unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
+
+    def looked_at() -> Iterator[WalEntry]:
+        for entry in read_tail(location, manifest, end, tag=tag):
+            unknown.extend(known.unknown_in(entry))
+            yield entry
+
+    for generation, entry in with_texts(unflushed(looked_at(), manifest.current_generation), schema):
+        if not tables or tables[-1].generation != generation:
+            tables.append(MemTable(schema, generation, 0, entry.position))
+        for number, batch in enumerate(entry.batches):
+            again = partial(_read_again, location, manifest, schema, tag, entry.position, number)
+            tables[-1].append(*adapter.adapt(batch, position=entry.position), again=again if schema.blobs else None)
+    warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
+    return tuple(table.capture() for table in tables)
+
+
+def _read_again(
+    location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None, position: int, number: int
+) -> pa.RecordBatch:
+    """One batch of a tail, whose blobs nobody holds; `CollectedError` if its entry is gone."""
+    for entry in read_run(location, manifest.shard_id, position, position + 1, tag=tag):
+        rows, _ = RowAdapter(schema).adapt(entry.batches[number], position=position)
+        return rows
+    raise CollectedError(f"position {position} of shard {manifest.shard_id} was collected meanwhile; read again")
+
+
+def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:
+    if in_memory is None:
+        return {}
+    try:
+        captures = [in_memory] if isinstance(in_memory, InMemoryMemTables) else list(in_memory)
+    except TypeError:
+        captures = []
+    if not captures or not all(isinstance(capture, InMemoryMemTables) for capture in captures):
+        raise InvalidInputError("in_memory takes what in_memory_memtable_refs() returned, of one or several writers")
+    return {capture.shard_id: capture for capture in captures}
+
+
+def _in_columns_of(schema: TableSchema, ref: InMemoryMemTableRef) -> InMemoryMemTableRef:
+    """The captured rows with the columns that the table has now; the writer's own if it has seen them."""
+    known = ref.memtable.schema
+    if known == schema:
+        return ref
+    adapter, table = RowAdapter(schema), MemTable(schema, ref.generation, 0, 0)
+    for batch in ref.stored():
+        table.append(*adapter.adapt(pa.RecordBatch.from_arrays(batch.columns, schema=known.with_ids)))
+    return table.capture()
+
+
+# --------------------------------------------------------------------------------------------------------- restarting
+
+
+@contextmanager
+def missing_is_collected(remedy: str) -> Iterator[None]:
+    """Something that a snapshot needs and that is gone means that collection passed it: `CollectedError`."""
+    try:
+        yield
+    except ObjectNotFoundError as error:
+        raise CollectedError(f"collection removed what this snapshot needs; {remedy} ({error})") from None
+
+
+def with_restarts(capture: Callable[[], Tiers], read: Callable[[Tiers], T], first: Tiers | None = None) -> T:
+    """What `read` makes of a snapshot: of `first`, and of fresh ones if something that it needs was removed meanwhile.
+
+    That may be an SSTable (collected) or a version of the base table (cleaned up by Lance). What fresh snapshots list and
+    nobody can find is lost, not collected: `CorruptDataError`.
+    """
+    snapshot, missing = first, 0
+    for attempt in range(1, _MAX_RESTARTS + 1):
+        try:
+            snapshot = capture() if snapshot is None else snapshot
+            return read(snapshot)
+        except CollectedError:
+            if attempt == _MAX_RESTARTS:
+                raise
+        except ObjectNotFoundError as error:
+            missing += 1
+            if missing > _MAX_MISSING or attempt == _MAX_RESTARTS:
+                raise CorruptDataError("the shard lists an SSTable that is not there", path=error.path) from None
+        snapshot = None
+    raise AssertionError("the last attempt returns or raises")
