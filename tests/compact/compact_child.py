@@ -47,6 +47,8 @@ COMPACT_POINTS = {
 }
 GC_POINTS = (
     "gc.proposed",
+    "gc.before_floor",
+    "gc.after_floor",
     "gc.before_entry",
     "gc.before_sstable",
     "gc.before_hint",

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
-from lance_memwal.read.rebuilt import rebuild
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store.location import resolve
@@ -43,7 +43,7 @@ def pinned(table: mw.Table, consistency: str = "fresh") -> bytes:
 
 def rows(data: bytes, table: mw.Table) -> dict[int, str]:
     snapshot: Snapshot = pickle.loads(data)
-    found = Scan(lambda: rebuild(resolve(table.uri), snapshot)).to_table()
+    found = Scan(lambda: tiers_of(resolve(table.uri), snapshot)).to_table()
     return dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
 
 

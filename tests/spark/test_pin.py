@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.lance.base import BaseTable, NewestBase
-from lance_memwal.read import rebuilt
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.spark.distributed import is_big
@@ -133,5 +133,5 @@ def test_a_table_that_is_made_anew_at_any_request_of_a_pin_is_pinned_whole(table
         if calls < at:
             assert at > 5
             return
-        rows = Scan(lambda: rebuilt.rebuild(resolve(table.uri), snapshot)).to_table()  # noqa: B023
+        rows = Scan(lambda: tiers_of(resolve(table.uri), snapshot)).to_table()  # noqa: B023
         assert sorted(rows["id"].to_pylist()) == [2 * at, 2 * at + 1], f"made anew at request {at}"

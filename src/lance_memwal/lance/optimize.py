@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.details import INDEX_NAME
@@ -118,13 +119,13 @@ def rewrite_files(base: BaseTable, chosen: Collection[int]) -> tuple[BaseTable, 
 
 
 def old_versions(base: BaseTable, before_ms: int) -> list[int]:
-    """The versions below `base` whose manifests were written at `before_ms` or earlier, ascending."""
-    found = []
+    """The versions below `base` that were not the newest one any more at `before_ms`, ascending."""
+    written: dict[int, int] = {}
     for item in base.location.store.list(VERSIONS_DIR):
         version = parse_version_name(item.path.rpartition("/")[2])
-        if version is not None and version < base.version and item.modified_ms <= before_ms:
-            found.append(version)
-    return sorted(found)
+        if version is not None and version <= base.version:
+            written[version] = item.modified_ms
+    return [version for version, following in pairwise(sorted(written)) if written[following] <= before_ms]
 
 
 def remove_versions(base: BaseTable, versions: Sequence[int]) -> int:

@@ -26,7 +26,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import WalEntry
 
-__all__ = ["TARGET_KEYS", "TARGET_PREFIX", "BlobTarget", "blob_target", "has_blob_target", "with_blobs"]
+__all__ = ["TARGET_KEYS", "TARGET_PREFIX", "BlobTarget", "blob_target", "directory_of", "has_blob_target", "with_blobs"]
 
 TARGET_PREFIX = b"mem_wal_target_"
 _GENERATION, _DIRECTORY, _DATA_FILE, _EPOCH, _CAPACITY = TARGET_KEYS = tuple(
@@ -78,12 +78,18 @@ def has_blob_target(entry: WalEntry) -> bool:
     return entry.schema is not None and any(key.startswith(TARGET_PREFIX) for key in entry.schema.metadata or {})
 
 
+def directory_of(entry: WalEntry) -> str:
+    """The directory that an entry with a blob target reserves."""
+    metadata: Mapping[bytes, bytes] = entry.schema.metadata if entry.schema is not None else {}
+    return metadata[_DIRECTORY].decode(errors="replace")
+
+
 def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
     """`entry` with the bytes of its blobs, wherever they are."""
     if not entry.batches or not has_blob_target(entry):
         return entry
     metadata: Mapping[bytes, bytes] = entry.schema.metadata if entry.schema is not None else {}
-    directory = metadata[_DIRECTORY].decode(errors="replace")
+    directory = directory_of(entry)
     data_file = metadata[_DATA_FILE].decode(errors="replace")
 
     def load(blob_id: int, start: int, length: int) -> bytes:

@@ -1,11 +1,12 @@
-"""How far collection went in the log of a shard: its floor.
+"""How far collection went in a shard: its floor.
 
-Owns `Floor`, numbered records below the shard: `{"position": p, "by": uuid}`. Invariants:
+Owns `Floor`, numbered records below the shard: `{"position": p, "manifest": v, "by": uuid}`. Invariants:
 
-1. A floor never falls. Collection raises it before it removes the first entry at or below it, or the rows of the first
-   bulk mark there.
+1. A floor never falls. Collection raises it before it removes the first entry at or below the position, the rows of the
+   first bulk mark there, or the first thing that a snapshot with a lower manifest version may need.
 2. A reader of the feed looks at the floor after it has read an entry, or the rows of a mark. What is at or below it does not
    count, even if an object is there: it may be one that came late into a slot that collection had emptied.
+3. So does a reader of a snapshot: one with a manifest version below the floor's counts only if it was pinned all the time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["Floor"]
 
 _MAX_TRIES = 64
 _BACK_OFF = BackOff(0.005, 0.25)
+_NOTHING = Record(0, {"position": 0})
 
 
 class Floor:
@@ -30,30 +32,39 @@ class Floor:
     def __init__(self, location: Location, shard_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._records = Records(location.store, paths.floor_dir(shard_id))
         self._clock = clock
-        self._known = Record(0, {"position": 0})
+        self._known = _NOTHING
 
     def position(self) -> int:
         """The highest position at or below which something may be gone; 0 if nothing is. One listing, mostly."""
-        numbers = self._records.numbers()
-        if numbers and numbers[-1] != self._known.number:
-            self._known = self._records.newest() or self._known
-        return _position(self._known, self._records.directory)
+        return self._number(self._newest(), "position")
 
-    def raise_to(self, position: int) -> None:
-        """Let the floor be at `position` or above it; durable when this returns."""
+    def manifest(self) -> int:
+        """The lowest manifest version of which nothing is gone that a snapshot needs. One listing, mostly."""
+        return self._number(self._newest(), "manifest")
+
+    def raise_to(self, position: int, manifest: int = 0) -> None:
+        """Let the floor be at this position and manifest version, or above them; durable when this returns."""
         for attempt in range(_MAX_TRIES):
-            newest = self._records.newest()
-            if newest is not None and _position(newest, self._records.directory) >= position:
+            newest = self._records.newest() or _NOTHING
+            known = self._number(newest, "position"), self._number(newest, "manifest")
+            wanted = max(known[0], position), max(known[1], manifest)
+            if wanted == known:
                 return
-            number = 1 if newest is None else newest.number + 1
-            if self._records.create(number, {"position": position, "by": self._clock.uuid4()}):
+            value = {"position": wanted[0], "manifest": wanted[1], "by": self._clock.uuid4()}
+            if self._records.create(newest.number + 1, value):
                 return
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"others raise the floor below {self._records.directory} all the time; retry")
 
+    def _newest(self) -> Record:
+        numbers = self._records.numbers()
+        if numbers and numbers[-1] != self._known.number:
+            self._known = self._records.newest() or self._known
+        return self._known
 
-def _position(record: Record, directory: str) -> int:
-    position = record.value.get("position")
-    if not isinstance(position, int) or isinstance(position, bool) or position < 0:
-        raise CorruptDataError("a floor record is malformed", path=paths.record_path(directory, max(1, record.number)))
-    return position
+    def _number(self, record: Record, key: str) -> int:
+        number = record.value.get(key, 0)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            path = paths.record_path(self._records.directory, max(1, record.number))
+            raise CorruptDataError("a floor record is malformed", path=path)
+        return number

@@ -23,14 +23,26 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import ConflictError, CorruptDataError, FencedError
-from lance_memwal.log.blob_targets import has_blob_target
+from lance_memwal.errors import ConflictError, CorruptDataError, FencedError, ObjectNotFoundError
+from lance_memwal.log.blob_targets import directory_of, has_blob_target
+from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import OpenedLog, read_run
 from lance_memwal.rows.dictionaries import Place, SmallDictionaries, small_dictionaries
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["LogRun", "generation_of", "is_reserved", "may_follow", "settled", "unflushed", "unflushed_of"]
+__all__ = [
+    "LogRun",
+    "generation_of",
+    "is_reserved",
+    "may_follow",
+    "reserved_directories",
+    "settled",
+    "unflushed",
+    "unflushed_of",
+]
 
 T = TypeVar("T")
 _MAX_TRIES = 64
@@ -59,6 +71,20 @@ def unflushed(entries: Iterable[WalEntry], current: int) -> Iterator[tuple[int, 
 def is_reserved(entry: WalEntry) -> bool:
     """Whether the peer has named the files of this entry's generation."""
     return entry.footer is None and has_blob_target(entry)
+
+
+def reserved_directories(location: Location, shard_id: str, after: int, through: int) -> set[str]:
+    """The directories in which the peer keeps blobs of the entries in `(after, through]`; what is gone names none."""
+    found, decoder = set(), EntryDecoder()
+    for position in range(after + 1, through + 1):
+        path = paths.wal_entry_path(shard_id, position)
+        try:
+            entry = decoder.decode(location.store.get(path), position, path=path)
+        except ObjectNotFoundError:
+            continue
+        if is_reserved(entry):
+            found.add(directory_of(entry))
+    return found
 
 
 def may_follow(generation: int, newest: int, *, is_first: bool) -> bool:

@@ -1,13 +1,16 @@
 """A snapshot becomes the tiers that it names, as they were.
 
-Owns `rebuild`. Invariants:
+Owns `rebuild`, and how the parts of a snapshot are found. Invariants:
 
 1. What is rebuilt is equal everywhere and at any later time.
 2. If collection removed a part of it, that is a `CollectedError`, never an answer with less or other rows; if the table was
-   made anew, a `TableReplacedError`.
+   made anew, a `TableReplacedError`. After all parts were read, the floor of every shard is looked at: a part that is there
+   may have come late into a slot that collection had emptied. Below the floor only what is pinned counts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from lance_memwal.clock import in_order
 from lance_memwal.errors import (
@@ -20,29 +23,43 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
+from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected, tail_memtables
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["base_of", "manifest_of", "rebuild"]
+__all__ = ["base_of", "check_whole", "manifest_of", "rebuild"]
 
 _PARALLEL_READS = 8
 _REMEDY = "load again, or take a new snapshot"
 
 
-def rebuild(location: Location, snapshot: Snapshot) -> Tiers:
-    """What `snapshot` names of the table at `location`."""
+def rebuild(location: Location, snapshot: Snapshot, is_pinned: Callable[[BaseTable, Snapshot], bool]) -> Tiers:
+    """What `snapshot` names of the table at `location`; `is_pinned` says whether collection keeps all of it."""
     base = base_of(location, snapshot)
     with missing_is_collected(_REMEDY):
         at_once = location.at_once(_PARALLEL_READS)
         views = list(in_order(lambda shard: _view(base, shard), snapshot.shards, at_once, "memwal-rebuild"))
+    check_whole(base, snapshot, is_pinned)
     marks = compacted(base)
-    base_of(
-        location, snapshot
-    )  # entries of a table that was made anew meanwhile do not count, which hides what is gone
+    # entries of a table that was made anew meanwhile do not count, which hides what is gone
+    base_of(location, snapshot)
     return Tiers.above_base(base, [(view, marks.get(view.shard_id, 0)) for view in views])
+
+
+def check_whole(base: BaseTable, snapshot: Snapshot, is_pinned: Callable[[BaseTable, Snapshot], bool]) -> None:
+    """Return only if collection has not begun to remove what `snapshot` needs, or keeps it for somebody."""
+    at_once = base.location.at_once(_PARALLEL_READS)
+
+    def is_passed(shard: SnapshotShard) -> bool:
+        return Floor(base.location, shard.shard_id).manifest() > shard.manifest_version
+
+    passed = in_order(is_passed, snapshot.shards, at_once, "memwal-floors")
+    below = [shard for shard, is_below in zip(snapshot.shards, passed, strict=True) if is_below]
+    if below and not is_pinned(base, snapshot):
+        raise _collected(below[0])
 
 
 def base_of(location: Location, snapshot: Snapshot) -> BaseTable:

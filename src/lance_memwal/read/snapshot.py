@@ -40,6 +40,12 @@ class SnapshotShard:
     cursor: int
     tip: int
 
+    def is_part_of(self, other: SnapshotShard | None) -> bool:
+        """Whether `other` is the same moment of the shard's manifest, and as much of its log."""
+        if other is None or self.manifest_version != other.manifest_version:
+            return False
+        return self.cursor == other.cursor and self.tip <= other.tip
+
     def __str__(self) -> str:
         name = base64.urlsafe_b64encode(uuid.UUID(self.shard_id).bytes).decode().rstrip("=")
         return f"{name}.{self.manifest_version}.{self.cursor}.{self.tip}"
@@ -61,6 +67,12 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"Snapshot({str(self)!r})"
+
+    def is_part_of(self, other: Snapshot) -> bool:
+        """Whether whoever keeps all that `other` needs keeps all that this one needs."""
+        kept = {shard.shard_id: shard for shard in other.shards}
+        same_base = (self.table, self.base_version) == (other.table, other.base_version)
+        return same_base and all(shard.is_part_of(kept.get(shard.shard_id)) for shard in self.shards)
 
     @classmethod
     def parse(cls, text: str) -> Snapshot:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.lance.base import NewestBase
-from lance_memwal.read import rebuilt
 from lance_memwal.read.reader import Reader
+from lance_memwal.read.rebuilt import base_of
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.schema import TableSchema
@@ -35,7 +36,7 @@ def pin_table(options: Options) -> Pin:
     """The table as it is now."""
     table = open_table(options.path, storage_options=options.storage_options)
     snapshot = Reader(NewestBase(table.base)).snapshot(options.filter, consistency=options.consistency)
-    return Pin(snapshot, rebuilt.base_of(table.location, snapshot).columns.shown)
+    return Pin(snapshot, base_of(table.location, snapshot).columns.shown)
 
 
 def rebuild(options: Options, pin: Pin) -> Tiers:
@@ -43,6 +44,6 @@ def rebuild(options: Options, pin: Pin) -> Tiers:
     for path, known, tiers in list(_kept):
         if path == options.path and known == pin.snapshot:
             return tiers
-    tiers = rebuilt.rebuild(resolve(options.path, options.storage_options), pin.snapshot)
+    tiers = tiers_of(resolve(options.path, options.storage_options), pin.snapshot)
     _kept.append((options.path, pin.snapshot, tiers))
     return tiers

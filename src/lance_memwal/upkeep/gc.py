@@ -18,7 +18,9 @@ it), delete. Invariants:
    the grace period and proves it already; that version is kept.
 6. The hint is written before manifest versions are deleted, the oldest first; the newest few stay, and what stays has no
    gap: from the hint on other implementations look for newer versions one after the other, and take a gap for the end.
-7. A shard that verify faults is refused whole; quarantined bytes are never touched.
+7. What somebody pins stays (`lance_memwal.upkeep.pins`), whatever else proves it dead. The floor of a shard is raised
+   before the first delete, and the pins are read once more after that: whoever pins meanwhile sees the floor.
+8. A shard that verify faults is refused whole; quarantined bytes are never touched.
 
 A crash between any two deletes leaves a state from which the same rules go on.
 """
@@ -39,6 +41,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
 from lance_memwal.lance.optimize import optimize_indexes
+from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
@@ -47,6 +50,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.pins import Pins, read_pins
 from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem
 from lance_memwal.upkeep.verify import ShardFindings, inspect_shard
 
@@ -102,6 +106,7 @@ class Collector:
         base.need_details()  # else nothing can be proven dead
         watch = TableWatch(base, self._clock)
         started = self._clock.monotonic()
+        pins = read_pins(base, self._clock)
         if optimize_indices and not dry_run:
             optimize_indexes(self._newest_base())  # where others are faster, `waiting` tells
         if not dry_run:
@@ -124,11 +129,11 @@ class Collector:
                 _LOG.warning("collection refuses a shard [shard=%s]: %s", shard_id, findings.problems[0])
                 continue
             waiting += self._waiting(shard)
-            found = list(self._propose(shard, findings, grace_ms))
+            found = [item for item in self._propose(shard, findings, grace_ms) if not _is_pinned(item, shard_id, pins)]
             if not dry_run:
-                self._delete(shard_id, found, watch)
+                found = self._delete(shard, found, watch)
             removed += found
-            left += len({item.path for item in shard.objects} - {item.path for item in found})
+            left += self._left(shard, found, dry_run=dry_run)
             if progress is not None:
                 progress("collected shards", done + 1, len(shards))
         staged = list(self._staging(grace_ms))
@@ -142,6 +147,12 @@ class Collector:
             objects_left=left,
             seconds=self._clock.monotonic() - started,
         )
+
+    def _left(self, shard: _Shard, found: Sequence[CollectedObject], *, dry_run: bool) -> int:
+        """How many objects a shard has without what was found."""
+        if found and not dry_run:
+            return sum(1 for _ in self._location.store.list(paths.shard_dir(shard.shard_id)))
+        return len({item.path for item in shard.objects} - {item.path for item in found})
 
     # ------------------------------------------------------------------------------------------------------ looking
 
@@ -267,19 +278,33 @@ class Collector:
 
     # ------------------------------------------------------------------------------------------------------ deleting
 
-    def _delete(self, shard_id: str, found: Sequence[CollectedObject], watch: TableWatch) -> None:
-        """Delete what was proposed, if the shard still proves it; otherwise leave it for the next run."""
-        if not found:
-            return
+    def _delete(self, shard: _Shard, found: Sequence[CollectedObject], watch: TableWatch) -> list[CollectedObject]:
+        """Delete what was proposed, if the shard still proves it; otherwise leave it for the next run. Returns what went."""
+        shard_id = shard.shard_id
+        if not found or shard.witness is None:
+            return []
         reach("gc.proposed")
         newest = ShardManifestStore(self._location, shard_id, clock=self._clock).read_latest()
         through = CatchUp.of(watch.look()).through(shard_id)
         if newest is None:
-            return
+            return []
         still = [item for item in found if _still_dead(item, shard_id, newest, through)]
+        if not still:
+            return []
+        self._raise_floor(shard_id, still, shard.witness)
+        pins = read_pins(watch.look(), self._clock)
+        still = [item for item in still if not _is_pinned(item, shard_id, pins)]
         if any(item.kind == "manifest" for item in still):
             self._write_hint(shard_id, newest.version)
         self._delete_all(still)
+        return still
+
+    def _raise_floor(self, shard_id: str, dead: Sequence[CollectedObject], witness: ShardManifest) -> None:
+        """Say what is about to go: snapshots from the witness on need nothing of it."""
+        positions = [_position(item) or 0 for item in dead if item.kind == "entry"]
+        reach("gc.before_floor")
+        Floor(self._location, shard_id, self._clock).raise_to(max(positions, default=0), witness.version)
+        reach("gc.after_floor")
 
     def _write_hint(self, shard_id: str, version: int) -> None:
         reach("gc.before_hint")
@@ -295,12 +320,33 @@ class Collector:
             _LOG.info("collected [objects=%d, bytes=%d]", len(found), sum(item.size_bytes for item in found))
 
 
+def _is_pinned(item: CollectedObject, shard_id: str, pins: Pins) -> bool:
+    """Whether somebody keeps this object."""
+    kept = pins.of(shard_id)
+    if item.kind == "entry":
+        position = _position(item)
+        return position is not None and pins.keeps_entry(shard_id, position)
+    if item.kind == "manifest":
+        version = _manifest_version(shard_id, item.path)
+        return version is not None and kept.keeps_manifest(version)
+    return _directory(item, shard_id) in kept.sstables
+
+
+def _position(item: CollectedObject) -> int | None:
+    return paths.parse_entry_name(item.path.rpartition("/")[2])
+
+
+def _directory(item: CollectedObject, shard_id: str) -> str:
+    """The directory below the shard's in which an object is."""
+    return item.path[len(paths.shard_dir(shard_id)) + 1 :].partition("/")[0]
+
+
 def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, through: int) -> bool:
     if item.kind == "entry":
-        position = paths.parse_entry_name(item.path.rpartition("/")[2])
+        position = _position(item)
         return position is not None and position <= newest.replay_after_wal_entry_position
     if item.kind in ("sstable", "orphan"):
-        name = item.path[len(paths.shard_dir(shard_id)) + 1 :].partition("/")[0]
+        name = _directory(item, shard_id)
         generation = paths.parse_sstable_name(name)
         listed = any(sstable.path == name for sstable in newest.sstables)
         compacted = item.kind == "orphan" or (generation is not None and generation <= through)
