@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from lance.blob import Blob, blob_array
 
 import lance_memwal as mw
 from tests.kit.blobs import blob_rows, blob_table, check_blobs
@@ -49,8 +51,6 @@ def test_partial_and_conditional_writes_know_blobs(tmp_path: Path, version: str)
         check_blobs(table, {**FIRST, 1: b"but this", 7: b"seven"})
         writer.delete(where="image is null")
         check_blobs(table, {1: b"but this", 3: b"", 7: b"seven"}, absent=[2])
-        with pytest.raises(mw.InvalidInputError, match="not compared"):
-            writer.compare_and_set(1, {"id": 1, "image": b"but this", "n": "1"}, None)
         with pytest.raises(mw.InvalidInputError, match="no row in the table"):
             writer.update([{"id": 99, "n": "x"}])
 
@@ -62,3 +62,38 @@ def test_many_parts_of_one_write_see_each_other(tmp_path: Path) -> None:
         writer.update(rows)
         assert table.get(1, columns=["n"]) == {"n": "c"}
         check_blobs(table, {**FIRST, 1: b"y"})
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+@pytest.mark.parametrize("tier", ["memtable", "SSTable", "base table"])
+def test_blobs_are_compared_by_their_bytes_or_not_at_all(tmp_path: Path, version: str, tier: str) -> None:
+    table = blob_table(tmp_path, {}, version)
+    with table.writer(compaction=None, fsync=False) as writer:
+        writer.put(blob_rows(FIRST))
+        if tier != "memtable":
+            writer.flush()
+        if tier == "base table":
+            table.compact()
+        one = {"id": 1, "n": "1"}
+        assert not writer.compare_and_set(1, {**one, "image": b"two" * 100}, {**one, "image": b"as long"})
+        assert not writer.compare_and_set(1, {**one, "image": None}, None)
+        assert not writer.compare_and_set(2, {"id": 2, "n": "2", "image": b""}, None), "null is not empty"
+        assert writer.compare_and_set(1, {**one, "image": b"one" * 100}, {"n": "b", "image": b"new"})
+        check_blobs(table, {**FIRST, 1: b"new"})
+        assert not writer.compare_and_set(1, one, {"n": "c"}), "the other columns are compared"
+        assert writer.compare_and_set(1, {"n": "b"}, {"n": "c"}), "a blob that is left out is not compared, and stays"
+        assert table.get(1, columns=["n"]) == {"n": "c"}
+        check_blobs(table, {**FIRST, 1: b"new"})
+        assert writer.compare_and_set(2, {"n": "2", "image": None}, {"n": "d", "image": b"x"})
+        assert writer.compare_and_set(9, None, {"n": "9"})
+        assert writer.compare_and_set(3, {"n": "3", "image": b""}, None)
+        check_blobs(table, {1: b"new", 2: b"x", 9: None}, absent=[3])
+        with pytest.raises(mw.InvalidInputError, match="left out: 'n'"):
+            writer.compare_and_set(1, {"image": b"new"}, None)
+
+
+def test_an_update_refuses_references_as_a_put_does(tmp_path: Path) -> None:
+    table = blob_table(tmp_path, FIRST, "2.2")
+    there = pa.record_batch({"id": pa.array([1]), "image": blob_array([Blob.from_uri("file:///etc/hosts")])})
+    with table.writer(compaction=None, fsync=False) as writer, pytest.raises(mw.InvalidInputError, match="reference"):
+        writer.update(there)

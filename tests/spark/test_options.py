@@ -19,7 +19,7 @@ def test_defaults_and_values_are_parsed_whatever_the_case() -> None:
     [
         ({}, "URI"),
         ({"operatoin": "upsert"}, "did you mean 'operation'"),
-        ({"operation": "replace"}, "upsert, append, delete"),
+        ({"operation": "replace"}, "upsert, append, update, delete"),
         ({"consistency": "newest"}, "fresh, flushed"),
         ({"inlineBytes": "4 metres"}, "bytes"),
         ({"txnVersion": "-1"}, "number"),

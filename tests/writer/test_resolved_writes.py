@@ -368,3 +368,19 @@ def test_counters_of_many_threads_lose_nothing(tmp_path: Path) -> None:
         assert {r["id"]: (r["n"], r["m"]) for r in writer.scan().to_table().to_pylist()} == {
             0: (50, 0), 1: (50, 0), **{10 + own: (None, 24) for own in range(4)}
         }  # fmt: skip
+
+
+def test_whole_rows_of_an_update_must_belong_to_the_shard(tmp_path: Path) -> None:
+    sharding = mw.Bucket("id", 4)
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", sharding=sharding)
+    mine = sharding.shard_for(1, pa.int64())
+    foreign = next(key for key in range(2, 99) if sharding.shard_for(key, pa.int64()) != mine)
+    with table.shard_writer(mine) as writer:
+        for attempt in (
+            lambda: writer.update([row(foreign)], insert=True),
+            lambda: writer.put([row(foreign)], missing="keep"),
+            lambda: writer.compare_and_set(foreign, None, row(foreign)),
+        ):
+            with pytest.raises(mw.InvalidInputError, match="belong to shard"):
+                attempt()
+    assert table.count_rows() == 0

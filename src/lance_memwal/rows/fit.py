@@ -172,6 +172,9 @@ class Fitter:
             names = [self._relaxed.field(index).name for index in columns]
             if names:
                 part = self._changed(part, [i for i, name in enumerate(part.schema.names) if name in names], change)
+        for name, array in zip(part.schema.names, part.columns, strict=True):
+            if is_second_layout(array.type):
+                check_inline(array, name)
         self.refuse_nulls(part, flags)
         return part, tuple(met.absent)
 

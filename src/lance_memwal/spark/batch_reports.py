@@ -30,19 +30,21 @@ _RUN = re.compile(r"[0-9a-f-]{36}")
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """One commit: rows and bytes written, shards touched, and those of them that had this batch already."""
+    """One commit: rows and bytes written, shards touched, those of them that had this batch already, and rows kept out."""
 
     rows: int = 0
     size_bytes: int = 0
     shards: int = 0
     skipped_shards: int = 0
+    rejected_rows: int = 0
 
     @classmethod
     def of(cls, results: Sequence[AppendResult], sizes: Sequence[int]) -> BatchStats:
         """The sum over the appends of one batch; `sizes` are their bytes."""
-        written = [(result.rows, size) for result, size in zip(results, sizes, strict=True) if not result.skipped]
-        rows, size_bytes = sum(item[0] for item in written), sum(item[1] for item in written)
-        return cls(rows, size_bytes, len(results), len(results) - len(written))
+        written = [(result, size) for result, size in zip(results, sizes, strict=True) if not result.skipped]
+        rows, size_bytes = sum(result.rows for result, _ in written), sum(size for _, size in written)
+        rejected = sum(result.rejected_rows for result, _ in written)
+        return cls(rows, size_bytes, len(results), len(results) - len(written), rejected)
 
     def __add__(self, other: BatchStats) -> BatchStats:
         return BatchStats(
@@ -50,6 +52,7 @@ class BatchStats:
             self.size_bytes + other.size_bytes,
             self.shards + other.shards,
             self.skipped_shards + other.skipped_shards,
+            self.rejected_rows + other.rejected_rows,
         )
 
     @property

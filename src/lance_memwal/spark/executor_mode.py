@@ -25,17 +25,16 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.sharding import Bucket
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.options import STORAGE_PREFIX, Options
-from lance_memwal.spark.rows import WritePlan, newest_rows
+from lance_memwal.spark.rows import WritePlan, rows_in_order
 from lance_memwal.spark.sink import appender_of, claims_of, drop_claims, tidy
 from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
 from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.once import AppendResult
 
 __all__ = ["BUCKET_SEED", "BatchReport", "bucket_expression", "write_batch"]
 
 BUCKET_SEED = -1693959553
-_ANSWER = "shard string, rows long, size_bytes long, skipped boolean"
+_ANSWER = "shard string, rows long, rejected_rows long, size_bytes long, skipped boolean"
 _PARITY = frozenset(
     {
         pa.bool_(),
@@ -54,13 +53,18 @@ _PARITY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What one `write_batch` did; rows of shards that had this version already are `skipped_shards`."""
+    """What one `write_batch` did; `rejected_rows` were kept out by a condition or by the merge of the table.
+
+    Shards that had this version already are `skipped_shards`. A table whose rows Spark cannot route is written through the
+    sink, which reports to the log and to the listener alone: then all counts are 0.
+    """
 
     app: str
     version: int
     rows: int = 0
     shards: int = 0
     skipped_shards: int = 0
+    rejected_rows: int = 0
 
 
 def has_parity(kind: pa.DataType) -> bool:
@@ -152,10 +156,16 @@ def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> B
         raise
     touched = [handed_out[answer["shard"]] for answer in answers]
     tidy(plan.options, appender, touched)
-    results = [AppendResult(answer["shard"], answer["rows"], skipped=answer["skipped"]) for answer in answers]
-    stats = BatchStats.of(results, [answer["size_bytes"] for answer in answers])
+    stats = sum((_stats_of(answer) for answer in answers), BatchStats())
     report(run, txn.version, stats)
-    return BatchReport(txn.app, txn.version, stats.rows, stats.shards, stats.skipped_shards)
+    return BatchReport(txn.app, txn.version, stats.rows, stats.shards, stats.skipped_shards, stats.rejected_rows)
+
+
+def _stats_of(answer: Any) -> BatchStats:
+    """What one task answered."""
+    if answer["skipped"]:
+        return BatchStats(shards=1, skipped_shards=1)
+    return BatchStats(answer["rows"], answer["size_bytes"], shards=1, rejected_rows=answer["rejected_rows"])
 
 
 def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction) -> Any:
@@ -168,11 +178,12 @@ def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transac
         if len(by_shard) > 1:
             raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
         for shard_id, parts in by_shard.items():
-            newest = newest_rows(plan, parts)
-            result = appender_of(plan.options).append(claims[shard_id], newest, txn=txn)
+            newest = rows_in_order(plan, parts)
+            result = appender_of(plan.options).append(claims[shard_id], newest, txn=txn, terms=plan.terms)
             answer = {
                 "shard": [shard_id],
                 "rows": [result.rows],
+                "rejected_rows": [result.rejected_rows],
                 "size_bytes": [sum(batch.nbytes for batch in newest)],
                 "skipped": [result.skipped],
             }

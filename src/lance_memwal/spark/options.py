@@ -18,7 +18,7 @@ from lance_memwal.errors import InvalidInputError
 
 __all__ = ["STORAGE_PREFIX", "Operation", "Options"]
 
-Operation = Literal["upsert", "append", "delete"]
+Operation = Literal["upsert", "append", "update", "delete"]
 STORAGE_PREFIX = "storage."
 _MIB = 1 << 20
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "triggerinterval", "path", "paths", "__commit__"})
@@ -42,7 +42,9 @@ class Options:
     txn_version: int | None = None
     sequence_by: str | None = None
     duplicates: Literal["error", "last"] = "error"
-    missing: Literal["error", "null"] | None = None
+    missing: Literal["error", "null", "keep"] | None = None
+    if_absent: bool = False
+    where: str | None = None
     inline_bytes: int = 4 * _MIB
     max_entry_bytes: int = 64 * _MIB
     flush_bytes: int = 64 * _MIB
@@ -81,6 +83,12 @@ class Options:
             raise InvalidInputError("option 'txnVersion' needs 'txnAppId': the version counts per application")
         if self.sequence_by is not None and self.duplicates == "last":
             raise InvalidInputError("options 'sequenceBy' and 'duplicates' exclude each other: one rule decides")
+        if self.if_absent and self.operation in ("update", "delete"):
+            raise InvalidInputError(
+                f"option 'ifAbsent' writes new keys only, which operation {self.operation!r} does not"
+            )
+        if self.operation == "update" and self.missing not in (None, "keep"):
+            raise InvalidInputError("operation 'update' keeps the columns that are left out: leave out 'missing'")
 
 
 def _unknown(name: str) -> str:
@@ -145,12 +153,14 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "filter": ("filter", _text),
     "consistency": ("consistency", _one_of("fresh", "flushed")),
     "rowsPerPartition": ("rows_per_partition", _positive),
-    "operation": ("operation", _one_of("upsert", "append", "delete")),
+    "operation": ("operation", _one_of("upsert", "append", "update", "delete")),
     "txnAppId": ("txn_app_id", _text),
     "txnVersion": ("txn_version", _number),
     "sequenceBy": ("sequence_by", _text),
     "duplicates": ("duplicates", _one_of("error", "last")),
-    "missing": ("missing", _one_of("error", "null")),
+    "missing": ("missing", _one_of("error", "null", "keep")),
+    "ifAbsent": ("if_absent", _flag),
+    "where": ("where", _text),
     "inlineBytes": ("inline_bytes", _bytes),
     "maxEntryBytes": ("max_entry_bytes", _bytes),
     "flushBytes": ("flush_bytes", _bytes),

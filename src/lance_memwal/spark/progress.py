@@ -26,7 +26,8 @@ class QueryStats:
 
     `skipped_batches` are micro-batches that the table had already as a whole (a replay after a restart, say), and
     `skipped_shards` the appends that were left out because their shard had the batch, those of half-written batches
-    included. `lag_entries` is how many WAL entries the feed has still to read.
+    included. `rejected_rows` were kept out by a condition or by the merge of the table. `lag_entries` is how many WAL entries
+    the feed has still to read.
     """
 
     batches: int = 0
@@ -37,6 +38,7 @@ class QueryStats:
     size_bytes: int = 0
     skipped_batches: int = 0
     skipped_shards: int = 0
+    rejected_rows: int = 0
     failed: str | None = None
 
 
@@ -65,6 +67,7 @@ class ProgressListener(StreamingQueryListener):
         stats.size_bytes += written.size_bytes
         stats.skipped_batches += written.is_skipped
         stats.skipped_shards += written.skipped_shards
+        stats.rejected_rows += written.rejected_rows
         _LOG.info(
             "micro-batch [query=%s, batch=%d, rows=%d, bytes=%d, seconds=%.3f, lag=%d, shards=%d, skipped=%d]",
             progress.id,

@@ -4,8 +4,8 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
 
 1. Everything that the schema of the DataFrame can get wrong is refused on the driver, before a task starts.
 2. A row goes to the shard that the table's sharding names, whatever partition it came from.
-3. Of several rows with one key in one version the one with the largest `sequenceBy` wins; without it, duplicates are an
-   error, since the order of rows inside a partition is not repeatable, unless the user says that it is.
+3. Rows of one key in one version count in the order of the table's sequence and of `sequenceBy`; without both, duplicates
+   are an error, since the order of rows inside a partition is not repeatable, unless the user says that it is.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from pyspark.sql import types as st
 
 from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.fit import Fitter, fills_missing
+from lance_memwal.rows.fit import Fitter, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import refuse_missing
 from lance_memwal.rows.keys import key_array, last_of_each
-from lance_memwal.rows.merging import LastWrite, Merge
+from lance_memwal.rows.merging import FirstRow, LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Operation, Options
 from lance_memwal.spark.types import arrow_type, to_arrow_columns
 from lance_memwal.table import Table
 from lance_memwal.types import TOMBSTONE
+from lance_memwal.write.changes import Terms
 
-__all__ = ["OP", "SEQUENCE", "WritePlan", "newest_rows"]
+__all__ = ["OP", "SEQUENCE", "WritePlan", "rows_in_order"]
 
 OP = "_op"
 SEQUENCE = "_memwal_sequence"
@@ -47,13 +48,14 @@ class WritePlan:
     sharding: Sharding
     operation: Operation
     merge: Merge | None = None
+    given: frozenset[str] = frozenset()
 
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
         """The plan, or `InvalidInputError` saying what of the DataFrame does not fit the table."""
         key = table.primary_key
         operation = options.operation or ("upsert" if key else "append")
-        if operation in ("upsert", "delete") and not key:
+        if operation in ("upsert", "update", "delete") and not key:
             raise InvalidInputError(
                 f"operation {operation!r} needs a primary key, which the table has not; use 'append'"
             )
@@ -65,16 +67,58 @@ class WritePlan:
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
         schema = table.base.columns
-        plan = cls(options, schema, sharding, operation, table.merge)
+        plan = cls(options, schema, sharding, operation, table.merge, frozenset(frame.names))
         plan._check(frame)
         return plan
 
     @property
-    def _needed_for_delete(self) -> list[str]:
+    def terms(self) -> Terms:
+        """Under which terms the rows are appended; columns that become null are there already."""
+        updates = self.operation == "update"
+        keeps = updates or (keeps_missing(self.options.missing) and self.operation != "delete")
+        options = self.options
+        return Terms("keep" if keeps else None, options.if_absent, options.where, insert=not updates)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether columns that the DataFrame leaves out stay as the rows have them."""
+        return keeps_missing(self.terms.missing)
+
+    @property
+    def _fills(self) -> bool:
+        """Whether columns that the DataFrame leaves out become null."""
+        missing = None if self._keeps or self.operation == "delete" else self.options.missing
+        return fills_missing(missing, self.schema)
+
+    @property
+    def order(self) -> list[tuple[str, str]]:
+        """By what rows of one key in one version are sorted; nothing: their order is that of the DataFrame."""
+        merge = self.merge
+        names = [merge.sequence] if isinstance(merge, LastWrite) and merge.sequence in self.given else []
+        names += [SEQUENCE] if self.options.sequence_by else []
+        return [(name, "ascending") for name in names]
+
+    @property
+    def each_row_counts(self) -> bool:
+        """Whether a row of a key matters although a later one of the same version follows."""
+        return self.terms.need_a_look or isinstance(self.merge, FirstRow)
+
+    @property
+    def _address(self) -> list[str]:
+        """The columns that say which row is meant, and where it is."""
         names, column = list(self.schema.primary_key), self.sharding.column
-        if isinstance(self.merge, LastWrite):
-            names.append(self.merge.sequence)
         return names if column is None or column in names else [*names, column]
+
+    @property
+    def _needed_for_delete(self) -> list[str]:
+        merge = self.merge
+        return [*self._address, *([merge.sequence] if isinstance(merge, LastWrite) else [])]
+
+    @property
+    def _needed(self) -> list[str]:
+        if self.operation == "delete":
+            return self._needed_for_delete
+        return self._address if self._keeps else [f.name for f in self.schema.columns if not f.nullable]
 
     def _check(self, frame: st.StructType) -> None:
         names = set(frame.names)
@@ -88,12 +132,12 @@ class WritePlan:
             raise InvalidInputError(
                 f"option 'sequenceBy' names column {self.options.sequence_by!r}, which is not there"
             )
-        needed = self._needed_for_delete if self.operation == "delete" else [f.name for f in columns if not f.nullable]
-        missing = [name for name in needed if name not in names]
+        self.terms.check(self.schema)
+        missing = [name for name in self._needed if name not in names]
         if missing:
             raise InvalidInputError(f"column {missing[0]!r} is missing and must not be null")
         may_leave_out = self.operation == "delete" or names & {OP, TOMBSTONE}  # deletes need no more than the key
-        if not may_leave_out and not fills_missing(self.options.missing, self.schema):
+        if not may_leave_out and not self._keeps and not self._fills:
             absent = [name for name in columns.names if name not in names]
             if absent:
                 raise refuse_missing(absent)
@@ -119,12 +163,11 @@ class WritePlan:
     def _fit(self, fitter: Fitter, batch: pa.RecordBatch) -> pa.RecordBatch:
         flags = self._flags(batch)
         sequence = batch.column(self.options.sequence_by) if self.options.sequence_by else None
-        keep = self._needed_for_delete if self.operation == "delete" else self.schema.columns.names
-        rows = batch.select([name for name in batch.schema.names if name in keep])
-        rows = to_arrow_columns(rows, self.schema.columns)
-        fitted = fitter.fit_flagged(
-            rows.append_column(TOMBSTONE, flags), fill=fills_missing(self.options.missing, self.schema)
-        )
+        key_alone = self.operation == "delete" and self.options.where is None  # a condition may name any column
+        wanted = self._needed_for_delete if key_alone else self.schema.columns.names
+        rows = batch.select([name for name in batch.schema.names if name in wanted])
+        rows = to_arrow_columns(rows, self.schema.columns).append_column(TOMBSTONE, flags)
+        fitted = fitter.fit_flagged_part(rows)[0] if self._keeps else fitter.fit_flagged(rows, fill=self._fills)
         return fitted if sequence is None else fitted.append_column(SEQUENCE, sequence)
 
     def _flags(self, batch: pa.RecordBatch) -> pa.Array:
@@ -146,21 +189,24 @@ class WritePlan:
 # ---------------------------------------------------------------------------------------------------------- at commit
 
 
-def newest_rows(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The rows of one shard and version with every key once; without a primary key all rows."""
+def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The rows of one shard and version in the order in which they count, without those that a later one replaces anyway."""
     if not plan.schema.primary_key or not batches:
         return batches
     table = pa.Table.from_batches(batches)
-    if plan.options.sequence_by:
-        order = pc.sort_indices(table, sort_keys=[(SEQUENCE, "ascending")], null_placement="at_start")
-        table = table.take(order).drop_columns([SEQUENCE])
+    order = plan.order
+    if order:
+        table = table.take(pc.sort_indices(table, sort_keys=order, null_placement="at_start"))
+    if SEQUENCE in table.column_names:
+        table = table.drop_columns([SEQUENCE])
     last = last_of_each(key_array([table.column(name) for name in plan.schema.primary_key]))
-    if len(last) == table.num_rows and not plan.options.sequence_by:
-        return batches
-    if len(last) < table.num_rows and not plan.options.sequence_by and plan.options.duplicates == "error":
+    repeated = table.num_rows - len(last)
+    if repeated and not order and plan.options.duplicates == "error":
         raise InvalidInputError(
-            f"{table.num_rows - len(last)} rows of this write repeat the key of another one, and nothing says which wins: "
+            f"{repeated} rows of this write repeat the key of another one, and nothing says which wins: "
             "give the option 'sequenceBy' (the largest wins), or 'duplicates=last' if the order of rows is repeatable"
         )
-    newest: list[pa.RecordBatch] = table.take(pa.array(last)).to_batches()
-    return newest
+    if repeated and not plan.each_row_counts:
+        table = table.take(pa.array(last))
+    in_order: list[pa.RecordBatch] = table.to_batches()
+    return in_order

@@ -32,7 +32,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.rows import WritePlan, newest_rows
+from lance_memwal.spark.rows import WritePlan, rows_in_order
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.table import open_table
@@ -184,8 +184,8 @@ def commit_pieces(
         claims = claims_of(appender, run, sorted(by_shard))
 
         def append(shard_id: str) -> AppendResult:
-            batches = newest_rows(plan, _load(appender.location, by_shard[shard_id]))
-            result = appender.append(claims[shard_id], batches, txn=txn)
+            batches = rows_in_order(plan, _load(appender.location, by_shard[shard_id]))
+            result = appender.append(claims[shard_id], batches, txn=txn, terms=plan.terms)
             reach("spark.after_shard")
             return result
 
@@ -221,11 +221,12 @@ def _unstage(location: Location, shard_id: str, pieces: Sequence[Piece]) -> None
 def _log_commit(plan: WritePlan, txn: Transaction | None, results: Sequence[AppendResult]) -> None:
     written = [result for result in results if not result.skipped]
     _LOG.info(
-        "committed [table=%s, app=%s, version=%s, rows=%d, shards=%d, skipped=%d]",
+        "committed [table=%s, app=%s, version=%s, rows=%d, rejected=%d, shards=%d, skipped=%d]",
         plan.options.path.partition("?")[0],
         None if txn is None else txn.app,
         None if txn is None else txn.version,
         sum(result.rows for result in written),
+        sum(result.rejected_rows for result in written),
         len(results),
         len(results) - len(written),
     )

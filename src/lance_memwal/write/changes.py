@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_column, check_flag, check_names
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.blobs import bytes_of
 from lance_memwal.rows.filter import FilterLike, RowExpressions, RowFilter
 from lance_memwal.rows.fit import Missing, fills_missing, keeps_missing
-from lance_memwal.rows.ingest import key_batch, to_batches, to_parts, with_rows
+from lance_memwal.rows.ingest import key_batch, refuse_missing, to_batches, to_parts, with_rows
 from lance_memwal.rows.merging import LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.write.fitting import Fitting
@@ -265,25 +266,24 @@ def merged(change: Change, merge: Merge | None) -> Change:
 
 
 def compared(key: Any, expected: Any, new: Any) -> Callable[[Fitting], Change]:
-    """The row of `key` becomes `new` if it is `expected`; None is no row."""
+    """The row of `key` becomes `new` if it is `expected`; None is no row. A blob that is left out is not compared, or kept."""
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
         fitting.schema.need_key()
-        if schema.blobs:
-            raise InvalidInputError(
-                f"column {schema.blobs[0]!r} holds blobs, which are not compared; use put(where=...)"
-            )
         named = key_batch([key], schema)
-        before = None if expected is None else _row_of(fitting, named, expected, "expected")
-        flags = None
-        if new is None:
-            rows, flags = fitting.tombstone_rows(named), pa.array([True])
-        else:
-            rows = _row_of(fitting, named, new, "new")
-        rule = OnlyIfEqual(None if before is None else before.to_pylist()[0], tuple(schema.columns.names))
         keys, numbers = KeysOfWrite.of(named.columns)
-        return Change(keys, [Part(rows, numbers, flags=flags)], (rule,))
+        if new is None:
+            part = Part(fitting.tombstone_rows(named), numbers, flags=pa.array([True]))
+        else:
+            rows, kept = _row_of(fitting, named, new, "new")
+            part = Part(rows, numbers, kept, blobs=schema.blobs)
+        before = None
+        if expected is not None:
+            given, _ = _row_of(fitting, named, expected, "expected")
+            values = given.to_pylist()[0]
+            before = {bytes_of(name) if name in schema.blobs else name: value for name, value in values.items()}
+        return Change(keys, [part], (OnlyIfEqual(before),))
 
     return change
 
@@ -353,13 +353,17 @@ def _named(fitting: Fitting, keys: pa.Table) -> tuple[pa.RecordBatch, npt.NDArra
     return named, np.arange(named.num_rows)
 
 
-def _row_of(fitting: Fitting, named: pa.RecordBatch, row: Any, what: str) -> pa.RecordBatch:
-    """The one whole row that is given; it may leave its key out."""
+def _row_of(fitting: Fitting, named: pa.RecordBatch, row: Any, what: str) -> tuple[pa.RecordBatch, tuple[str, ...]]:
+    """The one whole row that is given, and the blobs that it leaves out; a dict may leave out its key."""
     if isinstance(row, dict):
         row = [{**named.to_pylist()[0], **row}]
-    fitted = [batch for batch, _ in fitting.fit_parts(to_batches(row, fitting.schema.columns, whole=True), False)]
-    if sum(batch.num_rows for batch in fitted) != 1:
+    fitted = fitting.fit_parts(to_batches(row, fitting.schema.columns, whole=True), None)
+    if sum(batch.num_rows for batch, _ in fitted) != 1:
         raise InvalidInputError(f"{what} must be one whole row, or None for no row")
-    if not fitted[0].select(named.schema.names).to_pylist() == named.to_pylist():
+    one, absent = fitted[0]
+    missing = [name for name in absent if name not in fitting.schema.blobs]
+    if missing:
+        raise refuse_missing(missing)
+    if not one.select(named.schema.names).to_pylist() == named.to_pylist():
         raise InvalidInputError(f"{what} has another key than the one that is compared")
-    return fitted[0]
+    return one, absent

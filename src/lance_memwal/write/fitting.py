@@ -66,11 +66,17 @@ class Fitting:
     ) -> list[tuple[pa.RecordBatch, tuple[str, ...]]]:
         """As `fit_flagged`, each batch with the columns that it leaves out and that are to be kept."""
         if keeps_missing(missing):
-            return [self._fitter.fit_flagged_part(batch) for batch in batches]
+            return self._checked([self._fitter.fit_flagged_part(batch) for batch in batches])
         fill = fills_missing(missing, self._schema)
         fitted = [self._fitter.fit_flagged(batch, fill=fill) for batch in batches]
-        self._target.check(self._shard_id, fitted)
-        return [(batch, ()) for batch in fitted]
+        return self._checked([(batch, ()) for batch in fitted])
+
+    def _checked(
+        self, parts: list[tuple[pa.RecordBatch, tuple[str, ...]]]
+    ) -> list[tuple[pa.RecordBatch, tuple[str, ...]]]:
+        """`parts`; those that leave nothing out may be written here. The others are checked when they are whole."""
+        self._target.check(self._shard_id, [batch for batch, absent in parts if not absent])
+        return parts
 
     def whole_tombstones(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Tombstones that leave columns out, with nulls there."""
@@ -84,10 +90,8 @@ class Fitting:
         """As `fit`, each batch with the columns that it leaves out, which are to be kept; with `fill` none is: they are null,
         or refused (False)."""
         if fill is None:
-            return [self._fitter.fit_part(batch) for batch in batches]
-        fitted = self._fitter.fit_all(batches, fill)
-        self._target.check(self._shard_id, fitted)
-        return [(batch, ()) for batch in fitted]
+            return self._checked([self._fitter.fit_part(batch) for batch in batches])
+        return self._checked([(batch, ()) for batch in self._fitter.fit_all(batches, fill)])
 
     def check_whole(self, batch: pa.RecordBatch) -> None:
         """Return only if rows that were made whole may be written here: no null where none may be, and of this shard."""

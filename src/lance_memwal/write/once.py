@@ -104,6 +104,11 @@ class AppendResult:
     skipped: bool = False
     rejected: pa.Table | None = None
 
+    @property
+    def rejected_rows(self) -> int:
+        """How many rows were kept out."""
+        return 0 if self.rejected is None else self.rejected.num_rows
+
 
 @dataclass(slots=True)
 class ShardTail:

@@ -77,9 +77,10 @@ class OnlyIf:
             raise InvalidInputError(f"where= needs the name {EXCLUDED!r}, and this table has such a column")
         text = source.lower() if isinstance(source, str) else None
         plain = [pa.field(field.name, field.type) for field in schema.columns if field.name not in schema.blobs]
-        self._named = [field for field in plain if text is None or field.name.lower() in text]  # these, or more
-        given = [pa.field(EXCLUDED, pa.struct(self._named))]
-        self._filter = RowFilter(source, pa.schema([*plain, *(given if self._named else [])]))
+        self._named = [
+            field for field in plain if text is None or field.name.lower() in text
+        ] or plain  # these, or more
+        self._filter = RowFilter(source, pa.schema([*plain, pa.field(EXCLUDED, pa.struct(self._named))]))
         self.columns = tuple(name for name in self._filter.columns if name != EXCLUDED)
 
     def admits(self, part: Part, live: Live) -> Mask:
@@ -173,11 +174,15 @@ def _earlier_in_part(keys: Numbers, given: npt.NDArray[Any]) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class OnlyIfEqual:
-    """The one row of a write is written if the live row is `expected`, a whole row; None: if there is none."""
+    """The one row of a write is written if the live row has what is `expected`; None: if there is none."""
 
     expected: dict[str, Any] | None
-    columns: tuple[str, ...]
     one_by_one: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is expected."""
+        return tuple(self.expected or ())
 
     def admits(self, part: Part, live: Live) -> Mask:
         """Whether the live row is the expected one; not a number is equal to itself."""
