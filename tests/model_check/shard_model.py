@@ -1,0 +1,769 @@
+"""A model of one shard that many write at once: every order of their store calls is tried (RFC 0017).
+
+A `World` is the log, the newest manifest, what each process does next, and puts that are on their way. `successors` gives
+every world that may follow: one store call of one process, a crash before or after it, a put that lands late, a step of
+collection or compaction. `explore` walks all of them and stops at the first that breaks a promise. A row stands for its
+transaction. Each rule has a switch: without it, the model must find a row that is lost, doubled or invented.
+
+What it leaves out: reading the log is one step; the bytes of entries; time (a silent owner may be taken over at any moment,
+which is worse than any clock).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import NamedTuple
+
+__all__ = ["Entry", "Process", "Rule", "Scenario", "explore"]
+
+
+_UNMARKED = "unmarked"  # the row is there, and nothing says whose it is
+
+
+class Rule(StrEnum):
+    """What the protocol asks for; a planted bug leaves one out."""
+
+    CONFIRM_AFTER_LOG = (
+        auto()
+    )  # the manifest is confirmed after the log was read, before anything is skipped or created
+    CARRY_TRANSACTION = auto()  # every append in a joint epoch carries a transaction
+    LOOK_AFTER_CREATE = auto()  # after the create the manifest is read: the cursor may have passed the position
+    AGAIN_FROM_MAP = auto()  # an append that is not acknowledged begins again, and asks the map
+    JOIN_ONLY_JOINT = auto()  # the newest entry of the manifest's epoch says whether one may join
+    ENTRY_OF_EPOCH = auto()  # ... of that epoch, not the newest of all
+    SEAL_BEFORE_FLUSH = auto()  # a flusher ends the generation in the log before it reads what it publishes
+    SEAL_OF_OWN_EPOCH = auto()  # a seal below a sentinel of a higher epoch is void
+    SEAL_ONLY_ROWS = auto()  # a generation without rows is not sealed
+    MARK_BEFORE_BULK = auto()  # a generation that is not in the log is announced there before it is committed
+    HELP_FIRST = auto()  # whoever finds an announced generation publishes it before it goes on
+    BULK_COUNTS_DECIDED = auto()  # the transaction of a bulk mark counts once the cursor has reached the mark
+    BULK_ONE_MARK = auto()  # a bulk makes a new mark only after its last commit is decided
+    FEED_LISTED_PATH = auto()  # a mark whose generation is listed under another path is lost
+    FEED_SAME_GENERATION = auto()  # one that is not listed is lost if what comes next has its generation
+    JOINT_IF_PUBLISHED = auto()  # close() leaves the mark only if every generation is published
+    JOINT_IF_DECIDED = auto()  # ... and no commit of its own is undecided
+
+
+class Entry(NamedTuple):
+    """`kind`: r(ows), s(entinel), x (seal), b(ulk mark), m(ark). `full` is the whole map below it."""
+
+    epoch: int
+    kind: str
+    generation: int = 0
+    txn: str = ""
+    path: str = ""
+    full: frozenset[str] | None = None
+    joint: bool = False
+
+
+class Manifest(NamedTuple):
+    """`listed` holds (generation, path, rows), `base` the rows that were compacted, `bulks` every path ever listed."""
+
+    version: int = 0
+    epoch: int = 0
+    cursor: int = 0
+    generation: int = 1
+    listed: tuple[tuple[int, str, tuple[str, ...]], ...] = ()
+    base: tuple[str, ...] = ()
+    bulks: frozenset[str] = frozenset()
+
+
+class View(NamedTuple):
+    """What one reading of the log says to whoever read `manifest` before."""
+
+    manifest: Manifest
+    tip: int
+    joint: bool
+    generation: int
+    is_open: bool  # rows of this generation are in the tail, and it is not sealed
+    rows: tuple[str, ...]  # of the manifest's next generation
+    covered: int
+    seen: frozenset[str]
+    announced: tuple[int, Entry] | None
+    hole: bool
+    newest: int  # the highest generation with rows in the tail
+
+
+class Process(NamedTuple):
+    """`role`: append, bulk, flush (sinks); write, write_bulk (owners of an exclusive epoch).
+
+    `at` is the step that it takes next.
+    """
+
+    role: str
+    txn: str
+    at: str = "start"
+    view: View | None = None
+    manifest: Manifest | None = None
+    position: int = 0
+    entry: Entry | None = None
+    held: tuple[tuple[int, str], ...] = ()  # rows in the memory of a writer, with their generations
+    generation: int = 0
+    attempts: int = 0
+    path: str = ""
+    undecided: bool = False
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it claims an epoch for itself."""
+        return self.role.startswith("write")
+
+
+class World(NamedTuple):
+    """Everything that matters for what may happen next."""
+
+    log: tuple[Entry | None, ...] = ()
+    manifest: Manifest = Manifest()
+    processes: tuple[Process, ...] = ()
+    late: frozenset[tuple[str, int, Entry | Manifest]] = frozenset()
+    acknowledged: frozenset[str] = frozenset()
+    floor: int = 0  # the highest position that collection emptied
+    crashes: int = 0
+    lates: int = 0
+    collections: int = 0
+    trims: int = 0
+
+    def at(self, position: int) -> Entry | None:
+        """The entry at a position."""
+        return self.log[position - 1] if 0 < position <= len(self.log) else None
+
+    @property
+    def tip(self) -> int:
+        """The highest position that holds an entry."""
+        return next((p for p in range(len(self.log), 0, -1) if self.log[p - 1] is not None), 0)
+
+    def put(self, position: int, entry: Entry | None) -> World:
+        """The world with this at a position."""
+        log = list(self.log) + [None] * (position - len(self.log))
+        log[position - 1] = entry
+        return self._replace(log=tuple(log))
+
+    def with_process(self, number: int, process: Process) -> World:
+        """The world in which one process stands elsewhere."""
+        return self._replace(processes=(*self.processes[:number], process, *self.processes[number + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Who is there, and how much may go wrong."""
+
+    name: str
+    processes: tuple[Process, ...]
+    crashes: int = 1
+    lates: int = 1
+    collections: int = 2
+    trims: int = 0
+    takes_over: bool = False  # sinks may take an exclusive owner over, at any moment
+    log: tuple[Entry, ...] = (Entry(1, "s", full=frozenset(), joint=True),)
+    epoch: int = 1
+    acknowledged: frozenset[str] = frozenset()
+    max_entries: int = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A promise that does not hold, and how it came to that."""
+
+    what: str
+    trace: list[str] = field(default_factory=list)
+
+
+class Model:
+    """The protocol, with the rules that are in force."""
+
+    def __init__(self, scenario: Scenario, left_out: frozenset[Rule] = frozenset()) -> None:
+        self.scenario = scenario
+        self._left_out = left_out
+
+    def has(self, rule: Rule) -> bool:
+        """Whether a rule is in force."""
+        return rule not in self._left_out
+
+    def first(self) -> World:
+        """The world at the beginning."""
+        scenario = self.scenario
+        return World(
+            log=scenario.log,
+            manifest=Manifest(version=1, epoch=scenario.epoch),
+            processes=scenario.processes,
+            acknowledged=scenario.acknowledged,
+            crashes=scenario.crashes,
+            lates=scenario.lates,
+            collections=scenario.collections,
+            trims=scenario.trims,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ the steps
+
+    def successors(self, world: World) -> Iterator[tuple[str, World]]:
+        """Every world that may follow, with what happened."""
+        for number, process in enumerate(world.processes):
+            if process.at in ("done", "dead"):
+                continue
+            step = getattr(self, f"_{process.at}")
+            for what, after in step(world, number, process):
+                if after is not None and len(after.log) <= self.scenario.max_entries:
+                    yield f"{number} {process.role} {process.txn}: {what}", after
+            if world.crashes:
+                dead = world.with_process(number, Process(process.role, process.txn, "dead"))
+                yield f"{number} crashes", dead._replace(crashes=world.crashes - 1)
+        for put in world.late:
+            yield f"late put lands: {put[:2]}", self._land(world, put)
+        yield from self._collect(world)
+        if world.trims and world.manifest.listed:
+            yield "compaction", self._trim(world)
+
+    def _land(self, world: World, put: tuple[str, int, Entry | Manifest]) -> World:
+        kind, slot, value = put
+        after = world._replace(late=world.late - {put})
+        if kind == "entry" and isinstance(value, Entry) and world.at(slot) is None:
+            return after.put(slot, value)
+        if kind == "manifest" and isinstance(value, Manifest) and world.manifest.version == slot - 1:
+            return after._replace(manifest=value)
+        return after
+
+    def _collect(self, world: World) -> Iterator[tuple[str, World]]:
+        """One entry that nobody needs goes."""
+        if not world.collections:
+            return
+        whole = [p for p in range(1, len(world.log) + 1) if (e := world.at(p)) is not None and e.full is not None]
+        for position in range(1, min(world.manifest.cursor, max(whole, default=0) - 1) + 1):
+            entry = world.at(position)
+            if entry is not None and entry.kind != "s":
+                left = world.put(position, None)
+                floor = max(world.floor, position)
+                yield f"collect {position}", left._replace(floor=floor, collections=world.collections - 1)
+                return
+
+    def _trim(self, world: World) -> World:
+        manifest, oldest = world.manifest, world.manifest.listed[0]
+        after = manifest._replace(
+            version=manifest.version + 1,
+            listed=manifest.listed[1:],
+            base=tuple(sorted(manifest.base + oldest[2])),
+        )
+        return world._replace(manifest=after, trims=world.trims - 1)
+
+    def _put_entry(
+        self, world: World, number: int, process: Process, then: Process, otherwise: Process
+    ) -> Iterator[tuple[str, World]]:
+        """Create an entry: it takes effect and we know; or it is on its way when the process dies."""
+        position, entry = process.position, process.entry
+        assert entry is not None
+        if world.at(position) is None:
+            yield f"create {entry.kind} at {position}", world.put(position, entry).with_process(number, then)
+        else:
+            yield f"{position} exists", world.with_process(number, otherwise)
+        if world.lates and world.crashes:
+            dead = world.with_process(number, Process(process.role, process.txn, "dead"))
+            late = dead.late | {("entry", position, entry)}
+            yield (
+                f"{position} sent, then a crash",
+                dead._replace(late=late, lates=world.lates - 1, crashes=world.crashes - 1),
+            )
+
+    def _put_manifest(
+        self, world: World, number: int, process: Process, made: Manifest, then: Process, again: Process
+    ) -> Iterator[tuple[str, World]]:
+        """Create the next manifest; its outcome may stay unknown, with the put on its way."""
+        if world.manifest.version == made.version - 1:
+            yield f"commit {made.version}", world._replace(manifest=made).with_process(number, then)
+        else:
+            yield "commit lost", world.with_process(number, again)
+        if world.lates:
+            sent = world._replace(late=world.late | {("manifest", made.version, made)}, lates=world.lates - 1)
+            yield "commit unknown", sent.with_process(number, again._replace(undecided=True))
+            if world.crashes:
+                dead = sent.with_process(number, Process(process.role, process.txn, "dead"))
+                yield "commit sent, then a crash", dead._replace(crashes=world.crashes - 1)
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def _start(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        at = "claim" if process.is_owner else "log"
+        yield "manifest", world.with_process(number, process._replace(at=at, manifest=world.manifest, view=None))
+
+    def _log(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        assert process.manifest is not None
+        view = self.view(world, process.manifest, process.role)
+        if self.has(Rule.CONFIRM_AFTER_LOG):
+            yield "log", world.with_process(number, process._replace(at="confirm", view=view, manifest=None))
+        elif not view.hole:
+            yield from self._decide(world, number, process._replace(view=view, manifest=None))
+        else:
+            yield "hole", world.with_process(number, process._replace(at="start", manifest=None))
+
+    def _confirm(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        view = process.view
+        assert view is not None
+        if world.manifest != view.manifest:
+            yield "moved", world.with_process(number, process._replace(at="start", view=None))
+        else:
+            yield from self._decide(world, number, process)
+
+    def view(self, world: World, manifest: Manifest, role: str) -> View:
+        """The log above the cursor of `manifest`."""
+        tip = max(world.tip, manifest.cursor)
+        generation = newest = manifest.generation
+        is_open = hole = False
+        announced: tuple[int, Entry] | None = None
+        rows: list[str] = []
+        covered, past = manifest.cursor, False
+        for position in range(manifest.cursor + 1, tip + 1):
+            entry = world.at(position)
+            if entry is None:
+                hole = True
+                continue
+            own = entry.epoch == manifest.epoch or (role == "flush" and not self.has(Rule.SEAL_OF_OWN_EPOCH))
+            if entry.kind == "r" and entry.generation >= manifest.generation:
+                if entry.generation >= generation:
+                    generation, is_open = entry.generation, True
+                newest = max(newest, entry.generation)
+                if entry.generation == manifest.generation:
+                    rows.append(entry.txn)
+                else:
+                    past = True
+            if entry.kind == "x" and own and entry.generation >= generation:
+                generation, is_open = entry.generation + 1, False
+            if entry.kind == "b" and entry.epoch == manifest.epoch and entry.generation == manifest.generation:
+                announced = (position, entry)
+            if not past:
+                covered = position
+        return View(
+            manifest,
+            tip,
+            self._is_joint(world, manifest),
+            generation,
+            is_open,
+            tuple(rows),
+            covered,
+            self._map(world, manifest, tip),
+            announced,
+            hole,
+            newest,
+        )
+
+    def _is_joint(self, world: World, manifest: Manifest) -> bool:
+        if not self.has(Rule.JOIN_ONLY_JOINT):
+            return True
+        any_epoch = not self.has(Rule.ENTRY_OF_EPOCH)
+        own = [entry for entry in world.log if entry is not None and (any_epoch or entry.epoch == manifest.epoch)]
+        return bool(own) and own[-1].joint
+
+    def _map(self, world: World, manifest: Manifest, tip: int) -> frozenset[str]:
+        """The newest whole map, and the transactions of that entry and of all above it."""
+        found: set[str] = set()
+        for position in range(tip, 0, -1):
+            entry = world.at(position)
+            if entry is None:
+                continue
+            decided = position <= manifest.cursor or not self.has(Rule.BULK_COUNTS_DECIDED)
+            if entry.txn and entry.path != _UNMARKED and (entry.kind != "b" or decided):
+                found.add(entry.txn)
+            if entry.full is not None:
+                return frozenset(found | entry.full)
+        return frozenset(found)
+
+    # ---------------------------------------------------------------------------------------------------------- sinks
+
+    def _decide(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """What a sink does with a shard that it knows."""
+        view = process.view
+        assert view is not None
+        again = process._replace(at="start", view=None)
+        if view.hole:
+            yield "a hole in the log", world.with_process(number, process._replace(at="damage"))
+            return
+        if not view.joint:
+            if self.scenario.takes_over:
+                yield "take over", world.with_process(number, process._replace(at="claim", manifest=view.manifest))
+            yield "wait", world.with_process(number, again)
+            return
+        if process.txn in view.seen and process.role != "flush" and process.txn:
+            done = world.with_process(number, Process(process.role, process.txn, "done"))
+            yield "skip", done._replace(acknowledged=world.acknowledged | {process.txn})
+            return
+        if view.announced is not None and self.has(Rule.HELP_FIRST):
+            position, mark = view.announced
+            yield from self._publish(world, number, process, (mark.path, (mark.txn,)), position, again, again)
+            return
+        if process.role == "append":
+            yield "fit", world.with_process(number, self._appending(process, view))
+        elif process.role == "bulk" and not view.rows and not view.is_open:
+            yield from self._announce(world, number, process, view)
+        else:
+            yield from self._flush(world, number, process, view)
+
+    def _appending(self, process: Process, view: View) -> Process:
+        full = view.seen if not view.is_open else None
+        path = "" if self.has(Rule.CARRY_TRANSACTION) else _UNMARKED
+        entry = Entry(view.manifest.epoch, "r", view.generation, process.txn, path, full, joint=True)
+        return process._replace(at="create", position=view.tip + 1, entry=entry, view=None, generation=0)
+
+    def _create(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        entry = process.entry
+        assert entry is not None
+        then = process._replace(at="check" if entry.kind == "r" else "start")
+        if entry.kind == "b":
+            then = process._replace(at="commit_bulk")
+        again = process._replace(at="start", entry=None, position=0)
+        for what, after in self._put_entry(world, number, process, then, again):
+            acknowledges = entry.kind == "r" and not self.has(Rule.LOOK_AFTER_CREATE)
+            if acknowledges and what.startswith("create"):
+                after = _acknowledged(after, number, process)
+            yield what, after
+
+    def _check(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        entry, manifest = process.entry, world.manifest
+        assert entry is not None
+        if manifest.epoch == entry.epoch and manifest.cursor < process.position:
+            yield "acknowledged", _acknowledged(world, number, process)
+        elif self.has(Rule.AGAIN_FROM_MAP):
+            yield "again", world.with_process(number, process._replace(at="start", entry=None, position=0))
+        else:
+            yield "believed", _acknowledged(world, number, process)
+
+    # ------------------------------------------------------------------------------------------------- flush and bulk
+
+    def _flush(self, world: World, number: int, process: Process, view: View) -> Iterator[tuple[str, World]]:
+        manifest = view.manifest
+        idle = process._replace(at="start", view=None)
+        if process.role == "flush":
+            idle = Process(process.role, process.txn, "done")
+        if not self.has(Rule.SEAL_BEFORE_FLUSH):
+            if view.rows:
+                rows = (f"sst{number}.{process.attempts}", view.rows)
+                yield (
+                    "write",
+                    world.with_process(number, process._replace(at="publish", held=_packed(rows, view.covered))),
+                )
+            else:
+                yield "idle", world.with_process(number, idle)
+            return
+        empty = not self.has(Rule.SEAL_ONLY_ROWS) and not view.is_open and view.generation == manifest.generation
+        if view.is_open or empty:
+            seal = Entry(manifest.epoch, "x", view.generation, full=view.seen, joint=True)
+            sealing = process._replace(at="create", position=view.tip + 1, entry=seal, view=None)
+            yield "seal", world.with_process(number, sealing)
+        elif view.rows:
+            rows = (f"sst{number}.{process.attempts}", view.rows)
+            yield "write", world.with_process(number, process._replace(at="publish", held=_packed(rows, view.covered)))
+        else:
+            yield "idle", world.with_process(number, idle)
+
+    def _publish_step(self, process: Process) -> tuple[str, tuple[str, ...], int]:
+        (covered, path), *rows = process.held
+        return path, tuple(row for _, row in rows), covered
+
+    def _publish(
+        self,
+        world: World,
+        number: int,
+        process: Process,
+        given: tuple[str, tuple[str, ...]] | None = None,
+        covered: int = 0,
+        then: Process | None = None,
+        again: Process | None = None,
+    ) -> Iterator[tuple[str, World]]:
+        """List a generation, if the manifest still stands where it was looked at, under the same epoch."""
+        view = process.view
+        assert view is not None
+        if given is None:
+            path, rows, covered = self._publish_step(process)
+            given = (path, rows)
+        next_try = Process(process.role, process.txn, attempts=process.attempts + 1)
+        then, again = then or next_try, again or next_try
+        latest = world.manifest
+        if latest.epoch != view.manifest.epoch or latest.generation != view.manifest.generation:
+            yield "others were faster", world.with_process(number, again)
+            return
+        yield from self._put_manifest(
+            world, number, process, _listed(latest, *given, max(latest.cursor, covered)), then, again
+        )
+
+    def _announce(self, world: World, number: int, process: Process, view: View) -> Iterator[tuple[str, World]]:
+        path = f"bulk{number}.{process.attempts}"
+        mark = Entry(view.manifest.epoch, "b", view.manifest.generation, process.txn, path, view.seen, joint=True)
+        if not self.has(Rule.MARK_BEFORE_BULK):
+            yield from self._publish(
+                world, number, process, (path, (process.txn,)), view.tip, process._replace(at="believe", view=None)
+            )
+            return
+        announcing = process._replace(
+            at="create", position=view.tip + 1, entry=mark, path=path, attempts=process.attempts + 1
+        )
+        yield "announce", world.with_process(number, announcing)
+
+    def _believe(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        yield "acknowledged", _acknowledged(world, number, process)
+
+    def _commit_bulk(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """Commit what we announced; whoever helped may have been faster."""
+        view, entry, latest = process.view, process.entry, world.manifest
+        assert view is not None
+        assert entry is not None
+        again = process._replace(at="start", view=None, entry=None, position=0)
+        if process.path in latest.bulks:
+            yield "acknowledged", _acknowledged(world, number, process)
+            return
+        if latest.epoch != entry.epoch or latest.generation != entry.generation:
+            yield "others were faster", world.with_process(number, again)
+            return
+        made = _listed(latest, process.path, (process.txn,), max(latest.cursor, process.position))
+        known = process._replace(at="believe", view=None, entry=None)
+        if self.has(Rule.BULK_ONE_MARK):
+            yield from self._put_manifest(world, number, process, made, known, process)
+        else:  # an unknown outcome, and it announces the same rows again at once
+            anew = process._replace(at="start", view=None, entry=None, position=0, txn=process.txn)
+            yield from self._put_manifest(world, number, process, made, known, anew)
+
+    # ------------------------------------------------------------------------------------------------------- claiming
+
+    def _claim(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        latest = process.manifest
+        assert latest is not None
+        made = latest._replace(version=latest.version + 1, epoch=latest.epoch + 1)
+        then = process._replace(at="find_tip", manifest=made, view=None, generation=made.epoch)
+        again = process._replace(at="start", view=None, manifest=None)
+        yield from self._put_manifest(world, number, process, made, then, again)
+
+    def _find_tip(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        manifest = process.manifest
+        assert manifest is not None
+        tip = max(world.tip, manifest.cursor)
+        seen = self._map(world, manifest, tip)
+        sentinel = Entry(manifest.epoch, "s", full=seen, joint=not process.is_owner)
+        yield (
+            "look for the tip",
+            world.with_process(number, process._replace(at="sentinel", position=tip + 1, entry=sentinel)),
+        )
+
+    def _sentinel(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        sentinel, met = process.entry, world.at(process.position)
+        assert sentinel is not None
+        if met is not None and met.epoch > sentinel.epoch:
+            yield "fenced", world.with_process(number, self._fenced(process))
+            return
+        if met is not None:
+            full = (sentinel.full or frozenset()) | (met.full or frozenset())
+            full |= {met.txn} if met.txn and met.kind != "b" else frozenset()
+            moved = process._replace(position=process.position + 1, entry=sentinel._replace(full=full))
+            yield "move on", world.with_process(number, moved)
+            return
+        at = "replay" if process.is_owner else "start"
+        then = process._replace(at=at, manifest=None, entry=None)
+        yield from self._put_entry(world, number, process, then, process)
+
+    def _fenced(self, process: Process) -> Process:
+        at = "done" if process.is_owner else "start"
+        return Process(process.role, process.txn, at, attempts=process.attempts)
+
+    # ------------------------------------------------------------------------------------- a writer with a memory
+
+    def _replay(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        manifest = world.manifest
+        if manifest.epoch != process.generation:
+            yield "fenced", world.with_process(number, self._fenced(process))
+            return
+        held = tuple(
+            (entry.generation, entry.txn)
+            for position in range(manifest.cursor + 1, process.position)
+            if (entry := world.at(position)) is not None
+            and entry.kind == "r"
+            and entry.generation >= manifest.generation
+        )
+        at = "put" if process.txn and process.role == "write" else "flush_memory"
+        ready = process._replace(at=at, held=held, position=process.position + 1, view=None)
+        yield "replay", world.with_process(number, ready)
+
+    def _put(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """One row, acknowledged by the put alone: nobody else may append in this epoch."""
+        generation = max([world_generation for world_generation, _ in process.held], default=0)
+        generation = generation or world.manifest.generation
+        entry = Entry(process.generation, "r", generation, process.txn)
+        putting = process._replace(entry=entry)
+        then = process._replace(
+            at="flush_memory", held=(*process.held, (generation, process.txn)), position=process.position + 1
+        )
+        met = world.at(process.position)
+        lost = Process(process.role, process.txn, "done")
+        if met is not None:
+            yield "fenced or poisoned", world.with_process(number, lost)
+            return
+        for what, after in self._put_entry(world, number, putting, then, lost):
+            if what.startswith("create"):
+                after = after._replace(acknowledged=after.acknowledged | {process.txn})
+            yield what, after
+
+    def _flush_memory(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        latest = world.manifest
+        if latest.epoch != process.generation:
+            yield "fenced", world.with_process(number, self._fenced(process))
+            return
+        left = tuple(item for item in process.held if item[0] >= latest.generation)
+        if not left and process.role == "write_bulk" and process.txn not in self._map(world, latest, world.tip):
+            yield "mark", world.with_process(number, self._owners_mark(process, world))
+            return
+        may_close = not left or not self.has(Rule.JOINT_IF_PUBLISHED)
+        if process.undecided and left and not self.has(Rule.JOINT_IF_DECIDED):
+            may_close = True
+        if may_close:
+            mark = Entry(
+                process.generation, "m", full=self._map(world, latest, max(world.tip, latest.cursor)), joint=True
+            )
+            yield "close", world.with_process(number, process._replace(at="leave", entry=mark))
+        if left:
+            generation = left[0][0]
+            rows = tuple(txn for number_, txn in left if number_ == generation)
+            last = max(
+                (
+                    p
+                    for p in range(1, process.position)
+                    if (e := world.at(p)) is not None and e.kind == "r" and e.generation == generation
+                ),
+                default=latest.cursor,
+            )
+            made = _listed(latest, f"w{number}.{process.attempts}", rows, max(last, latest.cursor))
+            retry = process._replace(attempts=process.attempts + 1)
+            yield from self._put_manifest(world, number, process, made, retry, retry)
+
+    def _owners_mark(self, process: Process, world: World) -> Process:
+        path, seen = f"bulk{process.attempts}", self._map(world, world.manifest, world.tip)
+        mark = Entry(process.generation, "b", world.manifest.generation, process.txn, path, seen)
+        return process._replace(at="mark", entry=mark, path=path, attempts=process.attempts + 1)
+
+    def _mark(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        lost = Process(process.role, process.txn, "done")
+        then = process._replace(at="commit_mark", position=process.position + 1)
+        yield from self._put_entry(world, number, process, then, lost)
+
+    def _commit_mark(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """Commit a bulk of an owner. An unknown outcome poisons it; the planted bug marks the same rows once more."""
+        latest, mark = world.manifest, process.entry
+        assert mark is not None
+        lost = Process(process.role, process.txn, "done")
+        if latest.epoch != process.generation:
+            yield "fenced", world.with_process(number, lost)
+        elif latest.generation != mark.generation:
+            yield "it is there", _leaving(world, number, process)
+        else:
+            made = _listed(latest, process.path, (process.txn,), process.position - 1)
+            left = process._replace(at="believe")
+            again = lost if self.has(Rule.BULK_ONE_MARK) else self._owners_mark(process, world)
+            for what, after in self._put_manifest(world, number, process, made, left, again):
+                yield what, (_leaving(after, number, process) if after.processes[number] == left else after)
+
+    def _leave(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        then = Process(process.role, process.txn, "done")
+        yield from self._put_entry(world, number, process, then, then)
+
+    # ------------------------------------------------------------------------------------------------------- promises
+
+    def broken(self, world: World) -> str | None:
+        """The promise that this world breaks, if it does."""
+        manifest = world.manifest
+        visible = [*manifest.base, *(row for _, _, rows in manifest.listed for row in rows)]
+        expected, first = manifest.generation, True
+        for position in range(manifest.cursor + 1, len(world.log) + 1):
+            entry = world.at(position)
+            if entry is None or entry.kind != "r" or entry.generation < manifest.generation:
+                continue
+            visible.append(entry.txn)
+            if not (entry.generation == expected or (entry.generation == expected + 1 and not first)):
+                return f"generation {entry.generation} follows {expected}"
+            expected, first = entry.generation, False
+        if len(set(visible)) != len(visible):
+            return f"doubled: {sorted(visible)}"
+        lost = world.acknowledged - set(visible)
+        if lost:
+            return f"lost: {sorted(lost)}"
+        if any(process.at == "damage" for process in world.processes):
+            return "a hole in the log that stays"
+        return self._broken_feed(world)
+
+    def _broken_feed(self, world: World) -> str | None:
+        for position in range(world.floor + 1, world.manifest.cursor + 1):
+            mark = world.at(position)
+            if mark is not None and mark.kind == "b":
+                counts = self.counts(world, position, mark)
+                if counts != (mark.path in world.manifest.bulks):
+                    return f"the feed {'invents' if counts else 'misses'} {mark.path}"
+        return None
+
+    def counts(self, world: World, position: int, mark: Entry) -> bool:
+        """Whether the feed shows the rows of a mark at or below the cursor (D4)."""
+        manifest = world.manifest
+        listed = {generation: path for generation, path, _ in manifest.listed}
+        if mark.generation in listed:
+            return listed[mark.generation] == mark.path or not self.has(Rule.FEED_LISTED_PATH)
+        for above in range(position + 1, manifest.cursor + 1):
+            entry = world.at(above)
+            if entry is not None and entry.kind in "rb":
+                return entry.generation != mark.generation or not self.has(Rule.FEED_SAME_GENERATION)
+        return True
+
+
+def _packed(rows: tuple[str, tuple[str, ...]], covered: int) -> tuple[tuple[int, str], ...]:
+    path, names = rows
+    return ((covered, path), *((0, name) for name in names))
+
+
+def _listed(latest: Manifest, path: str, rows: tuple[str, ...], cursor: int) -> Manifest:
+    return latest._replace(
+        version=latest.version + 1,
+        cursor=cursor,
+        generation=latest.generation + 1,
+        listed=(*latest.listed, (latest.generation, path, rows)),
+        bulks=latest.bulks | {path},
+    )
+
+
+def _acknowledged(world: World, number: int, process: Process) -> World:
+    done = world.with_process(number, Process(process.role, process.txn, "done"))
+    return done._replace(acknowledged=world.acknowledged | {process.txn})
+
+
+def _leaving(world: World, number: int, process: Process) -> World:
+    """The bulk of an owner is published: it goes on to close."""
+    closing = process._replace(at="flush_memory", entry=None)
+    return world._replace(acknowledged=world.acknowledged | {process.txn}).with_process(number, closing)
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What was walked, and what was found."""
+
+    worlds: int
+    broken: Broken | None = None
+    is_whole: bool = True
+
+
+def explore(scenario: Scenario, left_out: frozenset[Rule] = frozenset(), *, most: int = 1_000_000) -> Walk:
+    """Walk every world of a scenario, the near ones first, up to `most`; stop at the first broken promise."""
+    model = Model(scenario, left_out)
+    first = model.first()
+    came_from: dict[World, tuple[World, str] | None] = {first: None}
+    waiting = deque([first])
+    while waiting:
+        world = waiting.popleft()
+        what = model.broken(world)
+        if what is not None:
+            return Walk(len(came_from), Broken(what, _trace(came_from, world)))
+        for step, after in model.successors(world):
+            if after not in came_from:
+                came_from[after] = (world, step)
+                waiting.append(after)
+        if len(came_from) > most:
+            return Walk(len(came_from), is_whole=False)
+    return Walk(len(came_from))
+
+
+def _trace(came_from: dict[World, tuple[World, str] | None], world: World) -> list[str]:
+    steps = []
+    while (link := came_from[world]) is not None:
+        world, step = link
+        steps.append(step)
+    return steps[::-1]
