@@ -17,6 +17,8 @@ from lance_memwal.errors import (
     UnsupportedFormatError,
     WriterPoisonedError,
 )
+from lance_memwal.feed.checkpoints import Checkpoint
+from lance_memwal.feed.view import TableView
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import WalTailer
@@ -24,6 +26,7 @@ from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
 from lance_memwal.process.cache import set_cache_bytes
 from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.scan import Scan
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.merging import FirstRow, LastWrite
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
 from lance_memwal.shard_writer import ShardWriter
@@ -50,6 +53,7 @@ __all__ = [
     "BTreeIndex",
     "BlobFile",
     "Bucket",
+    "Checkpoint",
     "ClosedError",
     "CollectedError",
     "CompactionPolicy",
@@ -81,10 +85,12 @@ __all__ = [
     "ShardWriter",
     "ShardingField",
     "ShardingSpec",
+    "Snapshot",
     "SsTable",
     "Table",
     "TableReplacedError",
     "TableStats",
+    "TableView",
     "TableWriter",
     "UnavailableError",
     "Unsharded",

@@ -25,7 +25,7 @@ from lance_memwal.lance.manifest import (
 )
 from lance_memwal.store.location import Location
 
-__all__ = ["find_damage", "version_names"]
+__all__ = ["find_damage", "version_names", "version_times"]
 
 _DATA_DIR = "data"
 _FILE_MAGIC = b"LANC"
@@ -38,6 +38,12 @@ def version_names(location: Location, directory: str = "") -> dict[int, str]:
     path = _below(directory, VERSIONS_DIR)
     names = ((parse_version_name(name), f"{path}/{name}") for name in location.store.list_names(path))
     return {version: name for version, name in names if version is not None}
+
+
+def version_times(location: Location) -> dict[int, int]:
+    """When the manifest of every version of the base table was written, in milliseconds since 1970."""
+    found = ((parse_version_name(i.path.rpartition("/")[2]), i.modified_ms) for i in location.store.list(VERSIONS_DIR))
+    return {version: written_ms for version, written_ms in found if version is not None}
 
 
 def find_damage(location: Location, directory: str = "", *, manifest_path: str | None = None) -> MemWalError | None:

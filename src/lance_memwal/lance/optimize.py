@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.damage import version_times
 from lance_memwal.lance.details import INDEX_NAME
-from lance_memwal.lance.manifest import VERSIONS_DIR, Fragment, parse_version_name
+from lance_memwal.lance.manifest import Fragment
 
 __all__ = [
     "Rewritten",
@@ -120,12 +121,9 @@ def rewrite_files(base: BaseTable, chosen: Collection[int]) -> tuple[BaseTable, 
 
 def old_versions(base: BaseTable, before_ms: int) -> list[int]:
     """The versions below `base` that were not the newest one any more at `before_ms`, ascending."""
-    written: dict[int, int] = {}
-    for item in base.location.store.list(VERSIONS_DIR):
-        version = parse_version_name(item.path.rpartition("/")[2])
-        if version is not None and version <= base.version:
-            written[version] = item.modified_ms
-    return [version for version, following in pairwise(sorted(written)) if written[following] <= before_ms]
+    written = version_times(base.location)
+    versions = sorted(version for version in written if version <= base.version)
+    return [version for version, following in pairwise(versions) if written[following] <= before_ms]
 
 
 def remove_versions(base: BaseTable, versions: Sequence[int]) -> int:

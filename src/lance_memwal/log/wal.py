@@ -75,6 +75,7 @@ __all__ = [
     "tags_of",
     "tail_end",
     "tail_positions",
+    "written_ms_at",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -443,6 +444,17 @@ def _footer_at(location: Location, shard_id: str, position: int) -> EntryFooter 
     except ObjectNotFoundError:
         return None
     return decode_entry(data, position, path=path).footer  # no footer, or a map larger than the tail
+
+
+def written_ms_at(location: Location, shard_id: str, position: int) -> int | None:
+    """When an entry was written: what its footer says, else when the store got it; None if it is not there."""
+    footer = _footer_at(location, shard_id, position)
+    if footer is not None and footer.written_ms is not None:
+        return footer.written_ms
+    try:
+        return location.store.head(paths.wal_entry_path(shard_id, position)).modified_ms
+    except ObjectNotFoundError:
+        return None
 
 
 # ------------------------------------------------------------------------------------------------- the reading end

@@ -82,15 +82,15 @@ class Snapshot:
         form, _, rest = text.partition(":")
         if form != _FORM:
             raise UnsupportedFormatError(f"a snapshot of the form {form!r} was made by another version of lance-memwal")
-        tag, version, *shards = rest.split(":")
-        head = _HEAD.fullmatch(f"{tag}:{version}")
-        found = [_SHARD.fullmatch(shard) for shard in shards]
+        parts = rest.split(":")
+        head = _HEAD.fullmatch(":".join(parts[:2]))
+        found = [_SHARD.fullmatch(part) for part in parts[2:]]
         names = [_shard_id(match.group(1)) for match in found if match]
         if head is None or None in found or names != sorted(set(names)):
             raise InvalidInputError(f"the text of a snapshot was cut or changed: {text[:60]!r}")
         numbers = [tuple(map(int, match.groups()[1:])) for match in found if match]
         points = tuple(SnapshotShard(name, *three) for name, three in zip(names, numbers, strict=True))
-        return cls(None if tag == "-" else tag, int(head.group(2)), points)
+        return cls(None if head.group(1) == "-" else head.group(1), int(head.group(2)), points)
 
 
 def is_snapshot_text(text: str) -> bool:

@@ -24,6 +24,10 @@ from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.config import WriterConfig
+from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
+from lance_memwal.feed.moments import Moment
+from lance_memwal.feed.snapshots import snapshot_of
+from lance_memwal.feed.view import TableView
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
@@ -32,6 +36,7 @@ from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import MemTables, Reader
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import Consistency
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.merging import Merge
@@ -308,6 +313,38 @@ class Table:
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""
         return self.scan(filter=filter, consistency=consistency).count_rows()
+
+    # ------------------------------------------------------------------------------------------------------ time
+
+    def snapshot(self) -> Snapshot:
+        """This moment as a small value, which `at` reads later; `str` of it is a text, and `Snapshot.parse` its inverse.
+
+        It has every durable row. What it needs stays for the grace period of `gc`; a checkpoint keeps it for longer.
+        """
+        return self._reader.snapshot()
+
+    def at(self, moment: Moment) -> TableView:
+        """The table as it was: at a snapshot, the name of a checkpoint, a datetime, or a version of the base table.
+
+        Scans, lookups and searches of it give what they gave then; a version of the base table shows exactly what plain
+        Lance shows. `CollectedError` if a part of it is gone.
+        """
+        return TableView(self.location, snapshot_of(self._newest.with_index(), moment))
+
+    def checkpoint_create(self, name: str, *, lifetime: timedelta | None = None) -> Checkpoint:
+        """Keep this moment under a name: collection and clean-up leave all that it needs.
+
+        It ends when it is dropped, or by the first collection after `lifetime`.
+        """
+        return create_checkpoint(self._newest.with_index, self.snapshot, name, lifetime)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints, by name."""
+        return list_checkpoints(self._newest.with_index())
+
+    def checkpoint_drop(self, name: str) -> None:
+        """Forget a checkpoint: collection may have what only it needed."""
+        drop_checkpoint(self._newest.with_index(), name)
 
     # ------------------------------------------------------------------------------------------------------ upkeep
 

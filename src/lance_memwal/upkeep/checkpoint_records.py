@@ -2,26 +2,41 @@
 
 Owns `CheckpointRecord`, the numbered records of `memwal_checkpoints/{name}` (`lance_memwal.store.records`). Invariants:
 
-1. The newest record of a name counts. An active one names a snapshot, everything of which stays until it is dropped, or
-   its lifetime has passed.
-2. A record of another table (one that was here before) says nothing.
+1. The newest record of a name counts. An active one names a snapshot, everything of which stays.
+2. It ends by a record that says so: `dropped`, or `expired`, which collection writes after the lifetime and before it passes.
+3. A record of another table (one that was here before) says nothing.
+4. A tag of Lance, `memwal-<name>`, keeps the base version from clean-ups that know nothing of records. The record comes first
+   and goes first: a tag without an active record is left over, and an active record without a tag gets it again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from lance_memwal.clock import Clock
+from lance_memwal.crash_points import reach
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.records import Record, Records
 
-__all__ = ["CheckpointRecord", "CheckpointState", "checkpoint_record", "checkpoint_records", "read_checkpoints"]
+__all__ = [
+    "CheckpointRecord",
+    "CheckpointState",
+    "checkpoint_record",
+    "read_checkpoints",
+    "tidy_checkpoints",
+    "write_checkpoint",
+]
 
-CheckpointState = Literal["active", "dropped"]
-_STATES = ("active", "dropped")
+CheckpointState = Literal["active", "dropped", "expired"]
+_LOG = logging.getLogger(__name__)
+_STATES = ("active", "dropped", "expired")
+_TAG = "memwal-"
 _FORMAT = 1
 
 
@@ -51,29 +66,79 @@ class CheckpointRecord:
             "by": self.by,
         }
 
-    def is_active(self, table_id: str | None, now_ms: int) -> bool:
+    def is_active(self, table_id: str | None) -> bool:
         """Whether what it names must stay for this table."""
-        lives = self.expires_ms is None or now_ms < self.expires_ms
-        return self.state == "active" and self.table_id == table_id and lives
+        return self.state == "active" and self.table_id == table_id
+
+    def is_too_old(self, now_ms: int) -> bool:
+        """Whether its lifetime has passed."""
+        return self.expires_ms is not None and now_ms >= self.expires_ms
 
 
-def checkpoint_records(location: Location, name: str) -> Records:
-    """The records of one checkpoint."""
+def _records(location: Location, name: str) -> Records:
     return Records(location.store, paths.record_dir(paths.CHECKPOINTS_DIR, name))
 
 
 def checkpoint_record(location: Location, name: str) -> CheckpointRecord | None:
     """The record of this name that counts, whatever it says; None if there is none."""
-    records = checkpoint_records(location, name)
+    records = _records(location, name)
     newest = records.newest()
     return None if newest is None else _parse(name, newest, paths.record_path(records.directory, newest.number))
 
 
-def read_checkpoints(location: Location, table_id: str | None, now_ms: int) -> list[CheckpointRecord]:
+def read_checkpoints(location: Location, table_id: str | None) -> list[CheckpointRecord]:
     """The active checkpoints of the table, by name."""
     names = sorted(location.store.list_names(paths.CHECKPOINTS_DIR))
     found = (checkpoint_record(location, name) for name in names)
-    return [record for record in found if record is not None and record.is_active(table_id, now_ms)]
+    return [record for record in found if record is not None and record.is_active(table_id)]
+
+
+def write_checkpoint(base: BaseTable, record: CheckpointRecord) -> bool:
+    """Create a record, and make the tag agree with it; False if somebody else was faster. `base` is the newest version."""
+    if not _records(base.location, record.name).create(record.number, record.value):
+        return False
+    reach("checkpoint.after_record")
+    _set_tag(base, record.name, record.snapshot.base_version if record.state == "active" else None)
+    return True
+
+
+def tidy_checkpoints(base: BaseTable, clock: Clock) -> None:
+    """Let checkpoints end whose lifetime has passed, and make tags agree with records; `base` is the newest version."""
+    tags = _tags(base)  # before the records: whatever is tagged has its record by then
+    active = {record.name: record for record in read_checkpoints(base.location, base.table_id)}
+    for record in list(active.values()):
+        if record.is_too_old(clock.now_ms()):
+            ended = replace(record, number=record.number + 1, state="expired", by=clock.uuid4())
+            if write_checkpoint(base, ended):
+                del active[record.name]
+                tags.pop(record.name, None)
+    for name in tags.keys() | active.keys():
+        wanted = active[name].snapshot.base_version if name in active else None
+        if tags.get(name) != wanted:
+            _set_tag(base, name, wanted)
+
+
+def _tags(base: BaseTable) -> dict[str, int]:
+    """The versions that our tags name, by the names of checkpoints."""
+    with lance_errors("listing the tags of the base table"):
+        tags = base.handle().tags.list()
+    return {name[len(_TAG) :]: int(tag["version"]) for name, tag in tags.items() if name.startswith(_TAG)}
+
+
+def _set_tag(base: BaseTable, name: str, version: int | None) -> None:
+    """Let the tag of a checkpoint be at this version, or be gone; a version that is gone cannot have one."""
+    tags, tag, known = base.handle().tags, f"{_TAG}{name}", _tags(base).get(name)
+    try:
+        with lance_errors("tagging the base version of a checkpoint"):
+            if version is None:
+                if known is not None:
+                    tags.delete(tag)
+            elif known is None:
+                tags.create(tag, version)
+            else:
+                tags.update(tag, version)
+    except InvalidInputError as error:  # others were faster, or the version was removed, which whoever reads it finds
+        _LOG.info("a tag was not set [tag=%s]: %s", tag, error)
 
 
 def _parse(name: str, record: Record, path: str) -> CheckpointRecord:

@@ -50,6 +50,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.checkpoint_records import tidy_checkpoints
 from lance_memwal.upkeep.pins import Pins, read_pins
 from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem
 from lance_memwal.upkeep.verify import ShardFindings, inspect_shard
@@ -106,7 +107,9 @@ class Collector:
         base.need_details()  # else nothing can be proven dead
         watch = TableWatch(base, self._clock)
         started = self._clock.monotonic()
-        pins = read_pins(base, self._clock)
+        if not dry_run:
+            tidy_checkpoints(base, self._clock)
+        pins = read_pins(base)
         if optimize_indices and not dry_run:
             optimize_indexes(self._newest_base())  # where others are faster, `waiting` tells
         if not dry_run:
@@ -292,7 +295,7 @@ class Collector:
         if not still:
             return []
         self._raise_floor(shard_id, still, shard.witness)
-        pins = read_pins(watch.look(), self._clock)
+        pins = read_pins(watch.look())
         still = [item for item in still if not _is_pinned(item, shard_id, pins)]
         if any(item.kind == "manifest" for item in still):
             self._write_hint(shard_id, newest.version)

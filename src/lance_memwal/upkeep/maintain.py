@@ -38,6 +38,7 @@ from lance_memwal.lance.optimize import (
     rewrite_files,
 )
 from lance_memwal.sstable.maintained import with_names
+from lance_memwal.upkeep.checkpoint_records import tidy_checkpoints
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
 from lance_memwal.upkeep.reports import FlushReport, GcReport, MaintenanceReport
@@ -173,7 +174,8 @@ class Maintenance:
     def _remove_versions(self, keep_for: timedelta) -> int:
         base = self._watch.look()
         before_ms = self._clock.now_ms() - int(keep_for.total_seconds() * 1000)
-        pinned = read_pins(base, self._clock).base_versions
+        tidy_checkpoints(base, self._clock)
+        pinned = read_pins(base).base_versions
         return remove_versions(base, [version for version in old_versions(base, before_ms) if version not in pinned])
 
     def _collect(self, grace_seconds: float) -> GcReport:

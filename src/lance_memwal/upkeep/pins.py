@@ -19,7 +19,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.marks import compacted
@@ -84,10 +83,10 @@ def pinned_versions(base: BaseTable) -> frozenset[int]:
     return frozenset({base.version, *(int(tag["version"]) for tag in tags.values())})
 
 
-def read_pins(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> Pins:
+def read_pins(base: BaseTable) -> Pins:
     """All that must stay now; `base` is the newest version."""
     consumers = ConsumerFloors.of(read_consumers(base.location, base.table_id))
-    snapshots = _pinned_snapshots(base, consumers, clock)
+    snapshots = _pinned_snapshots(base, consumers)
     shards: dict[str, ShardPins] = {}
     for snapshot in snapshots:
         for shard_id, pins in _pins_of(base, snapshot):
@@ -96,14 +95,14 @@ def read_pins(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> Pins:
     return Pins(versions, shards, consumers)
 
 
-def is_pinned(base: BaseTable, snapshot: Snapshot, clock: Clock = SYSTEM_CLOCK) -> bool:
+def is_pinned(base: BaseTable, snapshot: Snapshot) -> bool:
     """Whether a checkpoint or a consumer keeps everything that `snapshot` needs; `base` is any version of the table."""
     consumers = ConsumerFloors.of(read_consumers(base.location, base.table_id))
-    return any(snapshot.is_part_of(pinned) for pinned in _pinned_snapshots(base, consumers, clock))
+    return any(snapshot.is_part_of(pinned) for pinned in _pinned_snapshots(base, consumers))
 
 
-def _pinned_snapshots(base: BaseTable, consumers: ConsumerFloors, clock: Clock) -> frozenset[Snapshot]:
-    named = (record.snapshot for record in read_checkpoints(base.location, base.table_id, clock.now_ms()))
+def _pinned_snapshots(base: BaseTable, consumers: ConsumerFloors) -> frozenset[Snapshot]:
+    named = (record.snapshot for record in read_checkpoints(base.location, base.table_id))
     return frozenset(named).union(map(Snapshot.parse, consumers.snapshots))
 
 

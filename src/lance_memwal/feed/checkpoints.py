@@ -1,0 +1,121 @@
+"""Named moments: a checkpoint keeps all that its snapshot needs until it is dropped, or its lifetime has passed.
+
+Owns `Checkpoint` and the verbs; the records are those of `lance_memwal.upkeep.checkpoint_records`. Invariants:
+
+1. A checkpoint that was created is whole: its record was written first, and the floors, looked at after that, had not passed
+   its snapshot. Otherwise a new snapshot is taken.
+2. A name is a name: it cannot be taken for a snapshot, a version or a time, and Lance takes it for a tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import CollectedError, ConflictError, InvalidInputError
+from lance_memwal.feed.moments import is_plain_name
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.log.table_ids import for_writing
+from lance_memwal.read.rebuilt import base_of, check_whole
+from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.store.paths import check_record_name
+from lance_memwal.upkeep.checkpoint_records import (
+    CheckpointRecord,
+    checkpoint_record,
+    read_checkpoints,
+    write_checkpoint,
+)
+
+__all__ = ["Checkpoint", "checkpoint_of", "create_checkpoint", "drop_checkpoint", "list_checkpoints"]
+
+_MAX_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A named moment of a table; `expires` is None for one that stays until it is dropped."""
+
+    name: str
+    snapshot: Snapshot
+    created: datetime
+    expires: datetime | None = None
+
+    @classmethod
+    def of(cls, record: CheckpointRecord) -> Checkpoint:
+        """What an active record says."""
+        expires = None if record.expires_ms is None else _time(record.expires_ms)
+        return cls(record.name, record.snapshot, _time(record.created_ms), expires)
+
+
+def create_checkpoint(
+    newest: Callable[[], BaseTable],
+    take: Callable[[], Snapshot],
+    name: str,
+    lifetime: timedelta | None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Checkpoint:
+    """A checkpoint of the table as it is now; `take` gives a snapshot of that."""
+    _check_name(name)
+    if lifetime is not None and (not isinstance(lifetime, timedelta) or lifetime <= timedelta(0)):
+        raise InvalidInputError("lifetime must be a timedelta above 0, or None for one that stays until it is dropped")
+    base = for_writing(newest(), clock)  # records are known by the table's id
+    known = checkpoint_record(base.location, name)
+    if known is not None and known.is_active(base.table_id):
+        raise InvalidInputError(f"there is a checkpoint {name!r} already: drop it first, or choose another name")
+    number = 0 if known is None else known.number
+    for _ in range(_MAX_TRIES):
+        now_ms, snapshot, number = clock.now_ms(), take(), number + 1
+        expires_ms = None if lifetime is None else now_ms + int(lifetime.total_seconds() * 1000)
+        by = clock.uuid4()
+        record = CheckpointRecord(name, number, "active", base.table_id, snapshot, now_ms, expires_ms, by)
+        if not write_checkpoint(newest(), record):
+            raise ConflictError(f"somebody else creates or drops the checkpoint {name!r} right now; retry")
+        try:
+            check_whole(base_of(base.location, snapshot), snapshot, lambda *_: False)  # it may be pinned too late
+        except CollectedError:  # collection did not see the record: begin again with what there is now
+            continue
+        return Checkpoint.of(record)
+    raise ConflictError(f"collection was faster than the checkpoint {name!r}, {_MAX_TRIES} times; retry")
+
+
+def list_checkpoints(base: BaseTable) -> list[Checkpoint]:
+    """The checkpoints of the table, by name."""
+    return [Checkpoint.of(record) for record in read_checkpoints(base.location, base.table_id)]
+
+
+def checkpoint_of(base: BaseTable, name: str) -> Checkpoint:
+    """The checkpoint of this name; `CollectedError` if it has expired, `InvalidInputError` if there is none."""
+    record = checkpoint_record(base.location, check_record_name(name))
+    if record is not None and record.is_active(base.table_id):
+        return Checkpoint.of(record)
+    if record is not None and record.state == "expired" and record.table_id == base.table_id:
+        raise CollectedError(f"the lifetime of the checkpoint {name!r} has passed, and what it kept may be gone")
+    known = ", ".join(record.name for record in read_checkpoints(base.location, base.table_id)) or "none"
+    raise InvalidInputError(f"there is no checkpoint {name!r}; known: {known}")
+
+
+def drop_checkpoint(base: BaseTable, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Let collection have what only this checkpoint keeps; `base` is the newest version."""
+    checkpoint_of(base, name)
+    record = checkpoint_record(base.location, name)
+    if record is None:
+        raise ConflictError(f"the records of the checkpoint {name!r} were removed meanwhile")
+    ended = replace(record, number=record.number + 1, state="dropped", by=clock.uuid4())
+    if not write_checkpoint(base, ended):
+        raise ConflictError(f"somebody else creates or drops the checkpoint {name!r} right now; retry")
+
+
+def _check_name(name: str) -> None:
+    check_record_name(name)
+    if ".." in name or name.endswith((".", ".lock")):
+        raise InvalidInputError(
+            f"Lance takes no tag of that name: no '..', and no '.' or '.lock' at the end of {name!r}"
+        )
+    if not is_plain_name(name):
+        raise InvalidInputError(f"{name!r} would be read as a version or a time: choose a name with another beginning")
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,0 +1,358 @@
+"""Checkpoints: what one needs stays, whatever collection and clean-up do; without one there is an error, never a wrong answer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.feed.checkpoints import create_checkpoint, drop_checkpoint
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.log.floor import Floor
+from lance_memwal.read.snapshot import SnapshotShard
+from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.upkeep.gc import Collector
+from lance_memwal.upkeep.pins import read_pins
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+SHARD = mw.shard_id_for(mw.Unsharded())
+HOUR = timedelta(hours=1)
+NOW = timedelta(0)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    """Row 1 in the base table, 2 in an SSTable, 3 in the log alone."""
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    put(table, [1])
+    table.compact()
+    put(table, [2])
+    put(table, [3], flush=False)
+    return table
+
+
+def put(table: mw.Table, numbers: list[int], value: str = "old", *, flush: bool = True) -> None:
+    writer = table.shard_writer(SHARD)
+    writer.put(pa.table({"id": numbers, "v": [value] * len(numbers)}, schema=SCHEMA))
+    writer.close() if flush else writer.abort()
+
+
+@contextmanager
+def watched(handler: Callable[[str], None]) -> Iterator[None]:
+    """Tell `handler` of every point that is reached."""
+    crash_points.install(handler)
+    try:
+        yield
+    finally:
+        crash_points.install(None)
+
+
+def rows(view: mw.Table | mw.TableView) -> dict[int, str]:
+    found = view.scan().to_table()
+    return dict(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+
+
+def live_on(table: mw.Table, times: int = 4) -> None:
+    """Everything that a moment needs is superseded, compacted, trimmed and collected."""
+    for number in range(times):
+        put(table, [1, 2, 3, 10 + number], "new")
+        table.compact()
+    table.maintain(versions=NOW, grace_seconds=0)
+
+
+THEN = {1: "old", 2: "old", 3: "old"}
+
+
+def test_a_checkpoint_keeps_its_moment(table: mw.Table) -> None:
+    made = table.checkpoint_create("before-import")
+    live_on(table)
+    assert rows(table.at("before-import")) == THEN
+    assert rows(table.at(made.snapshot)) == THEN
+    assert table.at("before-import").get(3) == {"id": 3, "v": "old"}
+    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["before-import"]
+    assert table.verify().ok
+
+
+def test_what_a_dropped_checkpoint_kept_goes(table: mw.Table) -> None:
+    snapshot = table.checkpoint_create("a").snapshot
+    live_on(table)
+    kept = table.gc(grace_seconds=0).objects_left
+    table.checkpoint_drop("a")
+    assert table.checkpoints() == []
+    table.maintain(versions=NOW, grace_seconds=0)
+    assert table.gc(grace_seconds=0).objects_left < kept
+    assert lance.dataset(table.uri).tags.list() == {}
+    with pytest.raises(mw.InvalidInputError, match="no checkpoint 'a'"):
+        table.at("a")
+    with pytest.raises(mw.CollectedError):
+        table.at(snapshot).count_rows()
+    assert table.checkpoint_create("a").snapshot == table.snapshot()
+
+
+def test_a_snapshot_without_a_name_lives_for_the_grace_period(table: mw.Table) -> None:
+    snapshot = table.snapshot()
+    for number in range(4):
+        put(table, [1, 2, 3, 10 + number], "new")
+        table.compact()
+    table.maintain(versions=HOUR, grace_seconds=3600)
+    assert rows(table.at(snapshot)) == THEN
+    table.gc(grace_seconds=0)
+    with pytest.raises(mw.CollectedError):
+        table.at(snapshot)
+
+
+def test_several_checkpoints_keep_what_each_needs(table: mw.Table) -> None:
+    moments = {}
+    for number in range(5):
+        moments[f"c{number}"] = rows(table)
+        table.checkpoint_create(f"c{number}")
+        put(table, [1, 20 + number], f"v{number}", flush=number % 2 == 0)
+        table.compact()
+        table.gc(grace_seconds=0)
+    live_on(table)
+    for name, then in moments.items():
+        assert rows(table.at(name)) == then
+    for name in ("c1", "c3"):
+        table.checkpoint_drop(name)
+    live_on(table)
+    assert {name: rows(table.at(name)) for name in ("c0", "c2", "c4")} == {n: moments[n] for n in ("c0", "c2", "c4")}
+
+
+def test_a_part_of_a_checkpoint_is_kept_with_it(table: mw.Table) -> None:
+    earlier = table.snapshot()
+    put(table, [4], flush=False)
+    table.checkpoint_create("later")
+    live_on(table)
+    later = table.at("later").snapshot
+    same_manifest = {s.shard_id: s.manifest_version for s in earlier.shards} == {
+        s.shard_id: s.manifest_version for s in later.shards
+    }
+    if same_manifest:
+        assert rows(table.at(earlier)) == THEN
+    else:
+        with pytest.raises(mw.CollectedError):
+            table.at(earlier)
+
+
+def test_lances_own_clean_up_leaves_a_checkpoint(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    put(table, [1], "new")
+    table.compact()
+    with pytest.raises(OSError, match="tagged"):
+        lance.dataset(table.uri).cleanup_old_versions(older_than=NOW, delete_unverified=True)
+    lance.dataset(table.uri).cleanup_old_versions(
+        older_than=NOW, delete_unverified=True, error_if_tagged_old_versions=False
+    )
+    assert rows(table.at("a")) == THEN
+
+
+def test_a_checkpoint_whose_version_somebody_removed_says_so(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    lance.dataset(table.uri).tags.delete("memwal-a")
+    put(table, [1], "new")
+    table.compact()
+    lance.dataset(table.uri).cleanup_old_versions(older_than=NOW, delete_unverified=True)
+    with pytest.raises(mw.CollectedError):
+        table.at("a")
+    table.gc(grace_seconds=0)
+    assert table.count_rows() == 3
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+
+
+def test_a_name_is_taken_until_it_is_dropped(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    with pytest.raises(mw.InvalidInputError, match="already"):
+        table.checkpoint_create("a")
+    table.checkpoint_drop("a")
+    table.checkpoint_create("a")
+    with pytest.raises(mw.InvalidInputError, match="known: a"):
+        table.checkpoint_drop("b")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "..", "a..b", "a.", "a.lock", "12", "2026-01-01", "20260101T10", "memwal1:x", 7]
+)
+def test_a_name_with_another_meaning_is_refused(table: mw.Table, name: str) -> None:
+    with pytest.raises(mw.InvalidInputError):
+        table.checkpoint_create(name)
+    assert table.checkpoints() == []
+
+
+@pytest.mark.parametrize("lifetime", [NOW, timedelta(seconds=-1), 5])
+def test_a_lifetime_is_a_span_of_time(table: mw.Table, lifetime: timedelta) -> None:
+    with pytest.raises(mw.InvalidInputError):
+        table.checkpoint_create("a", lifetime=lifetime)
+
+
+def test_a_checkpoint_of_a_table_that_was_here_before_is_none(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    kept = Path(table.uri).with_name("kept")
+    shutil.move(Path(table.uri) / paths.CHECKPOINTS_DIR, kept)
+    shutil.rmtree(table.uri)
+    anew = mw.create_table(table.uri, SCHEMA, primary_key="id")
+    shutil.move(kept, Path(table.uri) / paths.CHECKPOINTS_DIR)
+    assert anew.checkpoints() == []
+    with pytest.raises(mw.InvalidInputError):
+        anew.at("a")
+    anew.checkpoint_create("a")
+    assert rows(anew.at("a")) == {}
+
+
+# ------------------------------------------------------------------------------------------------------------- expiry
+
+
+def test_a_checkpoint_ends_with_the_first_collection_after_its_lifetime(table: mw.Table) -> None:
+    clock = SkippingClock()
+    base = BaseTable.need(resolve(table.uri))
+    made = create_checkpoint(lambda: base, table.snapshot, "a", HOUR, clock)
+    assert made.expires is not None
+    assert made.expires - made.created == HOUR
+    put(table, [1, 2, 3], "new")
+    table.compact()
+    clock.sleep(3500)
+    Collector(table.location, lambda: table.base, clock).run(grace_seconds=0)
+    assert rows(table.at("a")) == THEN
+    clock.sleep(200)
+    Collector(table.location, lambda: table.base, clock).run(grace_seconds=0)
+    assert table.checkpoints() == []
+    assert lance.dataset(table.uri).tags.list() == {}
+    with pytest.raises(mw.CollectedError, match="lifetime"):
+        table.at("a")
+    table.checkpoint_create("a")
+    assert rows(table.at("a")) == {1: "new", 2: "new", 3: "new"}
+
+
+# ---------------------------------------------------------------------------------------------------- crashes and races
+
+
+def test_a_crash_between_record_and_tag_loses_nothing(table: mw.Table) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(point: str) -> None:
+        if point == "checkpoint.after_record":
+            raise Crash
+
+    with watched(crash), pytest.raises(Crash):
+        table.checkpoint_create("a")
+    assert lance.dataset(table.uri).tags.list() == {}
+    put(table, [1], "new")
+    table.compact()
+    table.gc(grace_seconds=0)
+    assert set(lance.dataset(table.uri).tags.list()) == {"memwal-a"}, "collection puts the tag where it belongs"
+    live_on(table)
+    assert rows(table.at("a")) == THEN
+
+
+def test_a_tag_that_was_left_over_goes(table: mw.Table) -> None:
+    lance.dataset(table.uri).tags.create("memwal-gone", 1)
+    lance.dataset(table.uri).tags.create("mine", 1)
+    table.gc(grace_seconds=0)
+    assert set(lance.dataset(table.uri).tags.list()) == {"mine"}
+
+
+@pytest.mark.parametrize(
+    "point", ["gc.proposed", "gc.before_floor", "gc.after_floor", "gc.before_entry", "gc.before_sstable"]
+)
+def test_a_checkpoint_that_is_made_while_collection_runs_is_whole(table: mw.Table, point: str) -> None:
+    """At any moment of a collection; the snapshot may be from before it began."""
+    early = table.snapshot()
+    taken: list[mw.Snapshot] = []
+    put(table, [1, 2, 3], "new")
+    table.compact()
+    now = rows(table)
+
+    def take() -> mw.Snapshot:
+        taken.append(early if not taken else table.snapshot())
+        return taken[-1]
+
+    reached: list[mw.Checkpoint] = []
+
+    def create(at: str) -> None:
+        if at == point and not reached:
+            reached.append(create_checkpoint(lambda: table.base, take, "a", None))
+
+    with watched(create):
+        table.gc(grace_seconds=0)
+    assert reached, "the collection had nothing to do"
+    live_on(table)
+    assert rows(table.at("a")) == (THEN if reached[0].snapshot == early else now)
+    assert (reached[0].snapshot == early) == (point in ("gc.proposed", "gc.before_floor"))
+
+
+def test_an_object_that_came_late_into_an_emptied_slot_is_no_answer(table: mw.Table) -> None:
+    snapshot = table.snapshot()
+    (shard,) = snapshot.shards
+    saved = {p: table.location.store.get(p) for p in _needed(shard)}
+    put(table, [1, 2, 3], "new")
+    for number in range(4):
+        put(table, [10 + number], "new")
+    table.compact()
+    table.gc(grace_seconds=0)
+    assert Floor(table.location, SHARD).manifest() > shard.manifest_version
+    for path, data in saved.items():  # as a writer that slept through it might
+        if path not in {item.path for item in table.location.store.list(paths.shard_dir(SHARD))}:
+            table.location.store.put(path, data)
+    with pytest.raises(mw.CollectedError):
+        table.at(snapshot)
+
+
+def _needed(shard: SnapshotShard) -> list[str]:
+    entries = [paths.wal_entry_path(SHARD, position) for position in range(shard.cursor + 1, shard.tip + 1)]
+    return [paths.manifest_path(SHARD, shard.manifest_version), *entries]
+
+
+def test_two_who_create_one_name_do_not_both_win(table: mw.Table) -> None:
+    outcome: list[str] = []
+
+    def take() -> mw.Snapshot:
+        if not outcome:
+            outcome.append("first")
+            table.checkpoint_create("a")
+        return table.snapshot()
+
+    with pytest.raises(mw.ConflictError):
+        create_checkpoint(lambda: table.base, take, "a", None)
+    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["a"]
+
+
+def test_a_record_that_is_damaged_stops_collection_before_it_removes_anything(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "1.json").write_text('{"format": 1}')
+    put(table, [1], "new")
+    table.compact()
+    before = {item.path for item in table.location.store.list(paths.MEM_WAL_DIR)}
+    with pytest.raises(mw.CorruptDataError, match=r"checkpoints/a/1\.json"):
+        table.gc(grace_seconds=0)
+    assert before <= {item.path for item in table.location.store.list(paths.MEM_WAL_DIR)}
+
+
+def test_pins_name_what_a_checkpoint_needs(table: mw.Table) -> None:
+    assert read_pins(table.base).shards == {}
+    snapshot = table.checkpoint_create("a").snapshot
+    pins = read_pins(table.base)
+    (shard,) = snapshot.shards
+    kept = pins.of(SHARD)
+    assert snapshot.base_version in pins.base_versions
+    assert kept.oldest_manifest == shard.manifest_version
+    assert len(kept.sstables) == 1, "of the two generations one is in the base table"
+    assert [kept.keeps_entry(p) for p in (shard.cursor, shard.cursor + 1, shard.tip, shard.tip + 1)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    drop_checkpoint(table.base, "a")
+    assert read_pins(table.base).shards == {}
