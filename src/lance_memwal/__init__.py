@@ -1,54 +1,67 @@
-"""lance-memwal: an LSM write path for Lance tables. `import lance_memwal as mw`."""
+"""lance-memwal: an LSM write path for Lance tables. `import lance_memwal as mw`.
 
-from lance_memwal.compact.policy import CompactionPolicy
-from lance_memwal.compact.reports import CompactionReport
-from lance_memwal.config import WriterConfig
-from lance_memwal.errors import (
-    ClosedError,
-    CollectedError,
-    ConflictError,
-    CorruptDataError,
-    FencedError,
-    InvalidInputError,
-    MemWalError,
-    SearchIncompleteWarning,
-    TableReplacedError,
-    UnavailableError,
-    UnsupportedFormatError,
-    WriterPoisonedError,
-)
-from lance_memwal.feed.checkpoints import Checkpoint
-from lance_memwal.feed.view import TableView
-from lance_memwal.lance.details import MemWalDetails
-from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer
-from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
-from lance_memwal.process.cache import set_cache_bytes
-from lance_memwal.read.blobs import BlobFile
-from lance_memwal.read.scan import Scan
-from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.rows.merging import FirstRow, LastWrite
-from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
-from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.table import Table, create_table, enable, open_table
-from lance_memwal.table_writer import TableWriter
-from lance_memwal.types import ShardingField, ShardingSpec, ShardManifest, ShardStatus, SsTable, WalEntry
-from lance_memwal.upkeep.reports import (
-    FlushReport,
-    GcReport,
-    MaintenanceReport,
-    Problem,
-    RepairReport,
-    SettleReport,
-    ShardInfo,
-    TableStats,
-    VerifyReport,
-)
-from lance_memwal.write.appender import WalAppender
-from lance_memwal.write.results import WriteResult
-from lance_memwal.write.writes import Ack
+Nothing is loaded at import: a name is, when it is used first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from lance_memwal import polars
+    from lance_memwal.compact.policy import CompactionPolicy
+    from lance_memwal.compact.reports import CompactionReport
+    from lance_memwal.config import WriterConfig
+    from lance_memwal.errors import (
+        ClosedError,
+        CollectedError,
+        ConflictError,
+        CorruptDataError,
+        FencedError,
+        InvalidInputError,
+        MemWalError,
+        SearchIncompleteWarning,
+        TableReplacedError,
+        UnavailableError,
+        UnsupportedFormatError,
+        WriterPoisonedError,
+    )
+    from lance_memwal.feed.checkpoints import Checkpoint
+    from lance_memwal.feed.view import TableView
+    from lance_memwal.lance.details import MemWalDetails
+    from lance_memwal.log.manifest import ShardManifestStore
+    from lance_memwal.log.wal import WalTailer
+    from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
+    from lance_memwal.process.cache import set_cache_bytes
+    from lance_memwal.read.blobs import BlobFile
+    from lance_memwal.read.scan import Scan
+    from lance_memwal.read.snapshot import Snapshot
+    from lance_memwal.rows.merging import FirstRow, LastWrite
+    from lance_memwal.rows.sharding import Bucket, Identity, Manual, Unsharded, route, shard_id_for
+    from lance_memwal.shard_writer import ShardWriter
+    from lance_memwal.table import Table, create_table, enable, from_lancedb, open_table
+    from lance_memwal.table_writer import TableWriter
+    from lance_memwal.types import ShardingField, ShardingSpec, ShardManifest, ShardStatus, SsTable, WalEntry
+    from lance_memwal.upkeep.reports import (
+        FlushReport,
+        GcReport,
+        MaintenanceReport,
+        Problem,
+        RepairReport,
+        SettleReport,
+        ShardInfo,
+        TableStats,
+        VerifyReport,
+    )
+    from lance_memwal.write.appender import WalAppender
+    from lance_memwal.write.results import WriteResult
+    from lance_memwal.write.writes import Ack
+
+__version__ = "0.1.0"
 
 __all__ = [
+    "__version__",
     "Ack",
     "BTreeIndex",
     "BlobFile",
@@ -104,8 +117,102 @@ __all__ = [
     "WriterPoisonedError",
     "create_table",
     "enable",
+    "from_lancedb",
     "open_table",
+    "polars",
     "route",
     "set_cache_bytes",
     "shard_id_for",
 ]
+
+_HOMES: Final = {
+    "compact.policy": ("CompactionPolicy",),
+    "compact.reports": ("CompactionReport",),
+    "config": ("WriterConfig",),
+    "errors": (
+        "ClosedError",
+        "CollectedError",
+        "ConflictError",
+        "CorruptDataError",
+        "FencedError",
+        "InvalidInputError",
+        "MemWalError",
+        "SearchIncompleteWarning",
+        "TableReplacedError",
+        "UnavailableError",
+        "UnsupportedFormatError",
+        "WriterPoisonedError",
+    ),
+    "feed.checkpoints": ("Checkpoint",),
+    "feed.view": ("TableView",),
+    "lance.details": ("MemWalDetails",),
+    "log.manifest": ("ShardManifestStore",),
+    "log.wal": ("WalTailer",),
+    "memtable.index": (
+        "BTreeIndex",
+        "FtsIndex",
+        "HnswIndex",
+    ),
+    "process.cache": ("set_cache_bytes",),
+    "read.blobs": ("BlobFile",),
+    "read.scan": ("Scan",),
+    "read.snapshot": ("Snapshot",),
+    "rows.merging": (
+        "FirstRow",
+        "LastWrite",
+    ),
+    "rows.sharding": (
+        "Bucket",
+        "Identity",
+        "Manual",
+        "Unsharded",
+        "route",
+        "shard_id_for",
+    ),
+    "shard_writer": ("ShardWriter",),
+    "table": (
+        "Table",
+        "create_table",
+        "enable",
+        "from_lancedb",
+        "open_table",
+    ),
+    "table_writer": ("TableWriter",),
+    "types": (
+        "ShardingField",
+        "ShardingSpec",
+        "ShardManifest",
+        "ShardStatus",
+        "SsTable",
+        "WalEntry",
+    ),
+    "upkeep.reports": (
+        "FlushReport",
+        "GcReport",
+        "MaintenanceReport",
+        "Problem",
+        "RepairReport",
+        "SettleReport",
+        "ShardInfo",
+        "TableStats",
+        "VerifyReport",
+    ),
+    "write.appender": ("WalAppender",),
+    "write.results": ("WriteResult",),
+    "write.writes": ("Ack",),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "polars":
+        return importlib.import_module("lance_memwal.polars")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'lance_memwal' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"lance_memwal.{_HOME_OF[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

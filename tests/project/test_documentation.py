@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+import lance_memwal
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -106,11 +108,10 @@ def test_every_guarantee_has_a_number_of_its_own() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert metadata.version("lance-memwal") == project["version"]
+    assert metadata.version("lance-memwal") == lance_memwal.__version__
     first = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert first is not None
-    assert first.group(1) in {"Unreleased", project["version"]}
+    assert first.group(1) in {"Unreleased", lance_memwal.__version__}
 
 
 def test_constraints_are_exact_and_name_nothing_but_versions() -> None:

@@ -126,6 +126,13 @@ def expressions() -> list[pc.Expression]:
         found += [field == value, ~(field == value), field > value, ~(field <= value), field.is_null(), field != field]
         found += [field.isin([value]), ~field.isin([value]), field.isin([value, None]), field.isin([value]).is_null()]
         found += [(field == value) | (pc.field("id") > 20), (field == value) & pc.field("b"), field.isin([None])]
+        found += [(field == value) & pc.field("i64").isin([0, 1]), field.isin([value]) & (pc.field("id") >= 3)]
+        listed = field.isin([value, column.values[-1]])
+        found += [
+            pc.if_else(field.is_valid(), listed, pa.scalar(None, pa.bool_())),
+            pc.if_else(field.is_valid(), ~listed, True),
+        ]
+        found += [(field == value) | (field == column.values[-1]) | field.isin([value]), pc.scalar(value) < field]
     number = pc.field("i8")
     return [*found, number + 1 > 1, number * 2 == 10, number > 1.5, number == pc.field("i64"), pc.field("f64") > 0]
 

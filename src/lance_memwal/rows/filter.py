@@ -7,6 +7,7 @@ literals, fields of null structs, JSON, names and quotes. Invariants:
 1. The same filter selects the same rows in memory, in an SSTable and in the base table. A pyarrow expression means
    what pyarrow makes of it: Lance is told it only where it is known to read it alike.
 2. Lance is told what `pushdown` returns, and nothing else; what it was not told is applied to the rows that it returns.
+   Of an expression that it does not read alike it is told what the expression demands of columns.
 3. A filter names columns of the table only. What Lance would add (`_rowid`) differs from tier to tier.
 4. Rows keep their order.
 5. A filter that cannot be read is an `InvalidInputError`, when it is made and whatever rows there are. Values are never
@@ -29,8 +30,9 @@ import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError, is_panic, reason_of
 from lance_memwal.rows.blobs import shows_blobs, unmarked
+from lance_memwal.rows.expressions import demands_of
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.sql import Predicate, parse
+from lance_memwal.rows.sql import Predicate, demand_text, parse
 from lance_memwal.types import LANCE_COLUMNS, ROW_ADDRESS
 
 __all__ = ["FilterLike", "Pushdown", "RowExpressions", "RowFilter", "as_filter", "pushdown"]
@@ -50,7 +52,7 @@ _ALIKE = frozenset({"invert", "is_null", "is_valid"})
 class RowFilter:
     """One filter, ready for rows with the columns of `schema`."""
 
-    __slots__ = ("_alike", "_also", "_needed", "_schema", "_source", "columns")
+    __slots__ = ("_alike", "_also", "_demands", "_needed", "_schema", "_source", "columns")
 
     def __init__(self, source: FilterLike, schema: pa.Schema, *, also: RowFilter | None = None) -> None:
         """`columns` are those that it needs; `also` must be true, too."""
@@ -59,10 +61,12 @@ class RowFilter:
         self._also = also
         if isinstance(source, str):
             self.columns = list(_planned(source, schema.serialize().to_pybytes()))
+            self._demands = parse(source).predicates(schema.names)
             self._alike = True
         elif isinstance(source, pc.Expression):
             _evaluated(lambda: no_rows(schema).filter(source))
             self.columns = _referenced(source, schema)
+            self._demands = demands_of(source, schema)
             self._alike = _reads_alike(source, schema, self.columns)
         else:
             raise InvalidInputError(f"a filter is SQL text or a pyarrow expression, not {type(source).__name__}")
@@ -97,10 +101,14 @@ class RowFilter:
 
     def predicates(self) -> list[tuple[str, Predicate]]:
         """What every row for which the filter is true satisfies, by column; a part may be missing."""
-        others = [] if self._also is None else self._also.predicates()
-        if not isinstance(self._source, str):
-            return others
-        return [*others, *parse(self._source).predicates(self._schema.names)]
+        return self._demands if self._also is None else [*self._also.predicates(), *self._demands]
+
+    def _weaker(self) -> str | None:
+        """What an expression demands of columns, as SQL: true for every row for which the filter is."""
+        if isinstance(self._source, str) or not self._demands:
+            return None
+        plain = [(name, predicate) for name, predicate in self._demands if not shows_blobs(self._schema.field(name))]
+        return " and ".join(demand_text(name, what, self._schema.field(name).type) for name, what in plain) or None
 
     def _holds_alike(self, stored: pa.Schema) -> bool:
         """Whether the names of this filter mean the same columns in `stored` as in the table."""
@@ -141,9 +149,9 @@ def pushdown(row_filter: RowFilter | None, stored: pa.Schema | None = None) -> P
     """What Lance is told of a filter over a dataset with the columns `stored`, by default the table's."""
     if row_filter is None:
         return Pushdown(None, None)
-    if row_filter._alike and (stored is None or row_filter._holds_alike(stored)):
-        return Pushdown(row_filter._source, None)
-    return Pushdown(None, row_filter)
+    if stored is not None and not row_filter._holds_alike(stored):
+        return Pushdown(None, row_filter)
+    return Pushdown(row_filter._source, None) if row_filter._alike else Pushdown(row_filter._weaker(), row_filter)
 
 
 class RowExpressions:

@@ -28,8 +28,9 @@ import pyarrow.compute as pc
 from lance_memwal.arguments import check_column, check_instance, check_number, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.bucket import bucket_of, is_bucket_type
+from lance_memwal.rows.expressions import demands_of
 from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
-from lance_memwal.rows.sql import parse
+from lance_memwal.rows.sql import parse, values_of
 from lance_memwal.types import ShardingField, ShardingSpec
 
 __all__ = [
@@ -379,9 +380,10 @@ def shards_of_filter(
 ) -> set[str] | None:
     """Those of `shards`, which are asked for only then, in which rows can match the filter `given`; None: any of them."""
     column = sharding.column
-    if not isinstance(given, str) or column is None or (primary_key and column not in primary_key):
+    if not isinstance(given, str | pc.Expression) or column is None or (primary_key and column not in primary_key):
         return None
-    values = parse(given).values(column, columns.names)
+    demands = parse(given).predicates(columns.names) if isinstance(given, str) else demands_of(given, columns)
+    values = values_of(column, demands)
     return None if values is None else _candidates(sharding, values, columns.field(column).type, shards)
 
 

@@ -1,7 +1,8 @@
 """Lance's SQL dialect: what the text of a filter says, and values written into such text.
 
 Owns `parse`, which reads a text once for all who ask (rows, pruning of shards, indexes), the `Predicate` values, and
-`in_list`, the only place that writes values into a text. Lance itself evaluates filters: nothing here does. Invariants:
+`in_list` and `demand_text`, the only place that writes values into a text. Lance itself evaluates filters: nothing here
+does. Invariants:
 
 1. Every row for which the filter is true satisfies every predicate that is found: a part may be missed, none is
    invented. Text that is not certainly understood (comments, prefixed strings, OR or CASE at the top) gives none.
@@ -17,7 +18,7 @@ dialects reads quotes, backslashes and names as Lance does, and it does not know
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -27,7 +28,19 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.key_encoding import comparable
 
-__all__ = ["Equals", "In", "IsNotNull", "IsNull", "Parsed", "Predicate", "Range", "in_list", "parse"]
+__all__ = [
+    "Equals",
+    "In",
+    "IsNotNull",
+    "IsNull",
+    "Parsed",
+    "Predicate",
+    "Range",
+    "demand_text",
+    "in_list",
+    "parse",
+    "values_of",
+]
 
 _KNOWN_TEXTS = 256
 _TOKEN = re.compile(
@@ -100,12 +113,18 @@ class Parsed:
 
     def values(self, column: str, columns: Sequence[str]) -> list[object] | None:
         """The values that `column`, one of `columns`, can have where the filter is true; None if that is not certain."""
-        for name, predicate in self.predicates(columns):
-            if name == column and isinstance(predicate, Equals | In):
-                values = [predicate.value] if isinstance(predicate, Equals) else list(predicate.values)
-                if all(isinstance(value, int | str) for value in values):
-                    return values
-        return None
+        return values_of(column, self.predicates(columns))
+
+
+def values_of(column: str, predicates: Iterable[tuple[str, Predicate]]) -> list[object] | None:
+    """The values that `column` can have where all `predicates` hold; None if that is not certain."""
+    for name, predicate in predicates:
+        if name == column and isinstance(predicate, Equals | In):
+            given = [predicate.value] if isinstance(predicate, Equals) else predicate.values
+            values = [value.as_py() if isinstance(value, pa.Scalar) else value for value in given]
+            if all(isinstance(value, int | str) for value in values):
+                return values
+    return None
 
 
 def _matched(name: str, columns: Sequence[str]) -> str | None:
@@ -248,7 +267,29 @@ def in_list(column: str, values: pa.Array, kind: pa.DataType) -> str:
     """SQL for "`column`, of type `kind`, has one of `values`" (without nulls), which may be in the form that is compared."""
     encode = _encoder(kind)
     listed = ", ".join(encode(value) for value in comparable(values).unique().to_pylist())
-    return f"`{column.replace('`', '``')}` in ({listed})"
+    return f"{_quoted(column)} in ({listed})"
+
+
+def demand_text(column: str, predicate: Predicate, kind: pa.DataType) -> str:
+    """SQL for "`column`, of type `kind`, satisfies `predicate`", whose values are scalars of that type."""
+    match predicate:
+        case Equals(value):
+            return in_list(column, pa.array([value], kind), kind)
+        case In(values):
+            return in_list(column, pa.array(values, kind), kind)
+        case IsNull():
+            return f"{_quoted(column)} is null"
+        case Range(lower, upper, lower_inclusive, upper_inclusive) if lower is not None or upper is not None:
+            signs = (lower, ">=" if lower_inclusive else ">"), (upper, "<=" if upper_inclusive else "<")
+            parts = [
+                (sign, comparable(pa.array([bound], kind))[0].as_py()) for bound, sign in signs if bound is not None
+            ]
+            return " and ".join(f"{_quoted(column)} {sign} {_encoder(kind)(bound)}" for sign, bound in parts)
+    return f"{_quoted(column)} is not null"
+
+
+def _quoted(column: str) -> str:
+    return f"`{column.replace('`', '``')}`"
 
 
 def _integer(value: int) -> str:

@@ -1,9 +1,11 @@
 """What users call: a table and its doors.
 
-`table` is the facade: each method is a call into a room below. `making` makes tables, `writers` opens their writers.
+`table` is the facade: each method is a call into a room below. `making` makes tables, `lancedb_tables` takes those
+of LanceDB, `writers` opens their writers.
 """
 
+from lance_memwal.table.lancedb_tables import from_lancedb
 from lance_memwal.table.making import create_table, enable
 from lance_memwal.table.table import Table, open_table
 
-__all__ = ["Table", "create_table", "enable", "open_table"]
+__all__ = ["Table", "create_table", "enable", "from_lancedb", "open_table"]

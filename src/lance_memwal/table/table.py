@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
@@ -24,6 +24,10 @@ from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.compact.reports import CompactionReport, Progress
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES, Compactor
 from lance_memwal.config import WriterConfig
+from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
+from lance_memwal.engines.sql import SQL_MEMORY_BYTES
+from lance_memwal.engines.sql import query as sql_query
+from lance_memwal.engines.sql import register as register_table
 from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
 from lance_memwal.feed.moments import Moment
 from lance_memwal.feed.snapshots import snapshot_of
@@ -66,6 +70,9 @@ from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_
 from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
+
+if TYPE_CHECKING:
+    from datafusion import SessionContext
 
 __all__ = ["Table", "open_table"]
 
@@ -313,6 +320,25 @@ class Table:
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""
         return self.scan(filter=filter, consistency=consistency).count_rows()
+
+    def to_dataset(self, *, consistency: Consistency = "fresh") -> TableDataset:
+        """The live rows as a pyarrow dataset: DuckDB, Polars and DataFusion read it, with columns and filters pushed down.
+
+        Every scan of it reads the newest state of the table.
+        """
+        return dataset_of(self, consistency)
+
+    def sql(self, query: str, *, memory_bytes: int = SQL_MEMORY_BYTES, **tables: Any) -> pa.Table:
+        """The answer to one SQL query of DataFusion in which this table is `t`; all of it sees one state of the table.
+
+        `tables` are others that it names: tables of ours, pyarrow datasets, or data. The query only reads: statements that
+        make, change or set something are refused. Beyond `memory_bytes` it spills to temporary files.
+        """
+        return sql_query(query, {"t": dataset_at(self._reader.capture()), **tables}, memory_bytes=memory_bytes)
+
+    def register(self, context: SessionContext, name: str) -> None:
+        """From now on queries of a DataFusion `context` read this table under `name`; each sees the newest state."""
+        register_table(context, name, self.to_dataset())
 
     # ------------------------------------------------------------------------------------------------------ time
 

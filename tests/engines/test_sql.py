@@ -1,0 +1,104 @@
+"""`Table.sql`: SQL that only reads, with the answers that DataFusion gives for its own tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from datafusion import SessionContext
+
+import lance_memwal as mw
+from tests.kit.conditions import CONDITIONS
+from tests.kit.engine_tables import ROWS, SCHEMA, row, table_in_all_tiers
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mw.Table]:
+    with table_in_all_tiers(str(tmp_path_factory.mktemp("sql") / "t")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_sql_finds_the_rows_that_datafusion_finds_in_memory(table: mw.Table, condition: str) -> None:
+    context = SessionContext()
+    context.from_arrow(ROWS, "t")
+    question = f"select id from t where {condition} order by id"
+    assert table.sql(question).to_pylist() == context.sql(question).to_arrow_table().to_pylist()
+
+
+def test_groups_and_joins_over_fresh_rows(table: mw.Table) -> None:
+    counted = table.sql("select city, count(*) as n from t group by 1 order by 1 nulls last")
+    assert counted.to_pylist() == [{"city": c, "n": 15} for c in ("a", "b", "c", None)]
+    names = pa.table({"city": ["a"], "name": ["Aachen"]})
+    joined = table.sql("select name, max(id) as m from t join names using (city) group by 1", names=names)
+    assert joined.to_pylist() == [{"name": "Aachen", "m": 57}]
+    assert table.sql("select count(*) as n from t a join other b using (id)", other=table).to_pylist() == [{"n": 60}]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "copy t to '{0}/stolen.csv'",
+        "copy (select 1) to '{0}/stolen.parquet' stored as parquet",
+        "explain analyze copy t to '{0}/stolen.csv'",
+        "create external table z stored as csv location '{0}/secret.csv'",
+        "create table z as select 1",
+        "create view z as select 1",
+        "drop table t",
+        "insert into t (id) values (1)",
+        "delete from t",
+        "update t set n = 1",
+        "set datafusion.execution.batch_size = 1",
+        "prepare p as select 1",
+        "select 1; copy t to '{0}/stolen.csv'",
+        "select * from '{0}/secret.csv'",
+        "select * from information_schema.df_settings",
+    ],
+)
+def test_a_query_cannot_touch_the_host(table: mw.Table, tmp_path: Path, statement: str) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with pytest.raises(mw.InvalidInputError, match="query"):
+        table.sql(statement.format(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+    assert table.count_rows() == ROWS.num_rows
+
+
+def test_one_query_sees_one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.Table.from_pylist([row(1)], SCHEMA), primary_key="id")
+    captures = []
+    capture = table._reader.capture
+    monkeypatch.setattr(table._reader, "capture", lambda *a, **k: captures.append(1) or capture(*a, **k))
+    assert table.sql("select count(*) as n from t a join t b using (id) join t c using (id)").to_pylist() == [{"n": 1}]
+    assert len(captures) == 1
+
+
+def test_a_wrong_query_says_what_is_wrong(table: mw.Table) -> None:
+    with pytest.raises(mw.InvalidInputError, match="citty"):
+        table.sql("select citty from t")
+    with pytest.raises(mw.InvalidInputError, match="SQL text"):
+        table.sql(1)  # type: ignore[arg-type]
+    with pytest.raises(mw.InvalidInputError, match="names is no table"):
+        table.sql("select 1", names=7)
+
+
+def test_an_error_of_the_table_keeps_its_type(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id")
+    with table.writer(fsync=False, compaction=None) as writer:
+        writer.put(pa.Table.from_pylist([row(1)], SCHEMA))
+    (data,) = (tmp_path / "t" / "_mem_wal").glob("*/*_gen_*/data/*.lance")
+    data.write_bytes(b"no rows")
+    with pytest.raises(mw.CorruptDataError):
+        table.sql("select * from t")
+
+
+def test_a_context_of_the_user_reads_the_newest_rows(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id")
+    context = SessionContext()
+    table.register(context, "orders")
+    with table.writer(fsync=False) as writer:
+        for number in (1, 2):
+            writer.put(pa.Table.from_pylist([row(number)], SCHEMA))
+            counted = context.sql("select count(*) as n from orders where x is null or x > -1").to_arrow_table()
+            assert counted.to_pylist() == [{"n": number}]
