@@ -30,7 +30,7 @@ from lance_memwal.engines.sql import query as sql_query
 from lance_memwal.engines.sql import register as register_table
 from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
 from lance_memwal.feed.moments import Moment
-from lance_memwal.feed.snapshots import snapshot_of
+from lance_memwal.feed.snapshots import diff_moments, snapshot_of
 from lance_memwal.feed.view import TableView
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
@@ -371,6 +371,16 @@ class Table:
     def checkpoint_drop(self, name: str) -> None:
         """Forget a checkpoint: collection may have what only it needed."""
         drop_checkpoint(self._newest.with_index(), name)
+
+    def diff(self, a: Moment, b: Moment, *, before: bool = False) -> pa.Table:
+        """What changed from one moment to another, net: one row per key that differs, with `_op`.
+
+        `_op` is `insert`, `update` or `delete`; deleted rows come as they were, others as they became. With `before` an
+        update is two rows, `update_before` and `update_after`. Moments are those that `at` takes.
+        """
+        check_flag("before", before)
+        base = self._newest.with_index()
+        return diff_moments(base, a, b, with_before=before)
 
     # ------------------------------------------------------------------------------------------------------ upkeep
 
