@@ -39,7 +39,7 @@ FLUSH_POINTS: Final = (
     "flush.after_commit",
 )
 KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
-BULK_POINTS: Final = ("bulk.before_map", "bulk.before_commit", "bulk.after_commit")
+BULK_POINTS: Final = ("bulk.before_mark", "bulk.before_commit", "bulk.after_commit")
 RESOLVE_POINTS: Final = ("resolve.before_insert",)
 COMPACT_POINTS: Final = (
     "compact.chosen",

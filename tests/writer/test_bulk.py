@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lance_memwal import FencedError, InvalidInputError, UnavailableError, WriterPoisonedError, crash_points
+from lance_memwal import FencedError, InvalidInputError, UnavailableError, WalTailer, WriterPoisonedError, crash_points
 from lance_memwal.errors import ClosedError
 from tests.kit.writers import (
     BLOOM,
@@ -35,7 +35,7 @@ def test_the_active_memtable_is_flushed_first_and_the_put_follows_as_the_next_ge
         assert writer.put(BIG).batch_positions == range(1, 2)
         manifest = writer.manifest()
         assert [s.generation for s in manifest.sstables] == [1, 2]
-        assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (3, 1)
+        assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (3, 2), "the cursor is at the mark"
         writer.put(rows([2], "after"))
         assert scanned(writer) == {2: "after"}
         expected = dict.fromkeys(range(100), "big") | {1000: "small", 2: "after"}
@@ -46,11 +46,16 @@ def test_the_active_memtable_is_flushed_first_and_the_put_follows_as_the_next_ge
         assert everything(writer, tmp_path) == expected | {3: "a"}
 
 
-def test_a_large_put_is_never_in_the_log(tmp_path: Path) -> None:
+def test_of_a_large_put_the_log_has_a_mark_and_no_row(tmp_path: Path) -> None:
     with open_writer(tmp_path, **SMALL) as writer:
-        writer.put(BIG)
+        writer.put(BIG, txn=("job", 3))
         assert row_entries(tmp_path) == []
-        assert writer.wal_stats().next_wal_entry_position == 1
+        assert writer.wal_stats().next_wal_entry_position == 2
+        entry = WalTailer(str(tmp_path), writer.shard_id).read_entry(1)
+        assert entry is not None
+        assert entry.footer is not None
+        assert entry.footer.bulk == writer.manifest().sstables[0]
+        assert [(item.txn.app, item.num_rows) for item in entry.footer.txns] == [("job", 100)]
 
 
 def test_several_batches_above_the_limit_together_are_one_generation(tmp_path: Path) -> None:
@@ -266,4 +271,4 @@ def test_the_wal_is_durable_before_a_large_put_moves_the_cursor(tmp_path: Path) 
         held.open()
         bulk.result()
         assert list(flushed(tmp_path)) == [1, 2]
-        assert writer.manifest().replay_after_wal_entry_position == 1
+        assert writer.manifest().replay_after_wal_entry_position == 2, "the mark of the large put"

@@ -3,11 +3,10 @@
 Owns `publish_bulk`. Invariants:
 
 1. Other writes wait; everything that came before is flushed first, as generation g, so that g + 1 can follow it.
-2. The rows are never in the log: the manifest commit is their acknowledgement, with the cursor at the tip.
-3. A transaction lies beside the generation, as a map of its own, since no entry carries it. The first entry of the next
-   generation carries it in the whole map.
-4. A commit whose outcome is unknown poisons the writer: if it landed, the next flush would take its generation number
-   for its own, and be skipped.
+2. The rows are never in the log. A mark at the tip says that they come, and carries the transaction; the manifest commit is
+   their acknowledgement, with the cursor at the mark. So the log has a place for them, and a reader of changes finds them.
+3. A commit whose outcome is unknown poisons the writer: if it landed, the next flush would take its generation number
+   for its own, and be skipped. So there is never a second mark before the first one is decided.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import FencedError
-from lance_memwal.log.transactions import encode_map
+from lance_memwal.errors import FencedError, TableReplacedError
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.sstable.write import not_published
-from lance_memwal.store import paths
-from lance_memwal.types import SeenTransaction, SsTable, Transaction
+from lance_memwal.types import EntryTransaction, SsTable, Transaction
 from lance_memwal.write.flush import publish
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.shard import Shard
@@ -67,20 +64,16 @@ def _publish(shard: Shard, decide: Callable[[], WriteRows | None], txn: Transact
     health.look_at_table()
     started = shard.clock.monotonic()
     sstable = shard.write_sstable(active.generation, _table(shard.columns.target.schema.memory, rows))
-    beside: dict[str, SeenTransaction] = {}
     with not_published(shard.manifests.location, shard.log.shard_id, sstable.path):
-        if txn is not None:
-            beside[txn.app] = SeenTransaction(txn.version, commits.next_time_ms(), txn.query)
-            reach("bulk.before_map")
-            _put_map(shard, sstable, beside)
-        reach("bulk.before_commit")
+        reach("bulk.before_mark")
         with health.lock:
             health.refuse_commits()
         health.look_at_table()
     end = active.first_batch + len(rows.batches)
+    txns = () if txn is None else (EntryTransaction(txn, 0, rows.num_rows),)
     try:
-        _commit(shard, sstable, beside, end)
-    except FencedError as error:
+        _commit(shard, sstable, txns, end)
+    except (FencedError, TableReplacedError) as error:
         health.fail(error)
         raise
     except BaseException as error:
@@ -103,13 +96,16 @@ def _flush_all(shard: Shard) -> MemTable:
         return tables.active
 
 
-def _commit(shard: Shard, sstable: SsTable, beside: dict[str, SeenTransaction], end: int) -> None:
+def _commit(shard: Shard, sstable: SsTable, txns: tuple[EntryTransaction, ...], end: int) -> None:
+    footer = shard.commits.mark_bulk(sstable, txns)
     covered = shard.log.next_position - 1
+    reach("bulk.before_commit")
+    shard.health.look_at_table()
     publish(shard.manifests, shard.log.epoch, sstable, covered)
     reach("bulk.after_commit")
     with shard.health.lock:
         shard.tables.need().begin(sstable.generation + 1, end, covered)
-        shard.commits.skip_to(end, beside)
+        shard.commits.skip_to(end, footer)
 
 
 def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
@@ -123,7 +119,3 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     ]
     return pa.Table.from_batches(batches)
 
-
-def _put_map(shard: Shard, sstable: SsTable, beside: dict[str, SeenTransaction]) -> None:
-    path = paths.txn_map_path(shard.log.shard_id, sstable.path)
-    shard.log.location.store.put(path, encode_map(beside), sync=shard.config.fsync)

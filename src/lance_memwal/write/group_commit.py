@@ -36,13 +36,14 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
 from lance_memwal.log.blob_targets import blob_target
+from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import TransactionMap, is_repeat
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.process.background import Task
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import EntryTransaction, SeenMap, SeenTransaction, Transaction
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 from lance_memwal.write.health import Health
 from lance_memwal.write.queue import Entry, EntryBuilder, Pending, PutQueue, QueuedPut, WriteRows
 from lance_memwal.write.stats import BackpressureStats, StatsHandle
@@ -347,15 +348,24 @@ class GroupCommit:
             self._exclusive = False
             self._health.changed.wake_all()
 
-    def skip_to(self, end: int, seen: SeenMap) -> None:
-        """Go on after batches below `end` that are on storage without an entry, with the transactions `seen` (the lock is
-        held, and nothing is pending)."""
-        self._transactions.merge(seen)
-        self.durable = end
+    def mark_bulk(self, sstable: SsTable, txns: tuple[EntryTransaction, ...]) -> EntryFooter:
+        """Announce a generation that is not in the log, at its tip; nothing is pending. Its transactions do not count yet."""
+        self.refuse_on_top()
+        with self._turn:
+            self._health.refuse_commits()
+            with self._health.lock:
+                footer = self._transactions.mark(table=self._log.table)._replace(txns=txns, bulk=sstable)
+            self._log.append(encode_mark(self._log.epoch, footer))
+            with self._health.lock:
+                self._transactions.take(footer, decided=False)
+        return footer
 
-    def next_time_ms(self) -> int:
-        """The time of what is written now, by the clock of the shard."""
-        return self._transactions.time.next_ms()
+    def skip_to(self, end: int, bulk: EntryFooter | None = None) -> None:
+        """Go on after batches below `end`, which are on storage without an entry of ours, or as the mark `bulk` announced
+        (the lock is held, and nothing is pending)."""
+        if bulk is not None:
+            self._transactions.take(bulk)
+        self.durable = end
 
     # ------------------------------------------------------------------------------------------------- what is drained
 

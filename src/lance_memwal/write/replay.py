@@ -48,7 +48,7 @@ def replay(shard: Shard, opened: OpenedLog) -> None:
             flush_once(shard)
         tables.replayed(batch, flags, position)
         rows += batch.num_rows
-        commits.skip_to(tables.active.end_batch, {})
+        commits.skip_to(tables.active.end_batch)
         if tables.active.size_bytes > shard.config.max_unflushed_memtable_bytes:
             rows += _stream(shard, tail)
     if tail.reserved == tables.active.generation and tables.active.num_rows:
@@ -84,7 +84,7 @@ def _stream(shard: Shard, tail: _Tail) -> int:
     with shard.health.lock:
         memtable.detach()
         tables.begin(generation + 1, count, covered)
-        shard.commits.skip_to(count, {})
+        shard.commits.skip_to(count)
         shard.stats.count_flush(rows, shard.clock.monotonic() - started)
     _LOG.info("streamed a large generation [shard=%s, generation=%d]", shard.log.shard_id, generation)
     return rows - held
