@@ -27,7 +27,10 @@ if TYPE_CHECKING:
         UnsupportedFormatError,
         WriterPoisonedError,
     )
+    from lance_memwal.feed.changes import ChangeFeed
     from lance_memwal.feed.checkpoints import Checkpoint
+    from lance_memwal.feed.consumers import Consumer
+    from lance_memwal.feed.cursor import Cursor
     from lance_memwal.feed.view import TableView
     from lance_memwal.lance.details import MemWalDetails
     from lance_memwal.log.manifest import ShardManifestStore
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from lance_memwal.table_writer import TableWriter
     from lance_memwal.types import ShardingField, ShardingSpec, ShardManifest, ShardStatus, SsTable, WalEntry
     from lance_memwal.upkeep.reports import (
+        ConsumerInfo,
         FlushReport,
         GcReport,
         MaintenanceReport,
@@ -66,13 +70,17 @@ __all__ = [
     "BTreeIndex",
     "BlobFile",
     "Bucket",
+    "ChangeFeed",
     "Checkpoint",
     "ClosedError",
     "CollectedError",
     "CompactionPolicy",
     "CompactionReport",
     "ConflictError",
+    "Consumer",
+    "ConsumerInfo",
     "CorruptDataError",
+    "Cursor",
     "FencedError",
     "FlushReport",
     "FirstRow",
@@ -143,7 +151,10 @@ _HOMES: Final = {
         "UnsupportedFormatError",
         "WriterPoisonedError",
     ),
+    "feed.changes": ("ChangeFeed",),
     "feed.checkpoints": ("Checkpoint",),
+    "feed.consumers": ("Consumer",),
+    "feed.cursor": ("Cursor",),
     "feed.view": ("TableView",),
     "lance.details": ("MemWalDetails",),
     "log.manifest": ("ShardManifestStore",),
@@ -187,6 +198,7 @@ _HOMES: Final = {
         "WalEntry",
     ),
     "upkeep.reports": (
+        "ConsumerInfo",
         "FlushReport",
         "GcReport",
         "MaintenanceReport",

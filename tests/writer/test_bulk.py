@@ -35,7 +35,9 @@ def test_the_active_memtable_is_flushed_first_and_the_put_follows_as_the_next_ge
         assert writer.put(BIG).batch_positions == range(1, 2)
         manifest = writer.manifest()
         assert [s.generation for s in manifest.sstables] == [1, 2]
-        assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (3, 2), "the cursor is at the mark"
+        assert (manifest.current_generation, manifest.replay_after_wal_entry_position) == (3, 2), (
+            "the cursor is at the mark"
+        )
         writer.put(rows([2], "after"))
         assert scanned(writer) == {2: "after"}
         expected = dict.fromkeys(range(100), "big") | {1000: "small", 2: "after"}

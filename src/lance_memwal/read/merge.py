@@ -131,11 +131,11 @@ class Merge:
             return np.ones(rows.num_rows, dtype=bool)
         return ~self.fresh_keys.of_rows(rows, self.hiding_columns)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All live rows that match, in batches of the answer's schema."""
+    def batches(self, *, in_order: bool = False) -> Iterator[pa.RecordBatch]:
+        """All live rows that match, in batches of the answer's schema; `in_order`: in the same order every time."""
         yield from self.fresh_batches()
         if self.snapshot.base_table is not None:
-            yield from self.base_batches()
+            yield from self.base_batches(in_order=in_order)
 
     def fresh_batches(self) -> Iterator[pa.RecordBatch]:
         """The live rows of the tiers above the base table that match."""
@@ -170,8 +170,10 @@ class Merge:
             live = live_rows(batch, offsets, hidden)
             yield _Part(pa.Table.from_batches([batch]), live, generation, filtered=True)
 
-    def base_batches(self, fragments: Collection[int] | None = None) -> Iterator[pa.RecordBatch]:
-        """The live rows of the base table, or of some of its fragments, that match."""
+    def base_batches(
+        self, fragments: Collection[int] | None = None, *, in_order: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """The live rows of the base table, or of some of its fragments, that match; `in_order`: in that of the table."""
         snapshot, projection = self.snapshot, self.projection
         shared = pushdown(self.row_filter)
         base, dataset = snapshot.base, snapshot.base.dataset
@@ -186,7 +188,7 @@ class Merge:
                 with_row_id=projection.with_row_id,
                 with_row_address=projection.with_row_address or not columns,
                 batch_size=self._batch_rows(),
-                scan_in_order=False,
+                scan_in_order=in_order,
                 io_buffer_size=_READ_AHEAD_BYTES,
             )
             for batch in scanner.to_batches():

@@ -28,9 +28,12 @@ from lance_memwal.engines.dataset import TableDataset, dataset_at, dataset_of
 from lance_memwal.engines.sql import SQL_MEMORY_BYTES
 from lance_memwal.engines.sql import query as sql_query
 from lance_memwal.engines.sql import register as register_table
+from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.feed.checkpoints import Checkpoint, create_checkpoint, drop_checkpoint, list_checkpoints
+from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, Consumer, drop_consumer
 from lance_memwal.feed.moments import Moment
 from lance_memwal.feed.snapshots import diff_moments, snapshot_of
+from lance_memwal.feed.starts import Start, Until
 from lance_memwal.feed.view import TableView
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
@@ -56,6 +59,7 @@ from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance
 from lance_memwal.upkeep.repair import repair_table
 from lance_memwal.upkeep.reports import (
+    ConsumerInfo,
     FlushReport,
     GcReport,
     MaintenanceReport,
@@ -66,7 +70,7 @@ from lance_memwal.upkeep.reports import (
     VerifyReport,
 )
 from lance_memwal.upkeep.settle import settle
-from lance_memwal.upkeep.stats import collect_stats, newest_transactions, shard_infos
+from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
 from lance_memwal.upkeep.tails import ShardOpener, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
@@ -381,6 +385,61 @@ class Table:
         check_flag("before", before)
         base = self._newest.with_index()
         return diff_moments(base, a, b, with_before=before)
+
+    # ------------------------------------------------------------------------------------------------------ changes
+
+    def changes(
+        self,
+        *,
+        start: Start = "earliest",
+        until: Until = None,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        before: bool = False,
+        net: bool = False,
+    ) -> ChangeFeed:
+        """Every change of the table, once, in order per key: an iterable of batches, with `_op`, `_shard`, `_position`,
+        `_time` and `_txn` behind the columns.
+
+        `start` is "earliest" (the first change that was not collected), "latest" (now), "snapshot" (all live rows, then what
+        changes after them), a cursor or its text, a snapshot, or a time. It ends at `until`: "now", a cursor, a snapshot or a
+        time; None: never. `feed.cursor` is where to go on after the batch that was just handed out.
+
+        `_op` is "u" for a row that was put and "d" for one that was deleted. With `before` it is "insert", "update_before",
+        "update_after" or "delete", and the row before the change comes, too. With `net` only the last change of each key
+        comes. A delete matches every filter that needs more than the key.
+
+        `CollectedError` if collection removed a part of it: start again from a snapshot. `consumer` prevents that.
+        """
+        return ChangeFeed(self._newest, Request(columns, filter, before, net), start, until)
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start = "snapshot",
+        max_age: timedelta = DEFAULT_MAX_AGE,
+        until: Until = None,
+        columns: Sequence[str] | None = None,
+        filter: FilterLike | None = None,  # noqa: A002
+        before: bool = False,
+    ) -> Consumer:
+        """A reader of changes whose place is kept beside the table: after a restart it goes on where it last committed.
+
+        Iterate over it, and call `commit()` after the changes were applied. A new consumer begins at `start`. Collection
+        removes nothing that it has not committed, unless it says nothing for `max_age`; then it has expired, and its next
+        commit or read is a `CollectedError`. One process reads for a name: a later one takes over.
+        """
+        request = Request(columns, filter, before)
+        return Consumer(self._newest, name, request, start=start, until=until, max_age=max_age)
+
+    def consumers(self) -> list[ConsumerInfo]:
+        """The named consumers of the table's changes, with their lag."""
+        return consumer_infos(self.location, self._newest.with_index().table_id)
+
+    def drop_consumer(self, name: str) -> None:
+        """Forget a consumer: collection goes on without it, and whoever reads for it stops."""
+        drop_consumer(self.location, name, self._newest.with_index().table_id)
 
     # ------------------------------------------------------------------------------------------------------ upkeep
 

@@ -119,6 +119,10 @@ class ConsumerFloors:
         """The floors of those that are active."""
         return cls(tuple(record for record in consumers if record.state == "active"))
 
+    def without(self, name: str) -> ConsumerFloors:
+        """The floors without those of one consumer."""
+        return ConsumerFloors(tuple(record for record in self.consumers if record.name != name))
+
     @property
     def snapshots(self) -> tuple[str, ...]:
         """Snapshots that count as checkpoints."""

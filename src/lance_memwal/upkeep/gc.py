@@ -20,7 +20,9 @@ it), delete. Invariants:
    gap: from the hint on other implementations look for newer versions one after the other, and take a gap for the end.
 7. What somebody pins stays (`lance_memwal.upkeep.pins`), whatever else proves it dead. The floor of a shard is raised
    before the first delete, and the pins are read once more after that: whoever pins meanwhile sees the floor.
-8. A shard that verify faults is refused whole; quarantined bytes are never touched.
+8. The rows of a bulk write stay as long as an entry at the position of its mark would: a consumer reads them there. One that
+   was silent for longer than it may be is told so by a record, and then passed.
+9. A shard that verify faults is refused whole; quarantined bytes are never touched.
 
 A crash between any two deletes leaves a state from which the same rules go on.
 """
@@ -29,7 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lance_memwal.arguments import check_callable, check_flag, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
@@ -51,6 +53,7 @@ from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.checkpoint_records import tidy_checkpoints
+from lance_memwal.upkeep.consumer_records import expire
 from lance_memwal.upkeep.pins import Pins, read_pins
 from lance_memwal.upkeep.reports import CollectedObject, GcReport, Problem
 from lance_memwal.upkeep.verify import ShardFindings, inspect_shard
@@ -119,6 +122,7 @@ class Collector:
         grace_ms = int(grace_seconds * 1000)
         removed: list[CollectedObject] = []
         refused: dict[str, list[Problem]] = {}
+        expired: list[str] = []
         waiting = left = 0
         shards = list_shards(self._location)
         for done, shard_id in enumerate(shards):
@@ -132,9 +136,12 @@ class Collector:
                 _LOG.warning("collection refuses a shard [shard=%s]: %s", shard_id, findings.problems[0])
                 continue
             waiting += self._waiting(shard)
-            found = [item for item in self._propose(shard, findings, grace_ms) if not _is_pinned(item, shard_id, pins)]
+            places = _Places(shard_id, findings)
+            found = list(self._propose(shard, findings, grace_ms))
+            pins = self._without_expired(pins, places, found, expired, dry_run=dry_run)
+            found = [item for item in found if not _is_pinned(item, places, pins)]
             if not dry_run:
-                found = self._delete(shard, found, watch)
+                found = self._delete(shard, found, watch, places)
             removed += found
             left += self._left(shard, found, dry_run=dry_run)
             if progress is not None:
@@ -148,8 +155,21 @@ class Collector:
             refused=refused,
             waiting=waiting,
             objects_left=left,
+            expired_consumers=tuple(expired),
             seconds=self._clock.monotonic() - started,
         )
+
+    def _without_expired(
+        self, pins: Pins, places: _Places, found: Sequence[CollectedObject], expired: list[str], *, dry_run: bool
+    ) -> Pins:
+        """The pins without consumers that hold something of `found` back and were silent for too long; they are told."""
+        now_ms = self._clock.now_ms()
+        for record in pins.consumers.too_old(now_ms, places.shard_id, places.highest(found)):
+            if dry_run or expire(self._location, record, now_ms, self._clock.uuid4()):
+                _LOG.warning("a consumer of changes has expired [consumer=%s]", record.name)
+                expired.append(record.name)
+                pins = replace(pins, consumers=pins.consumers.without(record.name))
+        return pins
 
     def _left(self, shard: _Shard, found: Sequence[CollectedObject], *, dry_run: bool) -> int:
         """How many objects a shard has without what was found."""
@@ -281,7 +301,9 @@ class Collector:
 
     # ------------------------------------------------------------------------------------------------------ deleting
 
-    def _delete(self, shard: _Shard, found: Sequence[CollectedObject], watch: TableWatch) -> list[CollectedObject]:
+    def _delete(
+        self, shard: _Shard, found: Sequence[CollectedObject], watch: TableWatch, places: _Places
+    ) -> list[CollectedObject]:
         """Delete what was proposed, if the shard still proves it; otherwise leave it for the next run. Returns what went."""
         shard_id = shard.shard_id
         if not found or shard.witness is None:
@@ -294,19 +316,18 @@ class Collector:
         still = [item for item in found if _still_dead(item, shard_id, newest, through)]
         if not still:
             return []
-        self._raise_floor(shard_id, still, shard.witness)
+        self._raise_floor(places, still, shard.witness)
         pins = read_pins(watch.look())
-        still = [item for item in still if not _is_pinned(item, shard_id, pins)]
+        still = [item for item in still if not _is_pinned(item, places, pins)]
         if any(item.kind == "manifest" for item in still):
             self._write_hint(shard_id, newest.version)
         self._delete_all(still)
         return still
 
-    def _raise_floor(self, shard_id: str, dead: Sequence[CollectedObject], witness: ShardManifest) -> None:
+    def _raise_floor(self, places: _Places, dead: Sequence[CollectedObject], witness: ShardManifest) -> None:
         """Say what is about to go: snapshots from the witness on need nothing of it."""
-        positions = [_position(item) or 0 for item in dead if item.kind == "entry"]
         reach("gc.before_floor")
-        Floor(self._location, shard_id, self._clock).raise_to(max(positions, default=0), witness.version)
+        Floor(self._location, places.shard_id, self._clock).raise_to(places.highest(dead), witness.version)
         reach("gc.after_floor")
 
     def _write_hint(self, shard_id: str, version: int) -> None:
@@ -323,16 +344,36 @@ class Collector:
             _LOG.info("collected [objects=%d, bytes=%d]", len(found), sum(item.size_bytes for item in found))
 
 
-def _is_pinned(item: CollectedObject, shard_id: str, pins: Pins) -> bool:
+class _Places:
+    """Where the objects of a shard are in its log: entries, and the rows that bulk marks announce."""
+
+    def __init__(self, shard_id: str, findings: ShardFindings) -> None:
+        self.shard_id = shard_id
+        entries = findings.entries.items()
+        self._marks = {info.bulk_path: position for position, info in entries if info.bulk_path is not None}
+
+    def of(self, item: CollectedObject) -> int | None:
+        """The position at which a reader of changes needs this object; None if it does not."""
+        if item.kind == "entry":
+            return _position(item)
+        return self._marks.get(_directory(item, self.shard_id)) if item.kind == "sstable" else None
+
+    def highest(self, found: Sequence[CollectedObject]) -> int:
+        """The highest position of these objects; 0 if they have none."""
+        return max((self.of(item) or 0 for item in found), default=0)
+
+
+def _is_pinned(item: CollectedObject, places: _Places, pins: Pins) -> bool:
     """Whether somebody keeps this object."""
+    shard_id, position = places.shard_id, places.of(item)
     kept = pins.of(shard_id)
     if item.kind == "entry":
-        position = _position(item)
         return position is not None and pins.keeps_entry(shard_id, position)
     if item.kind == "manifest":
         version = _manifest_version(shard_id, item.path)
         return version is not None and kept.keeps_manifest(version)
-    return _directory(item, shard_id) in kept.sstables
+    needed = position is not None and pins.consumers.needs(shard_id, position)
+    return needed or _directory(item, shard_id) in kept.sstables
 
 
 def _position(item: CollectedObject) -> int | None:

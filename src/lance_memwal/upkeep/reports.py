@@ -72,6 +72,7 @@ class GcReport:
     """One call of `Table.gc`. `objects` are what was removed (or would be, in a dry run); `refused` shards had faults.
 
     `waiting` counts SSTables that only an index keeps; `objects_left` is what is left below the shards' directories.
+    `expired_consumers` held something back for longer than they may, and were passed.
     """
 
     dry_run: bool
@@ -79,6 +80,7 @@ class GcReport:
     refused: dict[str, list[Problem]] = field(default_factory=dict)
     waiting: int = 0
     objects_left: int = 0
+    expired_consumers: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -207,11 +209,27 @@ class ShardStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """A named consumer of changes: how many log entries it has not committed yet, and how long ago it said something.
+
+    `state` is "active" or "expired": it was silent for longer than `max_age_seconds`, and collection went on without it.
+    """
+
+    name: str
+    state: str
+    lag_entries: int
+    silent_seconds: float
+    max_age_seconds: float
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableStats:
     """One table: its base, its shards, and the work that is due.
 
     `cache_bytes` is what this process keeps of all tables now (`set_cache_bytes` says how much it may).
     `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
+    `consumers` are those who follow its changes by name, with their lag.
     """
 
     base_version: int
@@ -224,6 +242,7 @@ class TableStats:
     collectable_bytes: int
     cache_bytes: int = 0
     waiting_for_indexes: dict[str, int] = field(default_factory=dict)
+    consumers: tuple[ConsumerInfo, ...] = ()
 
     def _sum(self, name: str) -> int:
         return sum(int(getattr(shard, name)) for shard in self.shards)

@@ -9,16 +9,17 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.policy import CompactionPolicy, due_shards
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
-from lance_memwal.log.shards import newest_manifests
+from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
-from lance_memwal.upkeep.reports import GcReport, ShardInfo, ShardStats, TableStats
+from lance_memwal.upkeep.consumer_records import read_consumers
+from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, ShardInfo, ShardStats, TableStats
 
-__all__ = ["collect_stats", "newest_transactions", "shard_infos"]
+__all__ = ["collect_stats", "consumer_infos", "newest_transactions", "shard_infos"]
 
 
 def collect_stats(
@@ -39,6 +40,7 @@ def collect_stats(
         collectable_bytes=garbage.size_bytes,
         cache_bytes=CACHE.size_bytes,
         waiting_for_indexes=CatchUp.of(base).waiting(manifests),
+        consumers=tuple(consumer_infos(location, base.table_id, clock)),
     )
 
 
@@ -58,6 +60,23 @@ def shard_infos(location: Location) -> list[ShardInfo]:
             )
         )
     return infos
+
+
+def consumer_infos(location: Location, table_id: str | None, clock: Clock = SYSTEM_CLOCK) -> list[ConsumerInfo]:
+    """Every named consumer of the table's changes, by name."""
+    records = read_consumers(location, table_id)
+    tips = {shard_id: list_positions(location, shard_id)[-1:] for shard_id in list_shards(location)} if records else {}
+    return [
+        ConsumerInfo(
+            name=record.name,
+            state=record.state,
+            lag_entries=sum(max(0, tip - record.position(s)) for s, tail in tips.items() for tip in tail),
+            silent_seconds=max(0, clock.now_ms() - record.written_ms) / 1000,
+            max_age_seconds=record.max_age_ms / 1000,
+            cursor=record.cursor,
+        )
+        for record in records
+    ]
 
 
 def newest_transactions(location: Location, tag: str | None) -> dict[str, dict[str, int]]:

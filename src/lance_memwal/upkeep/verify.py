@@ -49,7 +49,7 @@ from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable
+from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable, WalEntry
 from lance_memwal.upkeep.reports import Problem, VerifyReport
 
 __all__ = [
@@ -87,6 +87,7 @@ class EntryInfo:
     is_foreign: bool = False  # of another table: it takes its position and says nothing
     has_footer: bool = False
     has_map: bool = False
+    bulk_path: str | None = None  # the directory that a bulk mark announces
 
 
 @dataclass(slots=True)
@@ -118,6 +119,11 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
         sstables=sum(findings.sstables for findings in found),
         seconds=clock.monotonic() - started,
     )
+
+
+def _bulk_path(entry: WalEntry) -> str | None:
+    bulk = None if entry.footer is None else entry.footer.bulk
+    return None if bulk is None else bulk.path
 
 
 def inspect_base(base: BaseTable, shards: Sequence[str]) -> list[Problem]:
@@ -290,6 +296,7 @@ class _Inspection:
                 is_sentinel=entry.is_sentinel,
                 has_footer=is_foreign or entry.footer is not None,
                 has_map=entry.footer is not None and is_whole(entry.footer),
+                bulk_path=_bulk_path(entry),
             )
 
     def _check_log(self, manifest: ShardManifest) -> None:

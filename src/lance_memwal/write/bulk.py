@@ -118,4 +118,3 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
         for batch, flags in zip(rows.batches, rows.flags, strict=True)
     ]
     return pa.Table.from_batches(batches)
-

@@ -1,0 +1,222 @@
+"""What a row was before it changed.
+
+Owns `BeforeImages`. It keeps, per shard, the table as it was at one place of the log (a snapshot) and the newest rows that
+changed since. Invariants:
+
+1. The image of a row is that of its key just before the change: in the same chunk, else among the rows that changed since
+   the snapshot, else in the snapshot.
+2. A key that was there gives `update_before` and `update_after`, or `delete` with the row that is gone; a key that was not
+   gives `insert`, and its delete gives nothing.
+3. Memory is bounded: when the rows since the snapshot are many, or it is old (collection keeps what it needs only for a
+   while), a new snapshot is taken, and used for each shard from the place on that it names.
+4. Nothing is done per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.clock import Clock
+from lance_memwal.feed.changed_rows import ChangedRows, Shape
+from lance_memwal.feed.cursor import Place
+from lance_memwal.feed.snapshots import tiers_of
+from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.read.base_rows import BaseLookup
+from lance_memwal.read.lookup import lookup_rows
+from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected
+from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest
+
+__all__ = ["BeforeImages", "State"]
+
+_HELD_BYTES = 64 << 20
+_RENEW_SECONDS = 600.0
+_ABOVE_ALL = 1 << 62  # the generation of rows that changed since the snapshot: newer than any other
+_OPS = pa.array(["insert", "update_before", "update_after", "delete"])
+_INSERT, _BEFORE, _AFTER, _DELETE = range(4)
+
+
+@dataclass(slots=True)
+class State:
+    """A snapshot, and per shard the place in its log that it shows."""
+
+    snapshot: Snapshot
+    places: dict[str, Place]
+    lookup: BaseLookup = field(default_factory=BaseLookup)
+    _tiers: Tiers | None = None
+
+    def place(self, shard_id: str) -> Place:
+        """The place that the snapshot shows of this shard."""
+        return self.places.get(shard_id, Place())
+
+    def tiers(self, location: Location) -> Tiers:
+        """Everything that the snapshot names."""
+        if self._tiers is None:
+            self._tiers = tiers_of(location, self.snapshot)
+        return self._tiers
+
+
+class BeforeImages:
+    """The rows before their changes, for the feed of one table."""
+
+    def __init__(
+        self,
+        location: Location,
+        shape: Shape,
+        state: State,
+        places: Mapping[str, Place],
+        renew: Callable[[], State],
+        clock: Clock,
+    ) -> None:
+        """`state` is at or before `places`, from which the feed starts; `renew` gives the table as it is now."""
+        self._location = location
+        self._shape = shape
+        self._schema = shape.stored.shown
+        self._state = state
+        self._places = dict(places)
+        self._renew = renew
+        self._clock = clock
+        self._next: State | None = None
+        self._since = clock.monotonic()
+        self._shards: dict[str, tuple[State, MemTable]] = {}
+
+    @property
+    def state(self) -> State:
+        """The oldest snapshot that is in use."""
+        return self._state
+
+    def end_of(self, shard_id: str) -> Place | None:
+        """The place at which the next snapshot takes over in this shard: no chunk may pass it."""
+        following = self._next
+        if following is None or self._of(shard_id)[0] is following:
+            return None
+        return following.place(shard_id)
+
+    def absorb(self, changes: ChangedRows) -> None:
+        """Know of changes that were handed out before."""
+        since = self._of(_shard(changes))[1]
+        since.append(changes.rows, pa.array(changes.dead) if changes.dead.any() else None)
+
+    def reached(self, shard_id: str, place: Place) -> None:
+        """Note that a shard was read up to this place; takes a new snapshot if that is due."""
+        self._places[shard_id] = place
+        if self._next is None and self._is_due():
+            self._next, self._since = self._renew(), self._clock.monotonic()
+        if self._next is not None:
+            self._take_over(self._next)
+
+    def _is_due(self) -> bool:
+        held = sum(since.size_bytes for _, since in self._shards.values())
+        return held > _HELD_BYTES or self._clock.monotonic() - self._since > _RENEW_SECONDS
+
+    def _take_over(self, following: State) -> None:
+        """Go on with the next snapshot in every shard that has come to it."""
+        waiting = False
+        for shard_id in {*self._places, *following.places}:
+            state, _ = self._of(shard_id)
+            if state is following:
+                continue
+            if self._places.get(shard_id, Place()) >= following.place(shard_id):
+                self._shards[shard_id] = (following, self._nothing())
+            else:
+                waiting = True
+        if not waiting:
+            self._state, self._next = following, None
+
+    def _nothing(self) -> MemTable:
+        return MemTable(self._schema, _ABOVE_ALL, 0, 0)
+
+    def _of(self, shard_id: str) -> tuple[State, MemTable]:
+        found = self._shards.get(shard_id)
+        if found is None:
+            found = self._shards[shard_id] = (self._state, self._nothing())
+        return found
+
+    # --------------------------------------------------------------------------------------------------------- images
+
+    def dressed(self, changes: ChangedRows) -> pa.RecordBatch:
+        """The changes with what was there before, as the feed hands them out."""
+        if not self._schema.primary_key:
+            return self._shape.dressed(changes, pa.repeat("insert", changes.num_rows))
+        keys = key_array([changes.rows.column(name) for name in self._schema.primary_key])
+        before, images = self._images(changes, keys)
+        self.absorb(changes)
+        source, image, ops = _steps(changes.dead, before)
+        found = changes.take(source)
+        rows = images.take(pa.array(image))
+        alive = np.zeros(len(source), dtype=np.bool_)
+        shown = replace(found, rows=rows, dead=alive)
+        return self._shape.dressed(shown, _OPS.take(pa.array(ops)))
+
+    def _images(self, changes: ChangedRows, keys: pa.Array) -> tuple[npt.NDArray[np.int64], pa.RecordBatch]:
+        """Per change the row that was there before, -1 if there was none; a number is one of a row in the batch."""
+        previous = _previous(keys)
+        count = changes.num_rows
+        first = np.flatnonzero(previous < 0)
+        known = self._known(changes.rows.take(pa.array(first)), _shard(changes))
+        before = np.where((previous >= 0) & ~changes.dead[previous], previous, -1)
+        if known.num_rows:
+            found_keys = key_array([known.column(name) for name in self._schema.primary_key])
+            at = pc.index_in(keys.take(pa.array(first)), value_set=found_keys).fill_null(-1).to_numpy()
+            before[first] = np.where(at >= 0, count + at, -1)
+        table = pa.Table.from_batches([changes.rows, *known.to_batches()], schema=changes.rows.schema)
+        arrays = [one_array(column) for column in table.columns]
+        return before, pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+
+    def _known(self, rows: pa.RecordBatch, shard_id: str) -> pa.Table:
+        """The live rows of these keys at the place up to which the shard was read."""
+        state, since = self._of(shard_id)
+        tiers, names = state.tiers(self._location), self._schema.columns.names
+        views = [view for view in tiers.shards if view.shard_id == shard_id]
+        view = views[0] if views else ShardView(ShardManifest(0, shard_id))
+        memory = (*view.memory, since.capture()) if since.num_rows else view.memory
+        here = replace(tiers, shards=(replace(view, memory=memory),))
+        keys = rows.select(list(self._schema.primary_key))
+        with missing_is_collected("start again from a snapshot"):
+            found = lookup_rows(here, state.lookup, keys, names)
+        arrays = [found.column(name) for name in names]
+        return pa.Table.from_arrays(arrays, schema=self._schema.nullable)
+
+
+def _shard(changes: ChangedRows) -> str:
+    if changes.shard_id is None:
+        raise AssertionError("rows of a snapshot have nothing before them")
+    return changes.shard_id
+
+
+def _previous(keys: pa.Array) -> npt.NDArray[np.int64]:
+    """Per row the row before it that has the same key, -1 if there is none: [a, b, a, a] has [-1, -1, 0, 2]."""
+    codes = keys.dictionary_encode().indices.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    previous = np.full(len(codes), -1, dtype=np.int64)
+    same = codes[order[1:]] == codes[order[:-1]]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
+def _steps(
+    dead: npt.NDArray[np.bool_], before: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    """The rows that are handed out: the change of each, the row that it shows, and what it is.
+
+    A put over row 7 as change 0, a put of a new key as change 1 and a delete of row 9 as change 2 give the changes
+    [0, 0, 1, 2], the rows [7, 0, 1, 9] and update_before, update_after, insert, delete.
+    """
+    was = before >= 0
+    counts = np.where(dead, was.astype(np.int64), 1 + was)
+    source = np.repeat(np.arange(len(dead)), counts)
+    first = np.ones(len(source), dtype=np.bool_)
+    first[1:] = source[1:] != source[:-1]
+    shows_before = first & was[source]
+    image = np.where(shows_before, before[source], source)
+    ops = np.where(was[source], np.where(first, _BEFORE, _AFTER), _INSERT)
+    ops = np.where(dead[source], _DELETE, ops).astype(np.int8)
+    return source, image, ops

@@ -1,0 +1,330 @@
+"""One feed over all shards: what is in it, in which order, from where to where."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from tests.kit.feeds import mirrored, ops_of
+from tests.kit.tables import create, keyed, rows_of
+
+LARGE = {"max_entry_bytes": 4096}
+LATER = timedelta(milliseconds=1)
+
+
+def large(first: int, count: int = 500) -> dict[str, list[Any]]:
+    ids = list(range(first, first + count))
+    return {"id": ids, "v": ids, "s": [f"a large row {n}" for n in ids]}
+
+
+def put(table: mw.Table, ids: list[int], v: int = 0, **options: Any) -> None:
+    with table.writer() as writer:
+        writer.put({"id": ids, "v": [v] * len(ids), "s": [f"{v}" for _ in ids]}, **options)
+
+
+def test_every_change_comes_once_in_order_with_where_it_comes_from(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    began = datetime.now(UTC) - LATER
+    with table.writer() as writer:
+        writer.put({"id": [1, 2], "v": [10, 20], "s": ["a", "b"]}, txn=("job", 7))
+        writer.put({"id": [1], "v": [11], "s": ["c"]})
+        writer.delete([2])
+    feed = table.changes(until="now")
+    rows = [row for batch in feed for row in batch.to_pylist()]
+    assert [(row["_op"], row["id"], row["v"]) for row in rows] == [
+        ("u", 1, 10),
+        ("u", 2, 20),
+        ("u", 1, 11),
+        ("d", 2, None),
+    ]
+    assert [row["_position"] for row in rows] == [1, 1, 2, 3]
+    assert {row["_shard"] for row in rows} == {mw.shard_id_for(mw.Unsharded())}
+    assert [row["_txn"] for row in rows] == [{"app": "job", "version": 7}] * 2 + [None] * 2
+    assert all(began <= row["_time"] <= datetime.now(UTC) for row in rows)
+    assert feed.schema.names == ["id", "v", "s", "_op", "_shard", "_position", "_time", "_txn"]
+
+
+def test_all_shards_are_one_feed_and_a_cursor_goes_on_where_it_stood(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 4))
+    put(table, list(range(100)))
+    feed = table.changes(until="now")
+    assert len(mirrored(feed)) == 100
+    kept = str(feed.cursor)
+    assert mw.Cursor.parse(kept) == feed.cursor
+    put(table, list(range(50, 150)), 1)
+    found = [row for batch in table.changes(start=mw.Cursor.parse(kept), until="now") for row in batch.to_pylist()]
+    assert sorted(row["id"] for row in found) == list(range(50, 150))
+    assert list(table.changes(start=kept, until=kept)) == [], "the text of a cursor is as good"
+
+
+def test_a_large_write_is_in_the_feed_in_its_place(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.writer(**LARGE) as writer:
+        writer.put({"id": [0], "v": [1], "s": ["before"]})
+        writer.put(large(0), txn=("load", 1))
+        writer.put({"id": [0], "v": [2], "s": ["after"]})
+    rows = [row for batch in table.changes(until="now") for row in batch.to_pylist()]
+    assert [row["_position"] for row in rows] == [1] + [2] * 500 + [3]
+    assert [row["s"] for row in rows if row["id"] == 0] == ["before", "a large row 0", "after"]
+    assert {row["_txn"]["version"] for row in rows if row["_position"] == 2} == {1}
+    table.compact()
+    assert len(mirrored(table.changes(until="now"))) == 500, "compaction does not take it out"
+
+
+def test_a_cursor_inside_of_a_large_write_goes_on_inside_of_it(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.writer(**LARGE) as writer:
+        writer.put(large(0, 150_000))
+    feed = table.changes(until="now")
+    first = next(iter(feed))
+    assert 0 < first.num_rows < 150_000
+    kept = mw.Cursor.parse(str(feed.cursor))
+    rest = list(table.changes(start=kept, until="now"))
+    ids = pa.chunked_array([batch.column("id") for batch in [first, *rest]]).to_pylist()
+    assert ids == list(range(150_000))
+    again = list(table.changes(until=kept))
+    assert sum(batch.num_rows for batch in again) == first.num_rows, "it can end there, too"
+
+
+def test_a_large_write_that_is_not_decided_ends_the_feed(tmp_path: Path) -> None:
+    from lance_memwal import crash_points
+
+    table = create(str(tmp_path / "t"))
+    seen: list[list[Any]] = []
+
+    def look(point: str) -> None:
+        if point == "bulk.before_commit":
+            feed = table.changes(until="now")
+            seen.append([row["id"] for batch in feed for row in batch.to_pylist()])
+            seen.append([feed.cursor.place(shard).position for shard in feed.cursor.shards])
+
+    with table.writer(**LARGE) as writer:
+        writer.put({"id": [7], "v": [1], "s": ["small"]})
+        crash_points.install(look)
+        try:
+            writer.put(large(0))
+        finally:
+            crash_points.install(None)
+    assert seen == [[7], [1]]
+    assert len(mirrored(table.changes(until="now"))) == 500
+
+
+def test_a_large_write_that_was_never_committed_is_no_change(tmp_path: Path) -> None:
+    from lance_memwal import crash_points
+
+    table = create(str(tmp_path / "t"))
+
+    def die(point: str) -> None:
+        if point == "bulk.before_commit":
+            raise KeyboardInterrupt
+
+    writer = table.shard_writer(**LARGE)
+    crash_points.install(die)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            writer.put(large(0))
+    finally:
+        crash_points.install(None)
+        writer.abort()
+    assert list(table.changes(until="now")) == []
+    put(table, [3])
+    assert [row[1] for row in ops_of(table.changes(until="now"), "id")] == [3]
+    table.compact()
+    assert [row[1] for row in ops_of(table.changes(until="now"), "id")] == [3], (
+        "also when its number is not listed any more"
+    )
+
+
+def test_start_latest_shows_only_what_comes_after(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    put(table, [1])
+    cursor = table.changes(start="latest").cursor
+    put(table, [2])
+    assert ops_of(table.changes(start=cursor, until="now"), "id") == [("u", 2)]
+
+
+def test_snapshot_then_tail_has_every_row_once(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), pa.table({"id": [1, 2, 3], "v": [0, 0, 0]}, keyed(pa.field("v", pa.int64()))))
+    with table.writer() as writer:
+        writer.put({"id": [2, 4], "v": [1, 1]})
+        writer.delete([3])
+        feed = table.changes(start="snapshot")
+        found = iter(feed)
+        first = [next(found), next(found)]
+        assert sorted(row["id"] for batch in first for row in batch.to_pylist()) == [1, 2, 4]
+        assert {row["_position"] for batch in first for row in batch.to_pylist()} == {None}
+        writer.put({"id": [5], "v": [2]})
+        assert ops_of([next(found)], "id") == [("u", 5)]
+    feed.stop()
+    assert list(found) == []
+
+
+def test_a_cursor_inside_of_a_snapshot_goes_on_inside_of_it(tmp_path: Path) -> None:
+    table = create(
+        str(tmp_path / "t"), pa.table({"id": range(1000), "v": [0] * 1000}, keyed(pa.field("v", pa.int64())))
+    )
+    with table.writer() as writer:
+        writer.put({"id": list(range(500, 1500)), "v": [1] * 1000})
+    feed = table.changes(start="snapshot", until="now")
+    first = next(iter(feed))
+    kept = mw.Cursor.parse(str(feed.cursor))
+    put_after = {"id": [7], "v": [9]}
+    with table.writer() as writer:
+        writer.put(put_after)
+    rest = list(table.changes(start=kept, until="now"))
+    ids = [row["id"] for batch in [first, *rest] for row in batch.to_pylist()]
+    assert sorted(ids) == sorted([*range(1500), 7])
+    assert ids[-1] == 7
+
+
+def test_a_time_is_a_place_in_every_shard(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 3))
+    put(table, list(range(20)), 1)
+    time.sleep(0.005)
+    between = datetime.now(UTC)
+    time.sleep(0.005)
+    put(table, list(range(30)), 2)
+    assert {op[1] for op in ops_of(table.changes(start=between, until="now"), "v")} == {2}
+    assert {op[1] for op in ops_of(table.changes(until=between), "v")} == {1}
+    with pytest.raises(mw.InvalidInputError, match="time zone"):
+        table.changes(start=datetime(2024, 1, 1))
+
+
+def test_columns_and_filter_narrow_the_feed_and_deletes_pass(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.writer() as writer:
+        writer.put({"id": [1, 2], "v": [10, 20], "s": ["a", "b"]})
+        writer.delete([1])
+    feed = table.changes(columns=["s"], filter="v > 15", until="now")
+    assert feed.schema.names[0] == "s"
+    assert ops_of(feed, "s") == [("u", "b"), ("d", None)]
+    by_key = table.changes(filter="id > 1", until="now")
+    assert ops_of(by_key, "id") == [("u", 2)], "the key of a delete is known"
+
+
+def test_before_images_say_what_each_change_was(tmp_path: Path) -> None:
+    schema = keyed(pa.field("v", pa.int64()))
+    table = create(str(tmp_path / "t"), pa.table({"id": [1, 2], "v": [10, 20]}, schema))
+    feed = table.changes(start="latest", before=True)
+    found = iter(feed)
+    with table.writer() as writer:
+        writer.put({"id": [1, 3], "v": [11, 30]})
+        assert ops_of([next(found)], "id", "v") == [
+            ("update_before", 1, 10),
+            ("update_after", 1, 11),
+            ("insert", 3, 30),
+        ]
+        writer.delete([1, 2, 9])
+        assert ops_of([next(found)], "id", "v") == [("delete", 1, 11), ("delete", 2, 20)]
+        writer.put({"id": [1, 1, 1], "v": [1, 2, 3]})
+        assert ops_of([next(found)], "id", "v") == [
+            ("insert", 1, 1),
+            ("update_before", 1, 1),
+            ("update_after", 1, 2),
+            ("update_before", 1, 2),
+            ("update_after", 1, 3),
+        ]
+    feed.stop()
+
+
+def test_before_images_are_known_from_the_earliest_change_on(tmp_path: Path) -> None:
+    schema = keyed(pa.field("v", pa.int64()))
+    table = create(str(tmp_path / "t"), pa.table({"id": [1], "v": [10]}, schema))
+    with table.writer() as writer:
+        writer.put({"id": [1, 2], "v": [11, 21]})
+        cursor = table.changes(start="latest").cursor
+        writer.put({"id": [1], "v": [12]})
+    table.compact()
+    changes = [("update_before", 1, 10), ("update_after", 1, 11), ("insert", 2, 21)]
+    later = [("update_before", 1, 11), ("update_after", 1, 12)]
+    assert ops_of(table.changes(before=True, until="now"), "id", "v") == changes + later
+    assert ops_of(table.changes(start=cursor, before=True, until="now"), "id", "v") == later
+
+
+def test_net_is_the_last_change_of_each_key(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=mw.Bucket("id", 3))
+    with table.writer() as writer:
+        for v in range(5):
+            writer.put({"id": list(range(v, 10)), "v": [v] * (10 - v), "s": [""] * (10 - v)})
+        writer.delete([9])
+    feed = table.changes(net=True, until="now")
+    found = {row["id"]: (row["_op"], row["v"]) for batch in feed for row in batch.to_pylist()}
+    assert found == {**{n: ("u", min(n, 4)) for n in range(9)}, 9: ("d", None)}
+    assert sum(batch.num_rows for batch in table.changes(net=True, until="now")) == 10
+    assert list(table.changes(start=feed.cursor, until="now")) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"net": True},
+        {"net": True, "until": "now", "before": True},
+        {"net": True, "until": "now", "start": "snapshot"},
+        {"start": "begin"},
+        {"until": "never"},
+        {"start": 3},
+        {"columns": ["x"]},
+        {"filter": "x > 1"},
+        {"before": 1},
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    table = create(str(tmp_path / "t"))
+    with pytest.raises(mw.InvalidInputError):
+        table.changes(**options)
+
+
+def test_a_follower_sees_what_comes_and_shards_that_appear(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), sharding=mw.Manual(), allow_keys_across_shards=True)
+    feed = table.changes()
+    found: list[int] = []
+
+    def follow() -> None:
+        for batch in feed:
+            found.extend(batch.column("id").to_pylist())
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    for number in range(3):
+        with table.shard_writer() as writer:
+            writer.put({"id": [number], "v": [0], "s": [""]})
+    deadline = time.monotonic() + 10
+    while len(found) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    feed.stop()
+    follower.join(10)
+    assert sorted(found) == [0, 1, 2]
+
+
+def test_another_table_at_the_same_place_is_refused(tmp_path: Path) -> None:
+    import shutil
+
+    uri = str(tmp_path / "t")
+    table = create(uri)
+    put(table, [1])
+    cursor = table.changes(start="latest").cursor
+    shutil.rmtree(uri)
+    with pytest.raises(mw.TableReplacedError):
+        create(uri).changes(start=cursor)
+
+
+def test_an_append_only_table_has_only_inserts(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), pa.schema([("n", pa.int64())]), primary_key=None)
+    with table.writer() as writer:
+        writer.put({"n": [1, 1]})
+    assert ops_of(table.changes(until="now"), "n") == [("u", 1), ("u", 1)]
+    assert ops_of(table.changes(until="now", before=True), "n") == [("insert", 1), ("insert", 1)]
+    assert rows_of(table.scan(), "n") == [{"n": 1}, {"n": 1}]
+
+
+@pytest.mark.parametrize("text", ["", "c1", "c2,-", "c1,zz", "c1,-,x=1", "c1,-,", "c1,-/3", "c1,-/x/y", "c1,-/3/"])
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(mw.InvalidInputError):
+        mw.Cursor.parse(text)

@@ -1,0 +1,343 @@
+"""Named consumers: their place is kept, collection waits for them, and one reader at a time reads for a name."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.feed.changes import Request
+from lance_memwal.feed.consumers import Consumer
+from lance_memwal.lance.base import NewestBase
+from lance_memwal.log.wal import list_positions
+from lance_memwal.store import paths
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.upkeep.gc import Collector
+from tests.kit.feeds import mirrored, ops_of
+from tests.kit.tables import create, keyed
+
+SHARD = mw.shard_id_for(mw.Unsharded())
+SCHEMA = keyed(pa.field("v", pa.int64()))
+LARGE = {"max_entry_bytes": 4096}
+
+
+def put(table: mw.Table, ids: list[int], v: int = 0, **options: Any) -> None:
+    with table.writer(**options) as writer:
+        writer.put({"id": ids, "v": [v] * len(ids)})
+
+
+def life(table: mw.Table, first: int) -> None:
+    """Three generations that are compacted, and a sentinel above them: all that they left can go."""
+    for n in range(3):
+        put(table, [first + n])
+    table.compact()
+    put(table, [first])
+
+
+def collect(table: mw.Table) -> mw.GcReport:
+    table.compact()
+    return table.gc(grace_seconds=0)
+
+
+def consumer(table: mw.Table, name: str = "sync", **options: Any) -> mw.Consumer:
+    return table.consumer(name, until="now", **options)
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [row[1] for row in ops_of(batches, "id")]
+
+
+def test_a_consumer_goes_on_where_it_committed(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1, 2])
+    reader = consumer(table)
+    assert ids_of(reader) == [1, 2]
+    again = consumer(table)
+    assert ids_of(again) == [1, 2], "nothing was committed"
+    again.commit()
+    put(table, [3])
+    third = consumer(table)
+    assert third.lag() > 0
+    assert ids_of(third) == [3]
+    third.commit()
+    assert third.lag() == 0
+    assert ids_of(consumer(table)) == []
+
+
+def test_collection_never_passes_a_consumer_that_stopped(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    reader = consumer(table, start="earliest")
+    life(table, 10)
+    assert collect(table).count("entry") == 0
+    found = consumer(table)
+    assert ids_of(found) == [10, 11, 12, 10]
+    found.commit()
+    assert collect(table).count("entry") > 0
+    with pytest.raises(mw.FencedError):
+        reader.commit()
+
+
+def test_the_rows_of_a_large_write_stay_until_a_consumer_has_passed_them(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    reader = consumer(table, start="earliest")
+    put(table, list(range(2000)), **LARGE)
+    put(table, [5000])
+    table.compact()
+    put(table, [5001])
+    assert not any("_gen_1/" in item.path for item in collect(table).objects)
+    reader = consumer(table)
+    assert ids_of(reader) == [*range(2000), 5000, 5001]
+    reader.commit()
+    report = collect(table)
+    assert any("_gen_1/" in item.path for item in report.objects)
+    assert report.count("entry") > 0
+
+
+def test_without_a_consumer_the_rows_of_a_large_write_go_and_earliest_begins_after_them(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    cursor = table.changes(start="latest").cursor
+    put(table, list(range(2000)), **LARGE)
+    table.compact()
+    table.compact()
+    assert table.gc(grace_seconds=0).count("sstable") > 0
+    put(table, [5001])
+    assert ids_of(table.changes(until="now")) == [5001]
+    with pytest.raises(mw.CollectedError, match="snapshot"):
+        list(table.changes(start=cursor, until="now"))
+
+
+def test_a_start_below_what_collection_left_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    cursor = table.changes(start="earliest").cursor
+    life(table, 10)
+    assert collect(table).count("entry") > 0
+    with pytest.raises(mw.CollectedError, match="start='snapshot'"):
+        list(table.changes(start=cursor, until="now"))
+    assert sorted(mirrored(table.changes(start="snapshot", until="now"))) == [1, 10, 11, 12]
+
+
+def test_an_object_that_came_late_into_an_emptied_slot_is_no_change(tmp_path: Path) -> None:
+    uri = tmp_path / "t"
+    table = create(str(uri), SCHEMA)
+    put(table, [1])
+    cursor = table.changes(start="earliest").cursor
+    late = uri / paths.wal_entry_path(SHARD, 1)
+    data = late.read_bytes()
+    life(table, 10)
+    collect(table)
+    assert not late.exists()
+    late.write_bytes(data)
+    with pytest.raises(mw.CollectedError):
+        list(table.changes(start=cursor, until="now"))
+
+
+def test_a_consumer_that_was_silent_for_too_long_expires_and_is_told_so(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    reader = consumer(table, start="earliest", max_age=timedelta(hours=1))
+    kept = consumer(table, "other", start="earliest", max_age=timedelta(days=30))
+    list(kept)
+    life(table, 10)
+    table.compact()
+    late = SkippingClock()
+    late.sleep(2 * 3600)
+    newest = NewestBase(table.base)
+    dry = Collector(table.location, newest, late).run(dry_run=True, grace_seconds=0)
+    assert dry.expired_consumers == ("sync",)
+    assert [info.state for info in table.consumers()] == ["active", "active"], "a dry run changes nothing"
+    report = Collector(table.location, newest, late).run(grace_seconds=0)
+    assert report.expired_consumers == ("sync",)
+    assert report.count("entry") == 0, "the other one still holds its entries back"
+    assert {info.name: info.state for info in table.consumers()} == {"other": "active", "sync": "expired"}
+    with pytest.raises(mw.CollectedError, match=r"up to \d+ log entries"):
+        reader.commit()
+    with pytest.raises(mw.CollectedError, match="drop_consumer"):
+        consumer(table)
+    table.drop_consumer("sync")
+    fresh = consumer(table)
+    assert sorted(mirrored(fresh)) == [1, 10, 11, 12]
+
+
+def test_a_consumer_that_holds_nothing_back_does_not_expire(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    life(table, 10)
+    reader = consumer(table, max_age=timedelta(hours=1))
+    list(reader)
+    reader.commit()
+    late = SkippingClock()
+    late.sleep(2 * 3600)
+    table.compact()
+    report = Collector(table.location, NewestBase(table.base), late).run(grace_seconds=0)
+    assert report.expired_consumers == ()
+    reader.commit()
+
+
+def test_a_consumer_that_reads_says_that_it_is_there(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    clock = SkippingClock()
+    reader = Consumer(
+        NewestBase(table.base),
+        "sync",
+        Request(),
+        start="earliest",
+        until="now",
+        max_age=timedelta(hours=1),
+        clock=clock,
+    )
+    before = reader.committed
+    clock.sleep(1800)
+    list(reader)
+    info = table.consumers()[0]
+    assert info.silent_seconds == 0
+    assert reader.committed == before, "nothing was committed"
+    reader.commit()
+
+
+def test_a_second_reader_takes_over_and_the_first_one_stops(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    first = consumer(table)
+    list(first)
+    second = consumer(table)
+    with pytest.raises(mw.FencedError):
+        first.commit()
+    list(second)
+    second.commit()
+    with pytest.raises(mw.FencedError):
+        first.commit()
+    assert ids_of(consumer(table)) == []
+
+
+def test_a_dropped_consumer_stops_and_holds_nothing_back(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    reader = consumer(table, start="earliest")
+    life(table, 10)
+    table.drop_consumer("sync")
+    assert table.consumers() == []
+    assert collect(table).count("entry") > 0
+    with pytest.raises(mw.ClosedError):
+        reader.commit()
+    with pytest.raises(mw.InvalidInputError):
+        table.drop_consumer("sync")
+
+
+def test_a_damaged_record_is_named_and_can_be_dropped(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    consumer(table)
+    path = tmp_path / "t" / paths.record_path(paths.record_dir(paths.CONSUMERS_DIR, "sync"), 2)
+    path.write_bytes(b"{}")
+    with pytest.raises(mw.UnsupportedFormatError):
+        table.gc()
+    path.write_bytes(b"{")
+    with pytest.raises(mw.CorruptDataError, match=r"2\.json"):
+        table.gc()
+    table.drop_consumer("sync")
+    table.gc()
+    assert ids_of(consumer(table)) == []
+
+
+def test_lag_is_in_the_statistics(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    reader = consumer(table, start="earliest")
+    put(table, [1])
+    put(table, [2])
+    (info,) = table.stats().consumers
+    assert (info.name, info.state) == ("sync", "active")
+    assert info.lag_entries >= 2
+    list(reader)
+    consumer(table)
+    assert info.max_age_seconds == 7 * 24 * 3600
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", 3])
+def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(mw.InvalidInputError):
+        create(str(tmp_path / "t"), SCHEMA).consumer(name)
+
+
+@pytest.mark.parametrize("point", ["gc.proposed", "gc.before_floor", "gc.after_floor"])
+def test_a_consumer_that_comes_while_collection_runs_misses_nothing_unsaid(tmp_path: Path, point: str) -> None:
+    """It reads everything from its start on, or is told at its first read that it cannot."""
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    begin = table.changes(start="earliest").cursor
+    life(table, 10)
+    table.compact()
+    came: list[mw.Consumer] = []
+
+    def come(at: str) -> None:
+        if at == point and not came:
+            came.append(table.consumer("sync", start=begin, until="now"))
+
+    crash_points.install(come)
+    try:
+        table.gc(grace_seconds=0)
+    finally:
+        crash_points.install(None)
+    try:
+        found = ids_of(came[0])
+    except mw.CollectedError:
+        return
+    assert found == [1, 10, 11, 12, 10]
+    assert min(list_positions(table.location, SHARD)) == 1
+
+
+@pytest.mark.parametrize("point", ["gc.proposed", "gc.before_floor", "gc.after_floor"])
+def test_a_consumer_that_begins_with_a_snapshot_while_collection_runs_can_read_it(tmp_path: Path, point: str) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    life(table, 10)
+    came: list[mw.Consumer] = []
+
+    def come(at: str) -> None:
+        if at == point and not came:
+            came.append(table.consumer("sync", until="now"))
+
+    crash_points.install(come)
+    try:
+        table.gc(grace_seconds=0)
+    finally:
+        crash_points.install(None)
+    if came:
+        assert sorted(mirrored(came[0])) == [10, 11, 12]
+
+
+def test_a_restarted_consumer_knows_what_rows_were_before(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), pa.table({"id": [1, 2], "v": [10, 20]}, SCHEMA))
+    reader = consumer(table, start="latest", before=True)
+    put(table, [1], 11)
+    reader = consumer(table, before=True)
+    assert ops_of(reader, "id", "v") == [("update_before", 1, 10), ("update_after", 1, 11)]
+    reader.commit()
+    put(table, [1, 3], 12)
+    collect(table)
+    put(table, [2], 21)
+    collect(table)
+    reader = consumer(table, before=True)
+    assert ops_of(reader, "id", "v") == [
+        ("update_before", 1, 11),
+        ("update_after", 1, 12),
+        ("insert", 3, 12),
+        ("update_before", 2, 20),
+        ("update_after", 2, 21),
+    ]
+
+
+def test_a_consumer_that_stopped_inside_of_its_snapshot_goes_on_there(tmp_path: Path) -> None:
+    rows = pa.table({"id": range(300_000), "v": [0] * 300_000}, SCHEMA)
+    table = create(str(tmp_path / "t"), rows)
+    reader = consumer(table)
+    taken = iter(reader)
+    first = [next(taken), next(taken)]
+    reader.commit()
+    put(table, [5], 1)
+    collect(table)
+    rest = list(consumer(table))
+    ids = [n for batch in [*first, *rest] for n in batch.column("id").to_pylist()]
+    assert sorted(ids) == sorted([*range(300_000), 5])

@@ -1,0 +1,33 @@
+"""What tests of the feed share: changes as plain rows, and a dict that applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+EXTRA = ("_op", "_shard", "_position", "_time", "_txn")
+
+
+def ops_of(batches: Iterable[pa.RecordBatch], *columns: str) -> list[tuple[Any, ...]]:
+    """What each change is, and these columns of it."""
+    names = ["_op", *columns]
+    return [tuple(row[name] for name in names) for batch in batches for row in batch.to_pylist()]
+
+
+def apply(state: dict[Any, Any], batch: pa.RecordBatch, key: str = "id") -> None:
+    """Let `state` follow the changes of one batch."""
+    for row in batch.to_pylist():
+        if row["_op"] in ("d", "delete"):
+            state.pop(row[key], None)
+        elif row["_op"] != "update_before":
+            state[row[key]] = {name: value for name, value in row.items() if name not in EXTRA}
+
+
+def mirrored(batches: Iterable[pa.RecordBatch], key: str = "id") -> dict[Any, Any]:
+    """The rows that are left after all changes."""
+    state: dict[Any, Any] = {}
+    for batch in batches:
+        apply(state, batch, key)
+    return state
