@@ -337,7 +337,7 @@ def test_long_work_shows_progress_with_a_rate_on_a_terminal_only(table: Path, tm
 
 def test_the_shell_completes_commands_and_options() -> None:
     environment = {"_MEMWAL_COMPLETE": "complete_bash", "COMP_WORDS": "memwal s", "COMP_CWORD": "1"}
-    assert run(environment=environment).stdout.split() == ["serve", "scan", "search", "shards", "stats"]
+    assert run(environment=environment).stdout.split() == ["serve", "scan", "search", "snapshot", "shards", "stats"]
     environment |= {"COMP_WORDS": "memwal scan t --expl", "COMP_CWORD": "3"}
     assert run(environment=environment).stdout.split() == ["--explain"]
 
@@ -360,12 +360,17 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "bench",
         "wal",
     ]
+    expected += ["diff", "snapshot", "checkpoints"]
     expected += ["serve", "maintain", "flush", "compact", "gc", "verify", "repair"]
     commands = typer.main.get_command(app).commands
     assert set(commands) == set(expected)
-    for name, command in {**commands, **commands["wal"].commands}.items():
-        assert f"│ {name} " in text or name in commands["wal"].commands
-        assert name == "wal" or any("--json" in parameter.opts for parameter in command.params), name
+    groups = {name: command for name, command in commands.items() if hasattr(command, "commands")}
+    assert set(groups) == {"wal", "checkpoints"}
+    for name in commands:
+        assert f"│ {name} " in text
+    single = [command for name, command in commands.items() if name not in groups]
+    for command in [*single, *(inner for group in groups.values() for inner in group.commands.values())]:
+        assert any("--json" in parameter.opts for parameter in command.params), command.name
     assert run("--version").stdout.startswith("memwal ")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from lance_memwal.cli import inspecting, maintenance, reading, serving, stories, tables
+from lance_memwal.cli import inspecting, maintenance, moments, reading, serving, stories, tables
 from lance_memwal.cli.output import error
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
 
@@ -31,7 +31,7 @@ app = typer.Typer(
 _TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
 for _panel, _commands in {
     "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete, serving.serve),
-    "Read": (reading.scan, reading.get, reading.search),
+    "Read": (reading.scan, reading.get, reading.search, moments.diff, moments.snapshot),
     "Look inside": (inspecting.shards, inspecting.stats, inspecting.manifest),
     "Maintain": (
         maintenance.maintain,
@@ -47,6 +47,7 @@ for _panel, _commands in {
         _typed = _TYPED if _command in (reading.get, tables.delete) else None
         app.command(rich_help_panel=_panel, context_settings=_typed)(_command)
 app.add_typer(inspecting.wal, name="wal", rich_help_panel="Look inside")
+app.add_typer(moments.checkpoints, name="checkpoints", rich_help_panel="Maintain")
 
 
 @app.callback(invoke_without_command=True)
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command_of(arguments: Sequence[str]) -> str:
     named = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
-    known = named[:2] if named[:1] == ["wal"] else named[:1]
+    known = named[:2] if named[:1] in (["wal"], ["checkpoints"]) else named[:1]
     return "".join(f"{name} " for name in known)
 
 

@@ -16,14 +16,17 @@ import pyarrow as pa
 import typer
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.feed.view import TableView
 from lance_memwal.table import Table, open_table
 
 __all__ = [
+    "At",
     "Columns",
     "Json",
     "Options",
     "Shard",
     "Uri",
+    "as_of",
     "key_of",
     "open_for",
     "shard_for_writing",
@@ -39,6 +42,15 @@ Options = Annotated[
 ]
 Shard = Annotated[
     str | None, typer.Option("--shard", help="Manual shards only: the shard to write to, or new.", show_default=False)
+]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="MOMENT",
+        help="As of then: a snapshot, a checkpoint, a time with a zone, or a base version.",
+        show_default=False,
+    ),
 ]
 Columns = Annotated[str | None, typer.Option("--columns", "-c", help="Column names, separated by commas.")]
 
@@ -57,6 +69,11 @@ def storage_options(pairs: list[str] | None) -> dict[str, str] | None:
 def open_for(uri: str, pairs: list[str] | None, *, for_repair: bool = False) -> Table:
     """The table at `uri`."""
     return open_table(uri, storage_options=storage_options(pairs), for_repair=for_repair)
+
+
+def as_of(table: Table, at: str | None) -> Table | TableView:
+    """The table, or what it was at a moment."""
+    return table if at is None else table.at(at)
 
 
 def split_names(text: str | None) -> list[str] | None:

@@ -6,11 +6,11 @@ Owns no engine logic: each command is one call of the facade.
 from __future__ import annotations
 
 import json as json_text
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lance_memwal.cli.options import Columns, Json, Options, Uri, key_of, open_for, split_names
+from lance_memwal.cli.options import At, Columns, Json, Options, Uri, as_of, key_of, open_for, split_names
 from lance_memwal.cli.output import note, print_batches, print_bytes, print_json, print_row, show
 from lance_memwal.errors import InvalidInputError
 
@@ -35,11 +35,15 @@ def scan(
     count: Annotated[bool, typer.Option("--count", help="Only count the rows.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say what would be read.")] = False,
     flushed: Annotated[bool, typer.Option("--flushed", help="Leave out what is only in logs and memory.")] = False,
+    at: At = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
     """Print the live rows of all tiers."""
-    table = open_for(uri, storage_option)
+    if flushed and at is not None:
+        raise typer.BadParameter("a moment has logs, too: leave it out, or --at", param_hint="--flushed")
+    table = as_of(open_for(uri, storage_option), at)
+    options: dict[str, Any] = {"consistency": "flushed"} if flushed else {}
     rows = None if everything or count else limit
     cut = _SHOWN_ROWS if rows is None and not (everything or count or json) else None
     found = table.scan(
@@ -47,7 +51,7 @@ def scan(
         filter,
         rows if cut is None else cut + 1,  # one more than is shown tells whether there are more
         order_by=split_names(order_by),
-        consistency="flushed" if flushed else "fresh",
+        **options,
     )
     if explain:
         print_json({"plan": found.explain()}) if json else print(found.explain())
@@ -74,6 +78,7 @@ def get(
     blob: Annotated[
         str | None, typer.Option("--blob", help="Write the bytes of this blob column to standard output instead.")
     ] = None,
+    at: At = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
@@ -82,13 +87,14 @@ def get(
     A key of several columns is a JSON array or object. A blob column shows the size of the blob.
     """
     table = open_for(uri, storage_option)
+    then = as_of(table, at)
     if blob is not None:
-        file = table.get_blob(key_of(table, key), blob)
+        file = then.get_blob(key_of(table, key), blob)
         if file is None:
             raise InvalidInputError(f"there is no row with key {key}, or its {blob!r} is null")
         print_bytes(file)
         return
-    row = table.get(key_of(table, key), split_names(columns))
+    row = then.get(key_of(table, key), split_names(columns))
     if row is None:
         raise InvalidInputError(f"there is no row with key {key}")
     print_row(row, as_json=json)
@@ -112,6 +118,7 @@ def search(
     ] = None,
     filter: _Filter = None,  # noqa: A002
     columns: Columns = None,
+    at: At = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
@@ -120,7 +127,7 @@ def search(
         raise typer.BadParameter("give --text, --vector or both", param_hint="--text")
     query = None if vector is None else _vector(vector)
     bounds = None if distance_range is None else _range(distance_range)
-    table = open_for(uri, storage_option)
+    table = as_of(open_for(uri, storage_option), at)
     found = table.search(
         vector=query,
         text=text,

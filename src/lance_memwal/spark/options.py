@@ -36,6 +36,7 @@ class Options:
     filter: str | None = None
     consistency: Literal["fresh", "flushed"] = "fresh"
     rows_per_partition: int = 1_000_000
+    as_of: str | None = None
     # writing
     operation: Operation | None = None
     txn_app_id: str | None = None
@@ -81,6 +82,10 @@ class Options:
     def _check_together(self) -> None:
         if self.txn_app_id is None and self.txn_version is not None:  # a stream has versions of its own
             raise InvalidInputError("option 'txnVersion' needs 'txnAppId': the version counts per application")
+        if self.as_of is not None and (self.change_feed or self.consistency != "fresh"):
+            raise InvalidInputError(
+                "option 'asOf' is for reads of the whole table: leave out changeFeed and consistency"
+            )
         if self.sequence_by is not None and self.duplicates == "last":
             raise InvalidInputError("options 'sequenceBy' and 'duplicates' exclude each other: one rule decides")
         if self.if_absent and self.operation in ("update", "delete"):
@@ -153,6 +158,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "filter": ("filter", _text),
     "consistency": ("consistency", _one_of("fresh", "flushed")),
     "rowsPerPartition": ("rows_per_partition", _positive),
+    "asOf": ("as_of", _text),
     "operation": ("operation", _one_of("upsert", "append", "update", "delete")),
     "txnAppId": ("txn_app_id", _text),
     "txnVersion": ("txn_version", _number),

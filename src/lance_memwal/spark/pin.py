@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from lance_memwal.feed.snapshots import tiers_of
+from lance_memwal.feed.snapshots import snapshot_of, tiers_of
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.rebuilt import base_of
@@ -33,9 +33,12 @@ class Pin:
 
 
 def pin_table(options: Options) -> Pin:
-    """The table as it is now."""
+    """The table as it is now, or was at the moment that the option `asOf` names."""
     table = open_table(options.path, storage_options=options.storage_options)
-    snapshot = Reader(NewestBase(table.base)).snapshot(options.filter, consistency=options.consistency)
+    if options.as_of is not None:
+        snapshot = snapshot_of(table.base, options.as_of)
+    else:
+        snapshot = Reader(NewestBase(table.base)).snapshot(options.filter, consistency=options.consistency)
     return Pin(snapshot, base_of(table.location, snapshot).columns.shown)
 
 
