@@ -537,8 +537,8 @@ class ShardWriter:
 
     @property
     def shard_time_ms(self) -> int:
-        """The time of the shard, by which ids are forgotten."""
-        return self._shard.transactions.time.expiry_ms
+        """The time of the shard, by which ids are forgotten; one that is born now carries it."""
+        return self._shard.transactions.time.birth_ms
 
     @property
     def is_writing(self) -> bool:

@@ -48,6 +48,14 @@ def rows(table: mw.Table) -> dict[int, str]:
     return {row["id"]: row["v"] for row in table.scan().to_table().to_pylist()}
 
 
+def test_an_id_that_is_born_before_the_first_entry_is_not_old_after_it(table: mw.Table) -> None:
+    """Threads that write first, at the same time, take their ids before any of their entries is there."""
+    with table.shard_writer() as writer:
+        app = client_id("0" * 32, writer.shard_time_ms)
+        writer.put([{"id": 1, "v": "a"}])
+        assert writer.put([{"id": 2, "v": "b"}], txn=(app, 1)).written == 1
+
+
 def test_every_verb_is_forwarded(table: mw.Table, pair: tuple[mw.TableWriter, mw.TableWriter]) -> None:
     _, other = pair
     assert other.put([{"id": 2, "v": "a"}, {"id": 3, "v": "b"}]).written == 2

@@ -138,6 +138,11 @@ class ShardTime:
             return 0
         return self._agreed_ms + int((self._clock.monotonic() - self._since) * 1000)
 
+    @property
+    def birth_ms(self) -> int:
+        """The time at which an id is born now: before the first entry, which starts the time, that of the wall clock."""
+        return self._clock.now_ms() if self._agreed_ms is None else self.expiry_ms
+
 
 class TransactionMap:
     """The transactions of one shard as one of its writers knows them, and when an entry must carry them all.
