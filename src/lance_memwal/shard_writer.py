@@ -47,7 +47,7 @@ from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write import changes, columns, life, resolved, writes
-from lance_memwal.write.changes import Change
+from lance_memwal.write.changes import Change, Settings
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
@@ -157,6 +157,13 @@ class ShardWriter:
                 return put_in_order(self._shard, self._newest_rows, highest, data, txn, missing, merge)
         return self._resolved(changes.put(data, missing, if_absent=if_absent, where=where), txn)
 
+    def insert(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> WriteResult:
+        """Insert rows whose keys are not there. If one is, or comes twice, that is an `InvalidInputError`, and nothing is
+        written. `missing`: see `put`."""
+        return self._resolved(changes.insert(data, missing), txn)
+
     def update(
         self,
         data: Any = None,
@@ -165,6 +172,7 @@ class ShardWriter:
         insert: bool = False,
         where: FilterLike | None = None,
         set: Mapping[str, str] | None = None,  # noqa: A002
+        values: Mapping[str, Any] | None = None,
     ) -> WriteResult:
         """Change the columns that are given; all others stay. Exact, whatever other threads write meanwhile.
 
@@ -172,19 +180,21 @@ class ShardWriter:
         columns that are left out are null. Dicts may give different columns each.
 
         `update(where=filter, set={column: expression})` changes all rows for which the filter is true; an expression is
-        SQL over the columns of the row. `matched` of the result says how many.
+        SQL over the columns of the row. `values={column: value}` sets values as they are. `matched` of the result says how
+        many rows that were.
         """
-        if where is None and set is None:
+        if where is None and set is None and values is None:
             return self._resolved(changes.update(data, insert=insert), txn)
-        if where is None or set is None or data is not None or insert:
-            raise InvalidInputError("give rows to update, or where= and set=")
-        return self._resolved(changes.updated_where(self._candidates(where), where, set), txn)
+        if where is None or data is not None or insert:
+            raise InvalidInputError("give rows to update, or where= with set= or values=")
+        settings = Settings.of(set, values, self._shard.columns.target.schema)
+        return self.update_matching(self._candidates(where), where, settings, txn)
 
     def update_matching(
-        self, keys: pa.Table, where: FilterLike, values: Mapping[str, str], txn: Transaction | tuple[str, int] | None
+        self, keys: pa.Table, where: FilterLike, settings: Settings, txn: Transaction | tuple[str, int] | None
     ) -> WriteResult:
         """`update(where=..., set=...)`, of these keys alone."""
-        return self._resolved(changes.updated_where(keys, where, values), txn)
+        return self._resolved(changes.updated_where(keys, where, settings), txn)
 
     def delete_matching(
         self, keys: pa.Table, where: FilterLike, txn: Transaction | tuple[str, int] | None

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from lance_memwal.arguments import check_names, check_timeout
+from lance_memwal.arguments import check_timeout
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
@@ -45,7 +45,7 @@ from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.changes import checked_settings
+from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from lance_memwal.write.results import RoutedResult, WriteResult
@@ -151,6 +151,13 @@ class TableWriter:
             return self._each(routed, lambda w, rows: w.put(rows, txn=txn, if_absent=if_absent, where=where))
         return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
 
+    def insert(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> RoutedResult:
+        """Insert rows whose keys are not there; see `ShardWriter.insert`. It is atomic per shard."""
+        self._admit()
+        return self._each(self._route(data, missing), lambda writer, rows: writer.insert(rows, txn=txn))
+
     def update(
         self,
         data: Any = None,
@@ -159,26 +166,25 @@ class TableWriter:
         insert: bool = False,
         where: FilterLike | None = None,
         set: Mapping[str, str] | None = None,  # noqa: A002
+        values: Mapping[str, Any] | None = None,
     ) -> RoutedResult:
         """Change the columns that are given; all others stay. See `ShardWriter.update`; it is atomic per shard.
 
         A sharding column that is not part of the key must be given, too: it says which shard has the row.
         """
         self._admit()
-        if where is None and set is None:
+        if where is None and set is None and values is None:
             routed = self._route_parts(data)
             return self._each(routed, lambda writer, rows: writer.update(rows, txn=txn, insert=insert), counts=True)
-        if where is None or set is None or data is not None or insert:
-            raise InvalidInputError("give rows to update, or where= and set=")
-        condition, values = where, set
-        if self._sharding.column in check_names("set", values):
+        if where is None or data is not None or insert:
+            raise InvalidInputError("give rows to update, or where= with set= or values=")
+        condition, settings = where, Settings.of(set, values, self._schema)
+        if self._sharding.column in settings.names:
             raise InvalidInputError(
                 f"column {self._sharding.column!r} shards the table, and cannot be set: delete and put"
             )
-        checked_settings(values, self._schema)  # also if no shard has a row to change
-        return self._each(
-            self._route_candidates(where), lambda w, keys: w.update_matching(keys, condition, values, txn), counts=True
-        )
+        found = self._route_candidates(where)
+        return self._each(found, lambda w, keys: w.update_matching(keys, condition, settings, txn), counts=True)
 
     def compare_and_set(
         self, key: Any, expected: Any, new: Any, *, txn: Transaction | tuple[str, int] | None = None

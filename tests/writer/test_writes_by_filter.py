@@ -70,6 +70,36 @@ def test_update_sets_columns_by_expressions(table: Pair) -> None:
     assert contents(writer) == {**after, 2: (2, None)}
 
 
+def test_values_are_set_as_they_are(table: Pair) -> None:
+    _, writer = table
+    result = writer.update(where="n > 5", values={"v": "it's '{v}' -- n", "n": None})
+    assert (result.matched, result.written, result.rejected) == (4, 4, None)
+    set_to = (None, "it's '{v}' -- n")
+    assert contents(writer) == {**{i: (i, "a") for i in range(6)}, **dict.fromkeys((1, 6, 7, 8), set_to)}
+    assert writer.update(where="id = 2", set={"n": "n + 1"}, values={"v": "b"}).matched == 1
+    assert contents(writer)[2] == (3, "b")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"values": {"id": 1}}, "part of the key"),
+        ({"values": {"nope": 1}}, "'nope' is not in the table"),
+        ({"values": {"n": "x"}}, "n"),
+        ({"values": {}}, "names no column"),
+        ({"values": {"n": 1}, "set": {"n": "1"}}, "the same column"),
+        ({"values": ["n"]}, "values must be a dict"),
+        ({"set": ["n"]}, "set must be a dict"),
+        ({"values": {1: 1}}, "an item of values"),
+    ],
+)
+def test_wrong_values_are_refused(table: Pair, wrong: dict[str, Any], why: str) -> None:
+    _, writer = table
+    with pytest.raises(mw.InvalidInputError, match=why):
+        writer.update(where="id = 2", **wrong)
+    assert contents(writer) == BEFORE
+
+
 def test_a_repeated_transaction_is_skipped(table: Pair) -> None:
     _, writer = table
     assert writer.update(where="id = 3", set={"n": "n + 1"}, txn=("app", 1)).written == 1

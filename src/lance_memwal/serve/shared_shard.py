@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.store.location import Location
 from lance_memwal.types import Transaction
 from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import WriteStats
@@ -157,6 +158,18 @@ class SharedShard:
         whole = txn is None and not if_absent and where is None and missing != "keep" and self._table.is_plain
         return _told(result, sum(batch.num_rows for batch in data)) if whole else result
 
+    def insert(
+        self,
+        data: list[pa.RecordBatch],
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+    ) -> WriteResult:
+        """See `ShardWriter.insert`."""
+        result = self._write(Request("insert", (data,), {"missing": missing}), txn)
+        whole = txn is None and self._table.is_plain
+        return _told(result, sum(batch.num_rows for batch in data)) if whole else result
+
     def update(
         self, data: list[pa.RecordBatch], *, txn: Transaction | tuple[str, int] | None = None, insert: bool = False
     ) -> WriteResult:
@@ -164,11 +177,12 @@ class SharedShard:
         return self._write(Request("update", (data,), {"insert": insert}), txn)
 
     def update_matching(
-        self, keys: pa.Table, where: FilterLike, values: Mapping[str, str], txn: Transaction | tuple[str, int] | None
+        self, keys: pa.Table, where: FilterLike, settings: Settings, txn: Transaction | tuple[str, int] | None
     ) -> WriteResult:
         """See `ShardWriter.update_matching`."""
-        options = {"where": _text(where), "set": dict(values)}
-        return self._write(Request("update_matching", (keys.to_batches(),), options), txn)
+        given = None if settings.given is None else [settings.given]
+        options = {"where": _text(where), "set": dict(settings.sql)}
+        return self._write(Request("update_matching", (keys.to_batches(), given), options), txn)
 
     def delete(
         self,

@@ -26,6 +26,7 @@ from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import Transaction
+from lance_memwal.write.changes import Settings
 from lance_memwal.write.results import WriteResult
 
 __all__ = [
@@ -74,8 +75,11 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
             return writer.delete(_batch(parts[0]), txn=txn, count=options["count"], sequence=sequence)
         case "update":
             return writer.update(parts[0], txn=txn, insert=options["insert"])
+        case "insert":
+            return writer.insert(parts[0], txn=txn, missing=options["missing"])
         case "update_matching":
-            return writer.update_matching(_table(parts[0]), options["where"], options["set"], txn)
+            settings = Settings(options["set"], None if parts[1] is None else parts[1][0])
+            return writer.update_matching(_table(parts[0]), options["where"], settings, txn)
         case "delete_matching":
             return writer.delete_matching(_table(parts[0]), options["where"], txn)
         case "compare_and_set":

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lance_memwal.arguments import check_column, check_flag, check_names
+from lance_memwal.arguments import check_column, check_flag, check_instance, check_names
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import bytes_of
 from lance_memwal.rows.filter import FilterLike, RowExpressions, RowFilter
@@ -27,17 +27,18 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.live_rows import KeysOfWrite
 from lance_memwal.write.resolve import Numbers, Part, Rule
-from lance_memwal.write.rules import MustExist, NotLate, OnlyAbsent, OnlyIf, OnlyIfEqual, OnlyMatching
+from lance_memwal.write.rules import MustBeNew, MustExist, NotLate, OnlyAbsent, OnlyIf, OnlyIfEqual, OnlyMatching
 from lance_memwal.write.sequences import span_of
 
 __all__ = [
     "Change",
+    "Settings",
     "Terms",
     "appended",
-    "checked_settings",
     "compared",
     "delete",
     "deleted_where",
+    "insert",
     "merged",
     "put",
     "update",
@@ -61,7 +62,7 @@ class Change:
     def inserts_only(self) -> bool:
         """Whether it writes no row whose key is there."""
         return any(
-            isinstance(rule, OnlyAbsent) or (isinstance(rule, OnlyIfEqual) and rule.expected is None)
+            isinstance(rule, (OnlyAbsent, MustBeNew)) or (isinstance(rule, OnlyIfEqual) and rule.expected is None)
             for rule in self.rules
         )
 
@@ -89,6 +90,20 @@ def put(
             return _change(fitting, to_parts(data, schema.columns), rules)
         fill = fills_missing(missing, schema)
         return _change(fitting, to_batches(data, schema.columns, whole=not fill), rules, fill)
+
+    return change
+
+
+def insert(data: Any, missing: Missing | None) -> Callable[[Fitting], Change]:
+    """Rows of keys that are not there."""
+    if keeps_missing(missing):
+        raise InvalidInputError("a row that is inserted has nothing to keep: missing is 'error' or 'null'")
+
+    def change(fitting: Fitting) -> Change:
+        schema = fitting.schema
+        fill = fills_missing(missing, schema)
+        batches = to_batches(data, schema.columns, whole=not fill)
+        return _change(fitting, batches, (MustBeNew(schema.need_key()),), fill)
 
     return change
 
@@ -301,48 +316,76 @@ def deleted_where(keys: pa.Table, where: FilterLike) -> Callable[[Fitting], Chan
     return change
 
 
-def updated_where(keys: pa.Table, where: FilterLike, values: Mapping[str, str]) -> Callable[[Fitting], Change]:
-    """Set columns of the rows of `keys` for which the filter is true when they are set, to what expressions make of them."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an update sets columns to: `sql` over the columns of the row, or values, of which `given` is one row."""
+
+    sql: Mapping[str, str]
+    given: pa.RecordBatch | None = None
+
+    @classmethod
+    def of(cls, sql: Mapping[str, str] | None, values: Mapping[str, Any] | None, schema: TableSchema) -> Settings:
+        """What the caller says; `InvalidInputError` if it names no column, one that cannot be set, or is no SQL."""
+        for what, asked in (("set", sql), ("values", values)):
+            if asked is not None:
+                check_instance(what, asked, Mapping, "a dict of columns")
+                check_names(what, asked)
+        given = to_parts([dict(values)], schema.columns)[0] if values else None
+        settings = cls(dict(sql or {}), given)
+        if not settings.names:
+            raise InvalidInputError("an update names no column to set: set={column: SQL}, or values={column: value}")
+        for name in settings.names:
+            check_column(name, schema.columns.names)
+            if name in schema.primary_key:
+                raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
+        if len(set(settings.names)) != len(settings.names):
+            raise InvalidInputError("set= and values= name the same column")
+        RowExpressions(settings.sql, schema.shown.columns)
+        return settings
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are set."""
+        return [*self.sql, *([] if self.given is None else self.given.schema.names)]
+
+
+def updated_where(keys: pa.Table, where: FilterLike, settings: Settings) -> Callable[[Fitting], Change]:
+    """Set columns of the rows of `keys` for which the filter is true when they are set."""
 
     def change(fitting: Fitting) -> Change:
         schema = fitting.schema
         named, numbers = _named(fitting, keys)
-        settings = _Settings(fitting, values)
-        kept = tuple(name for name in schema.columns.names if name not in values and name not in schema.primary_key)
-        part = Part(named, numbers, kept, computed=settings, blobs=schema.blobs)
+        kept = tuple(
+            name for name in schema.columns.names if name not in settings.names and name not in schema.primary_key
+        )
+        part = Part(named, numbers, kept, computed=_Made(fitting, settings), blobs=schema.blobs)
         rule = OnlyMatching(RowFilter(where, schema.shown.columns))
         return Change(KeysOfWrite.of(named.columns)[0], [part], (rule,), counts=True, tells=False)
 
     return change
 
 
-def checked_settings(values: Mapping[str, str], schema: TableSchema) -> RowExpressions:
-    """What an update sets columns to; `InvalidInputError` if it names none, one that cannot be set, or is no SQL."""
-    names = check_names("set", values)
-    if not names:
-        raise InvalidInputError("set= names no column")
-    for name in names:
-        check_column(name, schema.columns.names)
-        if name in schema.primary_key:
-            raise InvalidInputError(f"column {name!r} is part of the key, and cannot be set: delete and put")
-    return RowExpressions(values, schema.shown.columns)
+class _Made:
+    """The columns that an update sets, made of the live rows."""
 
+    __slots__ = ("_expressions", "_fitting", "_given", "columns")
 
-class _Settings:
-    """The columns that an update sets, each by an expression over the live row."""
-
-    __slots__ = ("_expressions", "_fitting", "columns")
-
-    def __init__(self, fitting: Fitting, values: Mapping[str, str]) -> None:
+    def __init__(self, fitting: Fitting, settings: Settings) -> None:
         self._fitting = fitting
-        self._expressions = checked_settings(values, fitting.schema)
+        self._given = settings.given
+        self._expressions = RowExpressions(settings.sql, fitting.schema.shown.columns)
         self.columns = tuple(dict.fromkeys([*fitting.schema.primary_key, *self._expressions.columns]))
 
     def make(self, rows: pa.Table) -> dict[str, pa.Array]:
-        """What the expressions give, in the types of the columns."""
-        made = self._expressions.evaluate(rows)
-        for name in self._fitting.schema.primary_key:
-            made = made.append_column(name, rows.column(name))
+        """What the expressions give, and the values, in the types of the columns."""
+        made = rows.select(list(self._fitting.schema.primary_key))
+        evaluated = self._expressions.evaluate(rows)
+        for name in evaluated.schema.names:
+            made = made.append_column(name, evaluated.column(name))
+        if self._given is not None:
+            repeated = self._given.take(pa.array(np.zeros(rows.num_rows, dtype=np.int64)))
+            for name in repeated.schema.names:
+                made = made.append_column(name, repeated.column(name))
         fitted, _ = self._fitting.fit_parts(made.combine_chunks().to_batches(), None)[0]
         return {name: fitted.column(name) for name in fitted.schema.names}
 

@@ -22,7 +22,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.resolve import Live, Mask, Numbers, Part, occurrences
 
-__all__ = ["MustExist", "NotLate", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "OnlyMatching"]
+__all__ = ["MustBeNew", "MustExist", "NotLate", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "OnlyMatching"]
 
 EXCLUDED = "excluded"  # what a condition calls the row that is given
 _SHOWN = 5
@@ -42,14 +42,41 @@ class MustExist:
         if part.flags is not None:
             alive |= part.flags.to_numpy(zero_copy_only=False)
         if not alive.all():
-            absent = part.rows.filter(pa.array(~alive))
-            shown = ", ".join(str(row) for row in absent.select(list(self.key)).slice(0, _SHOWN).to_pylist())
-            more = ", …" if absent.num_rows > _SHOWN else ""
             raise InvalidInputError(
-                f"{absent.num_rows} rows of this update have no row in the table: {shown}{more}; nothing was written. To "
-                "insert them: insert=True, or a put with missing='keep'"
+                f"{_count(~alive)} rows of this update have no row in the table: {_named(part, ~alive, self.key)}; nothing "
+                "was written. To insert them: insert=True, or a put with missing='keep'"
             )
         return alive
+
+
+@dataclass(frozen=True, slots=True)
+class MustBeNew:
+    """No row's key, which is in the columns `key`, has a live row, and none comes twice, or nothing is written."""
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    one_by_one: bool = False
+
+    def admits(self, part: Part, live: Live) -> Mask:
+        """All rows; `InvalidInputError` names the keys that are there."""
+        known = np.asarray(live.alive(part.keys) | (occurrences(part.keys) > 0))
+        if known.any():
+            raise InvalidInputError(
+                f"{_count(known)} rows that were to be inserted have a key that is there, or comes twice: "
+                f"{_named(part, known, self.key)}; nothing was written. To replace such rows: upsert, or put"
+            )
+        return ~known
+
+
+def _count(mask: Mask) -> int:
+    return int(np.count_nonzero(mask))
+
+
+def _named(part: Part, mask: Mask, key: tuple[str, ...]) -> str:
+    """The keys of some rows, for a person."""
+    some = part.rows.filter(pa.array(mask)).select(list(key))
+    shown = ", ".join(str(row) for row in some.slice(0, _SHOWN).to_pylist())
+    return f"{shown}, …" if some.num_rows > _SHOWN else shown
 
 
 @dataclass(frozen=True, slots=True)
