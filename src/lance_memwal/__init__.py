@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from lance_memwal.table import Table, create_table, enable, from_lancedb, open_table
     from lance_memwal.table_writer import TableWriter
     from lance_memwal.types import ShardingField, ShardingSpec, ShardManifest, ShardStatus, SsTable, WalEntry
+    from lance_memwal.upkeep.indexes import IndexInfo
     from lance_memwal.upkeep.reports import (
         ConsumerInfo,
         FlushReport,
@@ -88,6 +89,7 @@ __all__ = [
     "GcReport",
     "HnswIndex",
     "Identity",
+    "IndexInfo",
     "LastWrite",
     "InvalidInputError",
     "MaintenanceReport",
@@ -197,6 +199,7 @@ _HOMES: Final = {
         "SsTable",
         "WalEntry",
     ),
+    "upkeep.indexes": ("IndexInfo",),
     "upkeep.reports": (
         "ConsumerInfo",
         "FlushReport",

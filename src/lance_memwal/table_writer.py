@@ -373,6 +373,13 @@ class TableWriter:
             self._shards.evolve()
             self._take_columns(base)
 
+    def follow_columns(self) -> bool:
+        """`evolve_schema`, if the base table has other columns than this writer knows; returns whether it has."""
+        if self._watch.look().columns == self._schema:
+            return False
+        self.evolve_schema()
+        return True
+
     def _take_columns(self, base: BaseTable) -> None:
         self._schema, self._sharding, self._merge = base.columns, base.sharding, base.merge
         self._fitter = Fitter(self._schema)

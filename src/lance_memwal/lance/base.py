@@ -277,7 +277,9 @@ class BaseTable:
         refuse_at_exit()
         try:
             newest = int(self.dataset.latest_version)
-        except BaseException:  # entered only now, since every read comes this way
+        except BaseException as error:  # entered only now, since every read comes this way
+            if isinstance(error, Exception) and not self.location.store.list_names(VERSIONS_DIR):
+                return BaseTable.need(self.location)  # which says that there is no table any more
             with lance_reading(self.location, "looking for the newest version of the base table"):
                 raise
         if not self._is_still_there():

@@ -152,7 +152,9 @@ class ObstoreStore:
         return [self._meta(item) for item in found]
 
     def delete(self, path: str) -> None:
-        """Remove `path`; absent is fine."""
+        """Remove `path`; absent is fine. There are no directories, and no root to remove."""
+        if not path:
+            return
         key = self._key(path)
         try:
             self._call("delete", path, lambda: obstore.delete(self._client, key))

@@ -170,7 +170,11 @@ class LocalStore:
         return found
 
     def delete(self, path: str) -> None:
-        """Remove `path`, and the directories that this leaves empty; absent is fine. A directory goes if it is empty."""
+        """Remove `path`, and the directories that this leaves empty; absent is fine. A directory goes if it is empty, and so
+        does the root, which is ""."""
+        if not path:
+            _remove_empty(self.root)
+            return
         directory, name = self._locate(path)
         try:
             os.unlink(f"{directory}/{name}")

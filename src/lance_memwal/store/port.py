@@ -86,7 +86,7 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Remove `path`; absent is fine. Of a directory, where there are any, only empty ones are removed."""
+        """Remove `path`; absent is fine. Of a directory, where there are any, only empty ones are removed; "" is the root."""
         ...
 
     def sync_tree(self, prefix: str) -> None:

@@ -14,7 +14,8 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import lance
 import pyarrow as pa
@@ -38,7 +39,8 @@ from lance_memwal.feed.view import TableView
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
-from lance_memwal.memtable.index import Metric
+from lance_memwal.memtable.index import IndexSpec, Metric
+from lance_memwal.process.deadline import PATIENCE_SECONDS
 from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import MemTables, Reader
 from lance_memwal.read.scan import Scan
@@ -46,16 +48,21 @@ from lance_memwal.read.search import SearchRequest
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import Consistency
 from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.table.verbs import EVERY_ROW, KeptWriter, check_mode, rows_or_filter
 from lance_memwal.table.writers import OnFenced, open_writer, shard_settings
 from lance_memwal.table_writer import TableWriter
+from lance_memwal.types import Transaction
 from lance_memwal.upkeep.after_restore import Restored
+from lance_memwal.upkeep.drop import drop_table
 from lance_memwal.upkeep.folding import compact_table
 from lance_memwal.upkeep.gc import Collector
+from lance_memwal.upkeep.indexes import IndexInfo, IndexRequest, create_index, drop_index, list_indexes
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS, IndexUpkeep, Maintenance
 from lance_memwal.upkeep.repair import repair_table
 from lance_memwal.upkeep.reports import (
@@ -71,9 +78,10 @@ from lance_memwal.upkeep.reports import (
 )
 from lance_memwal.upkeep.settle import settle
 from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
-from lance_memwal.upkeep.tails import ShardOpener, flush_tails
+from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
+from lance_memwal.write.results import RoutedResult
 
 if TYPE_CHECKING:
     from datafusion import SessionContext
@@ -105,6 +113,7 @@ class Table:
         self.location = location
         self._newest = NewestBase(base)
         self._reader = Reader(self._newest)
+        self._kept = KeptWriter(self._newest, partial(open_writer, self._newest, self._reader, shared=True))
 
     def __repr__(self) -> str:
         base = self._newest.known
@@ -212,6 +221,83 @@ class Table:
         """The writer of one shard. None: the shard of an unsharded table, or a new manual shard."""
         base = with_names(self._newest.with_index())
         return ShardWriter.of_table(base, shard_settings(base, shard_id, config, overrides), routed=False)
+
+    def add(
+        self,
+        data: Any,
+        mode: Literal["append"] = "append",
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        missing: Missing | None = None,
+    ) -> RoutedResult:
+        """Add rows; durable once it returns. It replaces none: with a primary key, a key that is there, or comes twice, is an
+        `InvalidInputError`, and nothing is written (of its shard). `upsert` replaces rows. `missing`: see `ShardWriter.put`.
+        """
+        check_mode(mode)
+        if self.primary_key:
+            return self._kept.write(lambda writer: writer.insert(data, txn=txn, missing=missing), data)
+        return self._kept.write(lambda writer: writer.put(data, txn=txn, missing=missing), data)
+
+    def upsert(
+        self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
+    ) -> RoutedResult:
+        """Insert rows, or replace those that have their keys; durable once it returns. See `ShardWriter.put`."""
+        self._newest.known.columns.need_key()
+        return self._kept.write(lambda writer: writer.put(data, txn=txn, missing=missing), data)
+
+    def update(
+        self,
+        data: Any = None,
+        values: Mapping[str, Any] | None = None,
+        *,
+        where: FilterLike | None = None,
+        set: Mapping[str, str] | None = None,  # noqa: A002
+        insert: bool = False,
+        txn: Transaction | tuple[str, int] | None = None,
+    ) -> RoutedResult:
+        """Change columns of rows that are there; all others stay. Durable once it returns.
+
+        `update(rows)` changes the columns that the rows give; a key that is not there is an `InvalidInputError`, or with
+        `insert` inserted. `update(filter, values)` sets columns to values in all rows for which the SQL filter is true,
+        `set={column: expression}` to what SQL makes of the row; without a filter in all rows. `matched` says how many.
+        """
+        rows, condition = rows_or_filter(data, where)
+        if condition is None and (set is not None or values is not None):
+            condition = EVERY_ROW
+        return self._kept.write(
+            lambda writer: writer.update(rows, where=condition, set=set, values=values, insert=insert, txn=txn), rows
+        )
+
+    def delete(
+        self,
+        keys: Any = None,
+        *,
+        where: FilterLike | None = None,
+        count: bool = False,
+        sequence: Any = None,
+        txn: Transaction | tuple[str, int] | None = None,
+    ) -> RoutedResult:
+        """Delete rows; durable once it returns. One text is an SQL filter (`delete("id = 3")`), and `matched` says how many
+        rows it met; everything else is keys (`delete([3])`, `delete(["a"])`), see `ShardWriter.delete`.
+        """
+        named, condition = rows_or_filter(keys, where)
+        return self._kept.write(
+            lambda writer: writer.delete(named, where=condition, count=count, sequence=sequence, txn=txn), named
+        )
+
+    def close(self) -> None:
+        """Close the writer that `add`, `upsert`, `update` and `delete` opened; they open another one when they are used again.
+
+        What they acknowledged is durable without it. A table that nobody closes closes its writer after a minute without
+        writes.
+        """
+        self._kept.close()
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -324,6 +410,26 @@ class Table:
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
         """The number of live rows."""
         return self.scan(filter=filter, consistency=consistency).count_rows()
+
+    def __len__(self) -> int:
+        """The number of live rows."""
+        return self.count_rows()
+
+    def __bool__(self) -> bool:
+        """A table is true, with rows or without: nobody counts them to find out that there is a table."""
+        return True
+
+    def head(self, n: int = 5) -> pa.Table:
+        """Some live rows, `n` at most."""
+        return self.scan(limit=n).to_table()
+
+    def to_arrow(self) -> pa.Table:
+        """All live rows."""
+        return self.scan().to_table()
+
+    def to_pandas(self) -> Any:
+        """All live rows, as a pandas frame."""
+        return self.scan().to_pandas()
 
     def to_dataset(self, *, consistency: Consistency = "fresh") -> TableDataset:
         """The live rows as a pyarrow dataset: DuckDB, Polars and DataFusion read it, with columns and filters pushed down.
@@ -514,6 +620,51 @@ class Table:
         """
         maintenance = Maintenance(self._newest, self._flusher(), progress=progress)
         return maintenance.run(indexes=indexes, base_files=base_files, versions=versions, grace_seconds=grace_seconds)
+
+    def optimize(
+        self, *, cleanup_older_than: timedelta | None = DEFAULT_VERSIONS, progress: Progress | None = None
+    ) -> MaintenanceReport:
+        """`maintain`, after writers of this process have flushed what they hold. Versions of the base table that are older
+        than `cleanup_older_than` go."""
+        flush_live(self.location, PATIENCE_SECONDS)
+        return self.maintain(versions=cleanup_older_than, progress=progress)
+
+    def create_index(
+        self,
+        column: str | IndexSpec,
+        index_type: str | None = None,
+        *,
+        name: str | None = None,
+        replace: bool = True,
+        **options: Any,
+    ) -> IndexInfo:
+        """Make an index of the base table, by Lance, and let memtables and SSTables mirror it where they can.
+
+        `index_type` and `options` are those of Lance ("BTREE", "INVERTED" or "FTS", "IVF_PQ", ...); by default vectors get
+        "IVF_HNSW_SQ", everything else "BTREE". Or give `BTreeIndex`, `FtsIndex` or `HnswIndex`. Before an index of vectors
+        is made, fresh rows are compacted, since it groups vectors by those that it is made of.
+        """
+        request = IndexRequest.of(column, index_type, name, options, self._newest.with_index().columns.nullable)
+        if request.is_vector:
+            self.compact(flush=True)
+        return create_index(self._newest.with_index, request, replace=replace)
+
+    def list_indices(self) -> list[IndexInfo]:
+        """The indexes of the base table."""
+        return list_indexes(self._newest.with_index())
+
+    def drop_index(self, name: str) -> None:
+        """Take an index away from the base table, and from what memtables and SSTables mirror."""
+        drop_index(self._newest.with_index, name)
+
+    def drop(self, *, force: bool = False) -> None:
+        """Remove the table: its rows in all tiers, and everything else in its directory. There is no way back.
+
+        `ConflictError` while somebody seems to write: a writer of this process is open, or rows came within the last minute
+        and are not flushed. With `force` it goes all the same, and such writers get `TableReplacedError`.
+        """
+        self._kept.close()
+        drop_table(self.location, self._newest.known.tag, force=force)
 
     def settle(self, timeout: float | None = None, *, idle_seconds: float = 60) -> SettleReport:
         """Flush and compact until nothing fresh is left; `converged` says whether that was reached.

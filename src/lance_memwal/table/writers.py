@@ -6,11 +6,12 @@ Owns `open_writer` and `shard_settings`. Invariant: whatever can be refused is r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from lance_memwal.arguments import check_choice, check_flag, check_instance, check_number
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.compact.policy import CompactionPolicy
+from lance_memwal.compact.policy import DEFAULT_COMPACTION, CompactionPolicy
 from lance_memwal.config import WriterConfig
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
@@ -23,6 +24,7 @@ from lance_memwal.sstable.maintained import with_names
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.write.life import Parked
+from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.table_target import with_shard, writer_config
 
 __all__ = ["OnFenced", "open_writer", "shard_settings"]
@@ -34,12 +36,12 @@ def open_writer(
     newest: NewestBase,
     reader: Reader,
     *,
-    config: WriterConfig | None,
-    compaction: CompactionPolicy | None,
-    max_open_shards: int,
-    shared: bool,
-    on_fenced: OnFenced,
-    overrides: dict[str, Any],
+    config: WriterConfig | None = None,
+    compaction: CompactionPolicy | None = DEFAULT_COMPACTION,
+    max_open_shards: int = DEFAULT_OPEN_SHARDS,
+    shared: bool = False,
+    on_fenced: OnFenced = "raise",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> TableWriter:
     """A writer that routes rows to shards; see `Table.writer`."""
     check_number("max_open_shards", max_open_shards, least=1)
@@ -48,7 +50,7 @@ def open_writer(
     if compaction is not None:
         check_instance("compaction", compaction, CompactionPolicy, "a CompactionPolicy or None")
     base = newest.with_index()
-    settings = writer_config(base, config, overrides, ())
+    settings = writer_config(base, config, dict(overrides), ())
     if settings.shard_id is not None and base.sharding.is_routed:
         raise InvalidInputError(
             "shard_id does not fit a writer of a table that routes its rows: leave it out, or use Table.shard_writer"

@@ -243,6 +243,17 @@ class StoreSuite:
         assert store.list_names("t") == ["b"]
         assert store.put_new("t/a", b"again") is PutResult.CREATED
 
+    def test_the_root_goes_if_it_holds_nothing(self, store: ObjectStore) -> None:
+        """ "" is the root: with objects in it, it stays; without any it goes, and comes back with the next one."""
+        store.put_new("t/a", b"1")
+        store.delete("")
+        assert store.get("t/a") == b"1"
+        store.delete("t/a")
+        store.delete("")
+        store.delete("")
+        assert store.list("") == []
+        assert store.put_new("t/a", b"again") is PutResult.CREATED
+
     def test_a_directory_goes_with_its_last_object(self, store: ObjectStore) -> None:
         """Directories are only parts of names: none stays behind."""
         store.put_new("shard/generation/data/x", b"1")

@@ -2,4 +2,5 @@
 
 `maintain` puts the steps together that a schedule would call one by one, `settle` repeats two of them until nothing is fresh;
 each step is also there by itself (`folding` is a compaction with what it leaves behind). `pins` says which versions stay.
+`indexes` makes and lists those of the base table, `drop` removes a table.
 """
