@@ -40,8 +40,21 @@ class Door:
             raise self.fails.pop()
 
 
-def held(door: Door, idle_seconds: float = LONG) -> Held[int]:
-    return Held("the door", door.open, door.close, idle_seconds=idle_seconds)
+Make = Callable[..., Held[int]]
+
+
+@pytest.fixture
+def held() -> Iterator[Make]:
+    """Makes them, and closes them in the end."""
+    made = []
+
+    def make(door: Door, idle_seconds: float = LONG) -> Held[int]:
+        made.append(Held("the door", door.open, door.close, idle_seconds=idle_seconds))
+        return made[-1]
+
+    yield make
+    for thing in made:
+        thing.close(10)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -70,7 +83,7 @@ def used_elsewhere(thing: Held[int]) -> Iterator[threading.Event]:
         thread.join(10)
 
 
-def test_many_threads_share_one() -> None:
+def test_many_threads_share_one(held: Make) -> None:
     door, begin = Door(), threading.Barrier(8)
     thing = held(door)
 
@@ -85,7 +98,7 @@ def test_many_threads_share_one() -> None:
     assert (door.opened, door.closed) == (1, [1])
 
 
-def test_it_is_closed_when_it_is_idle_and_opened_again_when_it_is_used() -> None:
+def test_it_is_closed_when_it_is_idle_and_opened_again_when_it_is_used(held: Make) -> None:
     door = Door()
     thing = held(door, idle_seconds=0.02)
     for number in (1, 2):
@@ -97,7 +110,7 @@ def test_it_is_closed_when_it_is_idle_and_opened_again_when_it_is_used() -> None
     assert door.closed == [1, 2]
 
 
-def test_what_is_in_use_is_not_idle() -> None:
+def test_what_is_in_use_is_not_idle(held: Make) -> None:
     door = Door()
     thing = held(door, idle_seconds=0.01)
     with thing.use():
@@ -105,7 +118,7 @@ def test_what_is_in_use_is_not_idle() -> None:
     assert door.changed.wait(10)
 
 
-def test_a_close_waits_for_uses_and_the_next_use_opens_another_one() -> None:
+def test_a_close_waits_for_uses_and_the_next_use_opens_another_one(held: Make) -> None:
     door = Door()
     thing = held(door)
     with used_elsewhere(thing) as end, ThreadPoolExecutor(2) as pool:
@@ -119,7 +132,7 @@ def test_a_close_waits_for_uses_and_the_next_use_opens_another_one() -> None:
     assert door.closed == [1]
 
 
-def test_a_close_that_takes_too_long_says_so_and_changes_nothing() -> None:
+def test_a_close_that_takes_too_long_says_so_and_changes_nothing(held: Make) -> None:
     door = Door()
     thing = held(door)
     with used_elsewhere(thing):
@@ -132,7 +145,7 @@ def test_a_close_that_takes_too_long_says_so_and_changes_nothing() -> None:
     assert door.closed == [1]
 
 
-def test_a_use_within_a_use_does_not_wait_for_a_close() -> None:
+def test_a_use_within_a_use_does_not_wait_for_a_close(held: Make) -> None:
     door = Door()
     thing = held(door)
     with ThreadPoolExecutor(1) as pool:
@@ -145,7 +158,7 @@ def test_a_use_within_a_use_does_not_wait_for_a_close() -> None:
     assert door.closed == [1]
 
 
-def test_a_close_within_a_use_is_done_at_its_end() -> None:
+def test_a_close_within_a_use_is_done_at_its_end(held: Make) -> None:
     door = Door()
     thing = held(door)
     with thing.use():
@@ -155,7 +168,7 @@ def test_a_close_within_a_use_is_done_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemWalError("no")])
-def test_what_cannot_be_opened_is_tried_again_by_the_next_use(error: BaseException) -> None:
+def test_what_cannot_be_opened_is_tried_again_by_the_next_use(held: Make, error: BaseException) -> None:
     door = Door()
     thing = held(door)
     door.fails.append(error)
@@ -165,7 +178,7 @@ def test_what_cannot_be_opened_is_tried_again_by_the_next_use(error: BaseExcepti
         assert number == 1
 
 
-def test_a_close_that_fails_says_so_once() -> None:
+def test_a_close_that_fails_says_so_once(held: Make) -> None:
     door = Door()
     thing = held(door)
     with thing.use():
@@ -177,7 +190,7 @@ def test_a_close_that_fails_says_so_once() -> None:
     assert door.closed == [1]
 
 
-def test_an_idle_close_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_idle_close_that_fails_is_logged(held: Make, caplog: pytest.LogCaptureFixture) -> None:
     door = Door()
     thing = held(door, idle_seconds=0.01)
     with thing.use():
@@ -187,7 +200,7 @@ def test_an_idle_close_that_fails_is_logged(caplog: pytest.LogCaptureFixture) ->
         assert number == 2
 
 
-def test_a_use_that_was_interrupted_does_not_count() -> None:
+def test_a_use_that_was_interrupted_does_not_count(held: Make) -> None:
     """Its call is gone, without having left: an interrupt came between entering and the `with`."""
     door = Door()
     thing = held(door)
@@ -196,7 +209,7 @@ def test_a_use_that_was_interrupted_does_not_count() -> None:
     assert door.closed == [1]
 
 
-def test_a_forked_child_opens_its_own() -> None:
+def test_a_forked_child_opens_its_own(held: Make) -> None:
     door = Door()
     thing = held(door)
     with used_elsewhere(thing):
