@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from lance_memwal.cli import inspecting, maintenance, moments, reading, serving, stories, tables
+from lance_memwal.cli import following, inspecting, maintenance, moments, reading, serving, stories, tables
 from lance_memwal.cli.output import error
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
 
@@ -32,6 +32,7 @@ _TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
 for _panel, _commands in {
     "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete, serving.serve),
     "Read": (reading.scan, reading.get, reading.search, moments.diff, moments.snapshot),
+    "Follow": (following.changes, following.consumers),
     "Look inside": (inspecting.shards, inspecting.stats, inspecting.manifest),
     "Maintain": (
         maintenance.maintain,

@@ -70,12 +70,14 @@ def stats(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    listed, waiting = found.pop("shards"), found.pop("waiting_for_indexes")
+    listed, waiting, consumers = found.pop("shards"), found.pop("waiting_for_indexes"), found.pop("consumers")
     show(found, as_json=False, title="base table, and work that is due")
     print()
     rows_as_table(listed, _STATS, "not in the base table yet")
     for name, count in waiting.items():
         note(f"{count} compacted SSTables are kept until index {name} has their rows: memwal maintain")
+    for consumer in consumers:
+        note(f"the {consumer['state']} consumer {consumer['name']} is {consumer['lag_entries']} log entries behind")
 
 
 def _one_shard(uri: str, shard: str | None, options: list[str] | None) -> tuple[Location, str]:
