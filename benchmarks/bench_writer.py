@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import Bench, Case, Sample
-from lance_memwal import ShardWriter
+from lance_memwal import LastWrite, ShardWriter, create_table
 
 SHARD = "7a2f3c64-55a1-4d0e-9c44-0f6b2f9d1c10"
 ROWS = 20
@@ -33,7 +33,11 @@ _ID = pa.field("id", pa.int64(), nullable=False, metadata=_KEY)
 NARROW = pa.schema([_ID, ("value", pa.float32()), ("name", pa.string())])
 WIDE = pa.schema([_ID, ("vector", pa.list_(pa.float32(), 128)), ("name", pa.string())])
 _DURABLE = {"durable_write": True, "max_wal_buffer_size": 1}
-_PLENTY = {"max_memtable_rows": 2_000_000, "max_memtable_batches": 200_000, "max_memtable_size": 1 << 40}
+_PLENTY: dict[str, Any] = {
+    "max_memtable_rows": 2_000_000,
+    "max_memtable_batches": 200_000,
+    "max_memtable_size": 1 << 40,
+}
 _MIB = 1024 * 1024
 
 Put = Callable[[Any], object]
@@ -78,6 +82,14 @@ def cases() -> list[Case]:
             1.25,
             "us",
             rounds=3,
+        ),
+        Case("update of 20 rows with keys in memory, beside a put", update, partial(ordered, None), 0.4, "calls/s"),
+        Case(
+            "put in order with LastWrite, beside none",
+            partial(ordered, LastWrite("sequence")),
+            partial(ordered, None),
+            0.83,
+            "calls/s",
         ),
         Case(
             "durable put on a disk with fsync, beside none",
@@ -231,6 +243,54 @@ def growth(bench: Bench, *, ahead: int) -> Sample:
     _timed_puts(writer.put, some, latencies)
     writer.abort()
     return Sample(sum(latencies) / len(latencies) * 1e6, latencies)
+
+
+_ORDERED = NARROW.append(pa.field("sequence", pa.int64()))
+_KEYS = 10_000
+
+
+def _of_keys(ids: np.ndarray[Any, Any], sequence: int) -> pa.RecordBatch:
+    """Whole rows of these keys."""
+    names = [f"name {i % 1000}" for i in ids.tolist()]
+    columns = [ids, np.ones(len(ids), np.float32), names, np.full(len(ids), sequence)]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=_ORDERED)
+
+
+@contextmanager
+def _written_table(bench: Bench, merge: LastWrite | None = None) -> Iterator[Any]:
+    """The writer of a table with `_KEYS` rows, all in memory."""
+    uri = f"{bench.directory}/table"
+    made = create_table(uri, _ORDERED, primary_key="id", merge=merge, writer_defaults={"fsync": False})
+    with made.writer(compaction=None, **_PLENTY) as writer:
+        writer.put(_of_keys(np.arange(_KEYS), 0))
+        yield writer
+
+
+def _keys(bench: Bench) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(7)
+    return [rng.choice(_KEYS, ROWS, replace=False) for _ in range(bench.scale(3_000, 400))]
+
+
+def ordered(merge: LastWrite | None, bench: Bench) -> Sample:
+    """Puts of whole rows that replace others; none is late."""
+    batches = [_of_keys(ids, number + 1) for number, ids in enumerate(_keys(bench))]
+    return _timed_calls(bench, batches, "put", merge)
+
+
+def update(bench: Bench) -> Sample:
+    """Updates of one column of rows that are in memory."""
+    value = pa.array(np.full(ROWS, 2, np.float32))
+    batches = [pa.record_batch({"id": pa.array(ids), "value": value}) for ids in _keys(bench)]
+    return _timed_calls(bench, batches, "update")
+
+
+def _timed_calls(bench: Bench, batches: list[pa.RecordBatch], verb: str, merge: LastWrite | None = None) -> Sample:
+    latencies: list[float] = []
+    with _written_table(bench, merge) as writer:
+        start = time.perf_counter()
+        _timed_puts(getattr(writer, verb), batches, latencies)
+        seconds = time.perf_counter() - start
+    return Sample(len(batches) / seconds, latencies)
 
 
 def on_disk(fsync: bool, bench: Bench) -> Sample:

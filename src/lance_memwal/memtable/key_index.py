@@ -26,11 +26,13 @@ _LAST = np.iinfo(np.int64).max
 
 def key_values(arrays: Sequence[pa.Array]) -> list[Any]:
     """Hashable keys, one per row: scalars of a single key column, tuples of several, in the form that is compared."""
-    columns = [_values(comparable(array)) for array in arrays]
+    columns = [_values(array) for array in arrays]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 def _values(array: pa.Array) -> list[Any]:
+    if not pa.types.is_integer(array.type):
+        array = comparable(array)
     if pa.types.is_integer(array.type):
         return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
     return array.to_pylist()  # type: ignore[no-any-return]
@@ -59,12 +61,11 @@ class KeyIndex:
         keys = key_values(columns)
         start, end = self.num_rows, self.num_rows + len(keys)
         self._reserve(end)
-        links = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        links = self._before(links, start)
+        links = self.find(keys, start)
         if len(set(keys)) < len(keys):
             links = _with_repeats(keys, links.tolist(), start)
         self._older[start:end] = links
-        rows = np.flatnonzero(links >= 0)
+        rows = (links >= 0).nonzero()[0]
         self._newer[links[rows]] = rows + start
         self._newest.update(zip(keys, range(start, end), strict=True))  # last: a reader may follow it at once
         self.num_rows, self._key_bytes = end, self._key_bytes + _object_bytes(columns)
@@ -81,8 +82,9 @@ class KeyIndex:
 
     def find(self, keys: Sequence[Any], num_rows: int) -> npt.NDArray[np.int64]:
         """Per key: its newest row in a capture of `num_rows` rows, or -1."""
-        found = np.fromiter(map(self._newest.get, keys, repeat(-1)), dtype=np.int64, count=len(keys))
-        return self._before(found, num_rows)
+        found = list(map(self._newest.get, keys, repeat(-1)))
+        rows = np.array(found, dtype=np.int64)
+        return self._before(rows, num_rows) if found and max(found) >= num_rows else rows
 
     def find_one(self, key: Any, num_rows: int) -> int:
         """`find` for one key."""
@@ -110,6 +112,8 @@ def _with_repeats(keys: list[Any], before: list[int], start: int) -> npt.NDArray
 
 def _object_bytes(columns: Sequence[pa.Array]) -> int:
     """What the Python objects of these keys hold beyond small integers."""
+    if len(columns) == 1 and pa.types.is_integer(columns[0].type):
+        return 0
     sizes = (
         0 if pa.types.is_integer(c.type) or pa.types.is_boolean(c.type) else c.nbytes + 56 * len(c)
         for c in map(comparable, columns)

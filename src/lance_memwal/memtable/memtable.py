@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.blobs import blob_buffer, blob_column_of, by_bytes, sizes_of
 from lance_memwal.rows.dictionaries import SmallDictionaries
-from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.keys import one_array, row_numbers
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
@@ -63,8 +63,14 @@ _BATCH_OVERHEAD_BYTES = 256
 _COLUMN_OVERHEAD_BYTES = 384
 _LOOSE_BATCHES = 32  # so many are looked at one by one before they are combined
 _CHUNK_BYTES = 1 << 30  # Arrow's 32-bit offsets end at 2 GiB
+_SMALL_CHUNK_BYTES = 8 << 20  # so much is joined in some milliseconds: more often, so that a look meets few chunks
+_SMALL_RATIO = 16
+_SHORT_ROWS = 2048  # so many are copied in less time than some of them are taken
 
 _end_row = itemgetter(2)
+
+# A batch (None once it is in a chunk) and its flags, and the rows and bytes up to its end.
+_Appended: TypeAlias = tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]
 
 
 def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
@@ -121,6 +127,7 @@ class MemTable:
     __slots__ = (
         "_blobs",
         "_chunks",
+        "_columns",
         "_has_tombstones",
         "_index",
         "_index_lock",
@@ -161,7 +168,8 @@ class MemTable:
         self.covered_position = covered_position
         self.indexes = tuple(indexes)
         self._blobs = MemBlobs(schema) if schema.blobs else None
-        self._log: list[tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]] = []
+        self._log: list[_Appended] = []
+        self._columns = {name: at for at, name in enumerate(schema.shown.memory.names)}
         self._overhead = _BATCH_OVERHEAD_BYTES + _COLUMN_OVERHEAD_BYTES * len(schema.columns)
         self._lock = threading.RLock()
         self._chunks: list[tuple[int, pa.RecordBatch]] = []
@@ -419,53 +427,56 @@ class MemTable:
             if num_batches - done > _LOOSE_BATCHES:
                 self._combine(num_batches)
                 done = num_batches
-            sources: list[pa.RecordBatch] = [chunk for _, chunk in self._chunks]
-            flags: list[pa.BooleanArray | None] = [None] * len(sources)
-            for batch, dead, _, _ in self._log[done:num_batches]:
-                if batch is not None:
-                    sources.append(batch)
-                    flags.append(dead)
-            ends = list(accumulate(source.num_rows for source in sources))
-            first, last = bisect_right(ends, int(rows.min())), bisect_right(ends, int(rows.max()))
-            if first == last:
-                return self._take_from(sources[first], flags[first], rows - (ends[first - 1] if first else 0), names)
-            return self._take_from_many(sources, flags, ends, rows, names)
-
-    def _take_from(
-        self, source: pa.RecordBatch, flags: pa.BooleanArray | None, rows: npt.NDArray[np.int64], names: Sequence[str]
-    ) -> list[pa.Array]:
-        """These columns of some rows of a chunk, or of a batch with its flags."""
-        at, is_chunk = pa.array(rows), source.num_columns > len(self.schema.columns)
-        columns = self._columns_of(source) if is_chunk else source
-        taken = []
-        for name in names:
-            if name != TOMBSTONE:
-                taken.append(columns[name].take(at))
-            elif not self._has_tombstones or (flags is None and not is_chunk):
-                taken.append(_alive(len(rows)))
+            at = [self._columns[name] for name in names if name != TOMBSTONE or self._has_tombstones]
+            first = self._chunks[0][1] if self._chunks else None
+            if not at:
+                taken = []
+            elif first is not None and max(rows.tolist()) < first.num_rows:
+                taken = self._take_from(first, rows, at)
             else:
-                taken.append((flags if flags is not None else columns[name]).take(at))
+                taken = self._take_from_many(self._log[done:num_batches], rows, at)
+        if len(taken) < len(names):
+            taken.insert(names.index(TOMBSTONE), _alive(len(rows)))
         return taken
 
+    def _take_from(self, chunk: pa.RecordBatch, rows: npt.NDArray[np.int64], columns: list[int]) -> list[pa.Array]:
+        """These columns of some rows of a chunk."""
+        at = row_numbers(rows)
+        return [chunk.column(i).take(at) for i in columns]
+
     def _take_from_many(
-        self,
-        sources: list[pa.RecordBatch],
-        flags: list[pa.BooleanArray | None],
-        ends: list[int],
-        rows: npt.NDArray[np.int64],
-        names: Sequence[str],
+        self, loose: Sequence[_Appended], rows: npt.NDArray[np.int64], columns: list[int]
     ) -> list[pa.Array]:
-        """Source by source, and then in order: Arrow itself would join all sources first."""
-        which = np.searchsorted(ends, rows, side="right")
-        order = np.argsort(which, kind="stable")
-        parts = []
-        for number in np.unique(which).tolist():
-            own = rows[which == number] - (ends[number - 1] if number else 0)
-            parts.append(self._take_from(sources[number], flags[number], own, names))
-        back = np.empty(len(rows), dtype=np.int64)
-        back[order] = np.arange(len(rows))
-        at = pa.array(back)
+        """From chunks and `loose` batches: Arrow itself would join all of them. Those that are short are joined here, too,
+        with the rows that were taken from long ones: rows 5 and 9000 of chunks with 8000 and 2000 rows are the rows 0 and 1001
+        of [row 5, the second chunk]."""
+        chunks = [chunk for _, chunk in self._chunks]
+        ends = [*accumulate(chunk.num_rows for chunk in chunks), *map(_end_row, loose)]
+        which = np.array(ends).searchsorted(rows, side="right")
+        parts: list[list[pa.Array]] = []
+        places, joined = np.empty(len(rows), dtype=np.int64), 0
+        for number in sorted(set(which.tolist())):
+            own = which == number
+            inside = rows[own] - (ends[number - 1] if number else 0)
+            if number >= len(chunks):
+                parts.append(self._loose_columns(loose[number - len(chunks)], columns))
+            elif chunks[number].num_rows <= _SHORT_ROWS:
+                parts.append([chunks[number].column(i) for i in columns])
+            else:
+                parts.append(self._take_from(chunks[number], inside, columns))
+                inside = np.arange(len(inside))
+            places[own] = inside + joined
+            joined += len(parts[-1][0])
+        at = row_numbers(places)
         return [pa.concat_arrays(arrays).take(at) for arrays in zip(*parts, strict=True)]
+
+    def _loose_columns(self, appended: _Appended, columns: list[int]) -> list[pa.Array]:
+        """These columns of a batch that is in no chunk yet."""
+        batch, flags = appended[:2]
+        if batch is None:
+            raise AssertionError("a batch that is in no chunk is here")
+        live = _alive(batch.num_rows) if flags is None else flags
+        return [live if i == batch.num_columns else batch.column(i) for i in columns]
 
     def rows_before(self, batch: int) -> int:
         """How many of its rows are of batches before the one with this writer-wide number."""
@@ -499,10 +510,12 @@ class MemTable:
         return next((i for i in range(start + 1, end) if self._log[i][3] > limit), end)
 
     def _merge_chunks(self) -> None:
-        """Keep the chunks few: the last one joins its neighbour once it is half as long."""
+        """Keep the chunks few: the last one joins its neighbour once it is half as long, or earlier if both are small."""
         while len(self._chunks) > 1:
             (_, older), (end, newer) = self._chunks[-2:]
-            if newer.num_rows * 2 <= older.num_rows or older.nbytes + newer.nbytes > _CHUNK_BYTES:
+            joined_bytes = older.nbytes + newer.nbytes
+            ratio = _SMALL_RATIO if joined_bytes <= _SMALL_CHUNK_BYTES else 2
+            if newer.num_rows * ratio <= older.num_rows or joined_bytes > _CHUNK_BYTES:
                 return
             self._chunks[-2:] = [(end, _concat([older, newer], self.schema.shown.memory))]
             self._last_located = None  # it may hold on to what was joined
@@ -543,8 +556,11 @@ class MemTable:
 
     def _keys_after(self, start: int, num_batches: int) -> list[pa.Array]:
         """The key columns of the first `num_batches` batches, without the first `start` rows."""
-        done = self._chunks[-1][0] if self._chunks else 0
         key = self.schema.primary_key
+        last = self._log[num_batches - 1][0]
+        if last is not None and self._rows_of(num_batches - 1) == start:  # where every write is looked up
+            return [last.column(self._columns[name]) for name in key]
+        done = self._chunks[-1][0] if self._chunks else 0
         if self._rows_of(done) > start or num_batches - done > _LOOSE_BATCHES:
             fresh = self._table(num_batches).slice(start)
             return [one_array(fresh.column(name)) for name in key]

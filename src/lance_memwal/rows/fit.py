@@ -55,13 +55,16 @@ class Fitted(list[pa.RecordBatch]):
 
 class _Met(NamedTuple):
     """The schema of the last input, and what to do with such input: the plan (None: it fits), what it leaves out, and
-    which NOT NULL column is among that; `part` is the schema of what it gives."""
+    which NOT NULL column is among that; `part` is the schema of what it gives, `as_given` whether it is so already, and
+    `not_null` are the places and names of columns in it that must not be null."""
 
     schema: pa.Schema
     plan: _Plan | None
     absent: list[str]
     required: str | None
     part: pa.Schema | None = None
+    as_given: bool = False
+    not_null: tuple[tuple[int, str], ...] = ()
 
 
 class Fitter:
@@ -162,12 +165,20 @@ class Fitter:
             return self.fit(batch, True, flags), ()
         if met.part is None:
             raise self._refuse_part(met.absent)
+        part = batch if met.as_given else self._changed_part(batch, met.plan or [], met.part)
+        for at, name in met.not_null:
+            if part.column(at).null_count:
+                self._check_nulls(part.column(at), name, flags)
+        return part, tuple(met.absent)
+
+    def _changed_part(self, batch: pa.RecordBatch, plan: _Plan, schema: pa.Schema) -> pa.RecordBatch:
+        """The columns that `batch` gives, in the order, types and form of the table."""
         arrays = []
-        for (index, cast_from), column in zip(met.plan or (), self._relaxed, strict=True):
+        for (index, cast_from), column in zip(plan, self._relaxed, strict=True):
             if index >= 0:
                 array = batch.column(index)
                 arrays.append(array if cast_from is None else _cast(array, column))
-        part = pa.RecordBatch.from_arrays(arrays, schema=met.part)
+        part = pa.RecordBatch.from_arrays(arrays, schema=schema)
         for change, columns in ((spelled, self._json), (normal, self._loose)):
             names = [self._relaxed.field(index).name for index in columns]
             if names:
@@ -175,8 +186,7 @@ class Fitter:
         for name, array in zip(part.schema.names, part.columns, strict=True):
             if is_second_layout(array.type):
                 check_inline(array, name)
-        self.refuse_nulls(part, flags)
-        return part, tuple(met.absent)
+        return part
 
     def _refuse_part(self, absent: list[str]) -> InvalidInputError:
         for name in absent:
@@ -184,14 +194,11 @@ class Fitter:
                 return InvalidInputError(f"key column {name!r} is missing: it says which row is meant")
         return refuse_missing([name for name in absent if "." in name])
 
-    def refuse_nulls(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None = None) -> None:
-        """Return only if no row of `batch`, which has some of the table's columns, is null where it must not be; `flags` as
-        in `fit`."""
+    def refuse_nulls(self, rows: pa.RecordBatch) -> None:
+        """Return only if no row of `rows`, which are whole and fitted, is null where it must not be."""
         for index in self._not_null:
-            name = self.schema.columns.field(index).name
-            at = batch.schema.get_field_index(name)
-            if at >= 0 and batch.column(at).null_count:
-                self._check_nulls(batch.column(at), name, flags)
+            if rows.column(index).null_count:
+                self._check_nulls(rows.column(index), self.schema.columns.field(index).name, None)
 
     def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
         """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
@@ -254,10 +261,14 @@ class Fitter:
             plan.append((index, source if source != column.type else None))
         required = (column.name for column in columns if not column.nullable and column.name not in schema.names)
         absent = left_out(schema, columns)
-        part = None
-        if not any("." in name or name in self.schema.primary_key for name in absent):
-            part = pa.schema([column for column in self._relaxed if column.name not in absent])
-        return _Met(schema, plan, absent, next(required, None), part)
+        if any("." in name or name in self.schema.primary_key for name in absent):
+            return _Met(schema, plan, absent, next(required, None))
+        part = pa.schema([column for column in self._relaxed if column.name not in absent])
+        changed = {self._relaxed.field(at).name for at in (*self._json, *self._loose, *self._blobs)}
+        as_given = schema.names == part.names and schema.types == part.types and changed.isdisjoint(part.names)
+        names = [self._relaxed.field(at).name for at in self._not_null]
+        not_null = tuple((part.get_field_index(name), name) for name in names if name in part.names)
+        return _Met(schema, plan, absent, next(required, None), part, as_given, not_null)
 
     def _refuse_unknown(self, names: Iterable[str]) -> None:
         known = dict.fromkeys(self.schema.columns.names)

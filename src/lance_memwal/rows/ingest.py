@@ -72,6 +72,8 @@ def _as_row(item: Any) -> Mapping[str, Any] | None:
 
 def to_parts(data: Any, columns: pa.Schema) -> list[pa.RecordBatch]:
     """As `to_batches`, of rows that may leave columns out: dicts in a row that give the same columns are one batch."""
+    if isinstance(data, pa.RecordBatch):
+        return [data]
     if not isinstance(data, (list, tuple)) or not data or not all(isinstance(item, Mapping) for item in data):
         return to_batches(data, columns, whole=True)
     runs = (list(run) for _, run in groupby(data, key=frozenset))

@@ -32,8 +32,10 @@ __all__ = [
     "last_of_each",
     "newest_of_each",
     "one_array",
+    "row_numbers",
 ]
 
+_INT64 = pa.int64()
 _TABLE_SPAN = 1 << 26
 _TABLE_SPAN_PER_KEY = 4096
 _SMALL_SHARE = 4  # Arrow builds a table of the whole set for every batch: too much for one that is so much smaller
@@ -45,6 +47,11 @@ def key_array(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     """One array of keys: the column, in the form that is compared, or the order-preserving encoding of several."""
     arrays = [one_array(column) for column in columns]
     return comparable(arrays[0]) if len(arrays) == 1 else encode_composite(arrays)
+
+
+def row_numbers(rows: npt.NDArray[np.int64]) -> pa.Int64Array:
+    """`rows` for Arrow, which takes half the time of its own conversion; they must not change any more."""
+    return pa.Array.from_buffers(_INT64, len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows))])
 
 
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -68,9 +68,13 @@ class Change:
 
     def __post_init__(self) -> None:
         """`columns` of live rows are those that it depends on."""
-        kept = [part.name_of(name) for part in self.parts for name in part.kept]
-        kept += [name for part in self.parts if part.computed is not None for name in part.computed.columns]
-        needed = dict.fromkeys([*kept, *(name for rule in self.rules for name in rule.columns)])
+        needed: dict[str, None] = {}
+        for part in self.parts:
+            needed.update(dict.fromkeys(part.kept_names))
+            if part.computed is not None:
+                needed.update(dict.fromkeys(part.computed.columns))
+        for rule in self.rules:
+            needed.update(dict.fromkeys(rule.columns))
         object.__setattr__(self, "columns", tuple(needed))
 
 

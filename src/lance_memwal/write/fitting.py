@@ -75,7 +75,8 @@ class Fitting:
         self, parts: list[tuple[pa.RecordBatch, tuple[str, ...]]]
     ) -> list[tuple[pa.RecordBatch, tuple[str, ...]]]:
         """`parts`; those that leave nothing out may be written here. The others are checked when they are whole."""
-        self._target.check(self._shard_id, [batch for batch, absent in parts if not absent])
+        if self._limits_rows:
+            self._target.check(self._shard_id, [batch for batch, absent in parts if not absent])
         return parts
 
     def whole_tombstones(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -98,7 +99,8 @@ class Fitting:
         self._fitter.refuse_nulls(batch)
         if isinstance(self._target.merge, LastWrite):
             span_of([batch], self._target.merge.sequence)
-        self._target.check(self._shard_id, [batch])
+        if self._limits_rows:
+            self._target.check(self._shard_id, [batch])
 
     def tombstone_rows(self, named: pa.RecordBatch, sequence: str | None = None) -> pa.RecordBatch:
         """The rows of the tombstones of the keys `named`, which may have the column `sequence` beside them."""

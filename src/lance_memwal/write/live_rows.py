@@ -91,9 +91,10 @@ class LiveRows:
         names = [*columns, TOMBSTONE]
         at = np.full(len(keys.values), -1, dtype=np.int64)
         parts = _from_memory(memory, keys, names, at, since=0)
-        left = at < 0
-        if left.any():
-            parts.append(self._from_storage(memory, keys, columns, at, left, sum(len(part[0]) for part in parts)))
+        found = sum(len(part[0]) for part in parts)
+        if found == len(at):
+            return Look(_live(names, parts, at, in_order=len(parts) == 1), end)
+        parts.append(self._from_storage(memory, keys, columns, at, at < 0, found))
         return Look(_live(names, parts, at), end)
 
     def _from_storage(
@@ -173,6 +174,8 @@ def _from_memory(
     return parts
 
 
-def _live(names: Sequence[str], parts: list[list[pa.Array]], at: npt.NDArray[np.int64]) -> Live:
-    columns = [arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) for arrays in zip(*parts, strict=True)]
-    return Live(dict(zip(names, columns, strict=True)), at)
+def _live(
+    names: Sequence[str], parts: list[list[pa.Array]], at: npt.NDArray[np.int64], *, in_order: bool = False
+) -> Live:
+    columns = parts[0] if len(parts) == 1 else map(pa.concat_arrays, zip(*parts, strict=True))
+    return Live(dict(zip(names, columns, strict=True)), at, in_order=in_order)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.rows.blobs import bytes_of, shown_blobs
+from lance_memwal.rows.keys import row_numbers
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
@@ -66,9 +67,10 @@ class Part:
     computed: Computed | None = None
     blobs: tuple[str, ...] = ()
 
-    def name_of(self, kept: str) -> str:
-        """What live rows call a column that is kept."""
-        return bytes_of(kept) if kept in self.blobs else kept
+    @property
+    def kept_names(self) -> Sequence[str]:
+        """What live rows call the columns that are kept."""
+        return [bytes_of(name) if name in self.blobs else name for name in self.kept] if self.blobs else self.kept
 
     @property
     def is_dead(self) -> bool:
@@ -85,15 +87,20 @@ class Part:
 
 
 class Live:
-    """The newest rows of the keys of a write: columns by name, `_tombstone` among them, and per key its row, or -1."""
+    """The newest rows of the keys of a write: columns by name, `_tombstone` among them, and per key its row, or -1.
 
-    __slots__ = ("_alive", "_at", "columns")
+    `in_order`: every key has a live row, and these are in the order of the keys.
+    """
 
-    def __init__(self, columns: dict[str, pa.Array], at: Numbers) -> None:
+    __slots__ = ("_alive", "_at", "columns", "in_order")
+
+    def __init__(self, columns: dict[str, pa.Array], at: Numbers, *, in_order: bool = False) -> None:
+        """`in_order`: the rows are in the order of the keys, one for each."""
         self.columns = columns
         self._at = at
         self._alive: Mask = at >= 0
         flags = columns[TOMBSTONE]
+        self.in_order = in_order and not flags.true_count
         if flags.true_count:
             self._alive &= ~flags.to_numpy(zero_copy_only=False)[at]
 
@@ -104,19 +111,20 @@ class Live:
         """Per key number: whether it has a row that is no tombstone."""
         return self._alive[keys]
 
+    def count_alive(self, keys: Mask) -> int:
+        """How many of these keys have a row that is no tombstone."""
+        return int(np.count_nonzero(self._alive & keys))
+
     def at(self, keys: Numbers) -> Numbers:
         """Per key number its row, even if it is a tombstone; -1 if there is none."""
         return self._at[keys]
 
     def take(self, names: Sequence[str], keys: Numbers) -> dict[str, pa.Array]:
         """Columns of the live rows of these keys, null where none is."""
-        at, alive = self._at[keys], self._alive[keys]
-        if not alive.all():
-            places = pa.array(at, mask=~alive)
-        elif len(at) == len(self.columns[TOMBSTONE]) and (at == np.arange(len(at))).all():
+        if self.in_order and len(keys) == len(self._at) and (keys[1:] > keys[:-1]).all():
             return {name: self.columns[name] for name in names}
-        else:
-            places = pa.array(at)
+        at, alive = self._at[keys], self._alive[keys]
+        places = row_numbers(at) if alive.all() else pa.array(at, mask=~alive)
         return {name: self.columns[name].take(places) for name in names}
 
     def below(self, keys: Numbers, columns: dict[str, pa.Array]) -> Live:
@@ -156,8 +164,8 @@ class Rule(Protocol):
     def one_by_one(self) -> bool:
         """Whether it must be asked for rows of one key one after the other."""
 
-    def admits(self, part: Part, live: Live) -> Mask:
-        """Per row: whether it is written."""
+    def admits(self, part: Part, live: Live) -> Mask | None:
+        """Per row: whether it is written; None: all are."""
 
 
 def resolve(
@@ -168,14 +176,16 @@ def resolve(
     check: Callable[[pa.RecordBatch], None],
 ) -> Resolved:
     """What becomes of `parts`, which follow each other; `check` refuses whole rows that must not be."""
-    done, first = Resolved([], [], []), live
-    met = np.zeros(len(live), dtype=bool)
+    batches: list[pa.RecordBatch] = []
+    flags: list[pa.BooleanArray | None] = []
+    rejected: list[pa.RecordBatch] = []
+    first, met = live, np.zeros(len(live), dtype=bool)
     steps = [step for part in parts for step in _steps(part, rules)]
     for number, part in enumerate(steps, 1):
         for rule in rules:
             admitted = rule.admits(part, live)
-            if not admitted.all():
-                done.rejected.append(part.rows.select(list(schema.primary_key)).filter(pa.array(~admitted)))
+            if admitted is not None and not admitted.all():
+                rejected.append(part.rows.select(list(schema.primary_key)).filter(pa.array(~admitted)))
                 part = part.filter(admitted)
         if not len(part.keys):
             continue
@@ -183,11 +193,11 @@ def resolve(
         if (part.kept or part.computed is not None) and part.flags is None:
             check(rows)
         met[part.keys] = True
-        done.batches.append(rows)
-        done.flags.append(part.flags)
+        batches.append(rows)
+        flags.append(part.flags)
         if number < len(steps):
             live = live.below(part.keys, _columns(rows, part.flags, schema.blobs))
-    return replace(done, matched=int(np.count_nonzero(first.alive(np.flatnonzero(met)))))
+    return Resolved(batches, flags, rejected, first.count_alive(met))
 
 
 def _steps(part: Part, rules: Sequence[Rule]) -> Iterator[Part]:
@@ -214,9 +224,9 @@ def occurrences(keys: Numbers) -> Numbers:
 def _whole(part: Part, live: Live, schema: TableSchema) -> pa.RecordBatch:
     if not part.kept and part.computed is None:
         return part.rows
-    given = dict(zip(part.rows.schema.names, part.rows.columns, strict=True))
-    found = live.take([part.name_of(name) for name in part.kept], part.keys)
-    columns = {**given, **{name: found[part.name_of(name)] for name in part.kept}}
+    columns = dict(zip(part.rows.schema.names, part.rows.columns, strict=True))
+    found = live.take(part.kept_names, part.keys)
+    columns.update(zip(part.kept, map(found.__getitem__, part.kept_names), strict=True))
     if part.computed is not None:
         columns.update(part.computed.make(pa.table(live.take(part.computed.columns, part.keys))))
     arrays = [columns[name] for name in schema.nullable.names]
