@@ -19,7 +19,12 @@ from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.store.location import Location
 
-__all__ = ["TableView"]
+__all__ = ["TableView", "scan_at"]
+
+
+def scan_at(location: Location, snapshot: Snapshot, query: dict[str, Any]) -> Scan:
+    """A scan that was pickled, where it arrives."""
+    return TableView(location, snapshot).scan(**query)
 
 
 class TableView:
@@ -57,7 +62,10 @@ class TableView:
         **options: Any,
     ) -> Scan:
         """All rows that were live; options as those of `Table.scan` (`order_by`, `with_row_id`, ...)."""
-        return self._reader.scan(columns, filter=filter, limit=limit, offset=offset, **options)
+        return self._reader.scan(columns, filter=filter, limit=limit, offset=offset, travel=self._travel, **options)
+
+    def _travel(self, query: dict[str, Any]) -> tuple[Any, ...]:
+        return scan_at, (self.location, self.snapshot, query)
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row of one key, or None."""

@@ -10,8 +10,9 @@ Owns `Reader`. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -38,19 +39,29 @@ from lance_memwal.rows.projection import checked_paths
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding, shards_of_filter, shards_of_keys
 from lance_memwal.sstable.deletes import RememberedDeletes, remembered_deletes
+from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["MemTables", "Reader"]
+__all__ = ["MemTables", "Reader", "ScanAt"]
 
 T = TypeVar("T")
+ScanAt: TypeAlias = Callable[[Location, Snapshot, dict[str, Any]], Scan]
 MemTables = InMemoryMemTables | Iterable[InMemoryMemTables]
 
 
 class Reader:
     """Scans, lookups and searches of one table. Threads may share it."""
 
-    def __init__(self, newest: NewestBase, clock: Clock = SYSTEM_CLOCK, lookup: BaseLookup | None = None) -> None:
+    def __init__(
+        self,
+        newest: NewestBase,
+        clock: Clock = SYSTEM_CLOCK,
+        lookup: BaseLookup | None = None,
+        scan_at: ScanAt | None = None,
+    ) -> None:
+        """`scan_at` is the function that makes a scan where a pickled one arrives."""
         self._newest = newest
+        self._scan_at = scan_at
         self._clock = clock
         self._snapshots = TierSource(newest, clock)
         self._lookup = lookup if lookup is not None else BaseLookup()
@@ -89,8 +100,10 @@ class Reader:
         in_memory: MemTables | None = None,
     ) -> Scan:
         """All live rows of all tiers as of now."""
+        travel = partial(self._travel, filter, consistency, shards)
         return Scan(
             lambda: self.capture(filter, consistency=consistency, shards=shards, in_memory=in_memory),
+            travel=None if self._scan_at is None or in_memory is not None else travel,
             columns=columns,
             filter=filter,
             limit=limit,
@@ -100,6 +113,19 @@ class Reader:
             with_generation=with_generation,
             with_row_id=with_row_id,
         )
+
+    def _travel(
+        self,
+        filter: FilterLike | None,  # noqa: A002
+        consistency: Consistency,
+        shards: Collection[str] | None,
+        query: dict[str, Any],
+    ) -> tuple[Any, ...]:
+        """How a scan is pickled."""
+        now = self.snapshot(filter, consistency=consistency)
+        if shards is not None:
+            now = replace(now, shards=tuple(shard for shard in now.shards if shard.shard_id in shards))
+        return self._scan_at, (self._newest.location, now, query)
 
     def get(
         self, key: Any, columns: Sequence[str] | None = None, *, writer: live.LiveShard | None = None

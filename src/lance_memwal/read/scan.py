@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from lance_memwal.arguments import check_flag, check_number
+from lance_memwal.errors import InvalidInputError
 from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
@@ -30,9 +31,10 @@ from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.projection import checked_paths
 from lance_memwal.sstable.catch_up import CatchUp
 
-__all__ = ["Scan"]
+__all__ = ["Scan", "Travel"]
 
 T = TypeVar("T")
+Travel: TypeAlias = Callable[[dict[str, Any]], tuple[Any, ...]]  # the query to what `__reduce__` returns
 _BATCH_ROWS = 1 << 16
 
 
@@ -51,8 +53,23 @@ class Scan:
         with_row_address: bool = False,
         with_generation: bool = False,
         with_row_id: bool = False,
+        travel: Travel | None = None,
     ) -> None:
-        """`capture` gives a snapshot: once now, and again only if collection removed what it needs."""
+        """`capture` gives a snapshot: once now, and again only if collection removed what it needs.
+
+        `travel` says how the scan is pickled; None: it cannot be.
+        """
+        self._travel = travel
+        self._query = {
+            "columns": columns,
+            "filter": filter,
+            "limit": limit,
+            "offset": offset,
+            "order_by": order_by,
+            "with_row_address": with_row_address,
+            "with_generation": with_generation,
+            "with_row_id": with_row_id,
+        }
         check_flag("with_row_address", with_row_address)
         check_flag("with_generation", with_generation)
         check_flag("with_row_id", with_row_id)
@@ -75,6 +92,23 @@ class Scan:
     def snapshot(self) -> Tiers:
         """What this scan reads."""
         return self._snapshot
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled scan is its query and the moment at which it is pickled: every copy reads the rows that are durable then,
+        whenever and wherever it is read. They stay for the grace period of `gc`; later that is a `CollectedError`."""
+        if self._travel is None:
+            raise InvalidInputError(
+                "this scan reads memory of this process, and cannot be pickled: send the table, and scan where it arrives"
+            )
+        return self._travel(self._query)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The rows as a stream for any library that takes Arrow's: `polars.DataFrame(scan)`, `pyarrow.table(scan)`."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> Any:
+        """The schema of the answer for such a library."""
+        return self.schema.__arrow_c_schema__()
 
     def _start(self, snapshot: Tiers, projection: Projection) -> Iterator[pa.RecordBatch]:
         """The stream of a snapshot after its first batch: nothing that it needs was missing up to here."""

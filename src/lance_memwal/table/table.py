@@ -35,7 +35,7 @@ from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, Consumer, drop_consumer
 from lance_memwal.feed.moments import Moment
 from lance_memwal.feed.snapshots import diff_moments, snapshot_of
 from lance_memwal.feed.starts import Start, Until
-from lance_memwal.feed.view import TableView
+from lance_memwal.feed.view import TableView, scan_at
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
@@ -112,7 +112,7 @@ class Table:
         """Use `open_table`, `create_table` or `enable`."""
         self.location = location
         self._newest = NewestBase(base)
-        self._reader = Reader(self._newest)
+        self._reader = Reader(self._newest, scan_at=scan_at)
         self._kept = KeptWriter(self._newest, partial(open_writer, self._newest, self._reader, shared=True))
 
     def __repr__(self) -> str:
