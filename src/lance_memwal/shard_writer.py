@@ -45,7 +45,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import SeenTransaction, ShardManifest, Transaction
+from lance_memwal.types import EntryTransaction, SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write import changes, columns, life, resolved, writes
 from lance_memwal.write.changes import Change, Settings
 from lance_memwal.write.fitting import Fitting
@@ -53,7 +53,7 @@ from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import BackpressureStats, MemTableStats, StatsHandle, WalStats, WriteStats
-from lance_memwal.write.table_target import target_of, with_shard, writer_config
+from lance_memwal.write.table_target import refuse_merge, target_of, with_shard, writer_config
 from lance_memwal.write.writes import Ack
 
 __all__ = ["ShardWriter"]
@@ -163,6 +163,14 @@ class ShardWriter:
         """Insert rows whose keys are not there. If one is, or comes twice, that is an `InvalidInputError`, and nothing is
         written. `missing`: see `put`."""
         return self._resolved(changes.insert(data, missing), txn)
+
+    def put_together(self, data: pa.RecordBatch, txns: Sequence[EntryTransaction]) -> list[WriteResult | Exception]:
+        """Insert the rows of several puts, each a transaction of its own, at the cost of one; durable when this returns.
+
+        Each has its own result, or the error that it met: what is wrong with one does not keep the others out.
+        """
+        refuse_merge(self._shard.columns.target, "put_together")
+        return writes.put_together(self._shard, data, txns)
 
     def update(
         self,

@@ -107,8 +107,8 @@ def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped, another process takes over, it goes on: its next put goes to the new owner."""
-    for name in ("_ANSWER_SECONDS", "_HELLO_SECONDS"):
-        monkeypatch.setattr(f"lance_memwal.serve.caller.{name}", 0.5)
+    for name in ("ANSWER_SECONDS", "_HELLO_SECONDS"):
+        monkeypatch.setattr(f"lance_memwal.serve.channel.{name}", 0.5)
     table = new_table(tmp_path / "t")
     child = start(own_and_put, table.uri, [{"id": 1, "v": "slow"}])
     told = child.receive(20)

@@ -186,8 +186,8 @@ def test_a_stranger_without_the_token_gets_nothing(
         for headers in ([], [(b"authorization", b"Bearer wrong")], [(b"authorization", b"\xff")]):
             options = flight.FlightCallOptions(headers=headers, timeout=5)
             for call in (
-                lambda o=options: list(client.do_action(flight.Action("memwal.hello", b""), o)),
-                lambda o=options: list(client.do_action(flight.Action("memwal.write", b""), o)),
+                lambda o=options: list(client.do_action(flight.Action("memwal.look", b""), o)),
+                lambda o=options: list(client.do_action(flight.Action("memwal.writes", b""), o)),
                 lambda o=options: list(client.list_flights(options=o)),
                 lambda o=options: list(client.list_actions(options=o)),
             ):
@@ -196,7 +196,7 @@ def test_a_stranger_without_the_token_gets_nothing(
         word = runtime.Secret(runtime.token()).word_for(found.address)
         known = flight.FlightCallOptions(headers=[(b"authorization", word)], timeout=5)
         for body in (b"", b"\xff" * 8, b"\x02\0\0\0{}", b"\x02\0\0\0[]rest", b"\x05\0\0\0hello"):
-            for kind in ("memwal.hello", "memwal.write", "other"):
+            for kind in ("memwal.look", "memwal.writes", "other"):
                 [answer] = client.do_action(flight.Action(kind, bytes(16) + body), known)
                 assert b'"error"' in answer.body.to_pybytes()
     assert rows(table) == {0: "zero", 1: "one"}
@@ -213,7 +213,7 @@ def test_a_stranger_who_listens_where_an_owner_was_learns_nothing_and_is_not_bel
     class Liar(flight.FlightServerBase):
         def do_action(self, context: Any, action: Any) -> list[bytes]:
             heard.append(action.body.to_pybytes())
-            return [bytes(32) + encode_answer(5 if action.type == "memwal.hello" else WriteResult(range(1), False, 1))]
+            return [bytes(32) + encode_answer(5 if action.type == "memwal.look" else WriteResult(range(1), False, 1))]
 
     with Liar("grpc+tcp://127.0.0.1:0", middleware={"gate": Gate()}) as liar:
         dead = table.shard_writer()

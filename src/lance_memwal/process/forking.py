@@ -12,6 +12,7 @@ Owns the list of what a child must not use, and the note that Lance was used bef
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import Protocol
 
 from lance_memwal.errors import UnavailableError
 
-__all__ = ["Owner", "close_in_child", "run_in_child", "use_lance"]
+__all__ = ["Owner", "close_in_child", "keep_for_ever", "run_in_child", "use_lance"]
 
 
 class Owner(Protocol):
@@ -48,6 +49,11 @@ def run_in_child(hook: Callable[[], None]) -> None:
     """Call `hook`, once however often it is given, in every child that is forked from now on; it may wait for no lock."""
     _be_told()
     _hooks[hook] = None
+
+
+def keep_for_ever(thing: object) -> None:
+    """Never destroy a native object of the parent: its end would wait for threads that are not in a child."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def use_lance() -> None:

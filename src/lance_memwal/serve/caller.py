@@ -1,38 +1,35 @@
-"""The way to a shard that another process owns.
+"""A shard that another process owns.
 
 Owns `RemoteShard`. Invariants:
 
 1. A call ends with the owner's answer, with the error that it met, or with `OwnerLostError`: then its outcome is unknown,
    and whoever repeats it does so under the same mark.
-2. An owner that does not answer in time is asked whether it is there. One that is gets the same call again: it knows the
-   mark, and waits for what it has begun. One that is not is lost.
+2. An owner that is there and slow is asked again: it knows the mark, and waits for what it has begun.
+3. Small puts of whole rows share messages. Everything else has a message of its own, and waits for none of them.
 """
 
 from __future__ import annotations
 
-import ctypes
-import hmac
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
-from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.errors import MemWalError, UnavailableError
+import pyarrow as pa
+
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff
+from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.process.deadline import Deadline
-from lance_memwal.serve.office import HELLO, STARTING, WRITE
+from lance_memwal.serve import channel
+from lance_memwal.serve.channel import OwnerBusyError, OwnerLostError, SlowOwnerError, channel_to
+from lance_memwal.serve.desk import STARTING
 from lance_memwal.serve.record import Owner
-from lance_memwal.serve.runtime import NONCE_BYTES, PROOF_BYTES, TOKEN_VARIABLE, Secret, token
-from lance_memwal.serve.wire import Request, decode_answer, encode_request
-from lance_memwal.types import Transaction
+from lance_memwal.serve.together import MOST_BYTES, Line, MarkedPut
+from lance_memwal.serve.wire import Request, encode_request
+from lance_memwal.types import EntryTransaction, Transaction
 
-__all__ = ["OwnerLostError", "OwnerStartsError", "RemoteShard"]
+__all__ = ["OwnerStartsError", "RemoteShard"]
 
-_ANSWER_SECONDS = 2.0
-_HELLO_SECONDS = 2.0
-_NO_PROXY = (("grpc.enable_http_proxy", 0),)
-
-
-class OwnerLostError(MemWalError):
-    """The owner does not answer. The outcome of what it was asked is unknown."""
+_PATIENCE = BackOff(1.0, 4.0, jitter=0.0)  # times ANSWER_SECONDS
+_BUSY = BackOff(0.02, 1.0)
 
 
 class OwnerStartsError(MemWalError):
@@ -44,15 +41,9 @@ class RemoteShard:
 
     def __init__(self, owner: Owner, table_id: str, shard_id: str, epoch: int) -> None:
         """Ask the owner whether it is one: `OwnerLostError` if not, `OwnerStartsError` if it is about to be."""
-        self._to = {"table": table_id, "shard": shard_id, "epoch": epoch}
-        self._address = owner.address
-        self._client = _flight().FlightClient(owner.address, generic_options=list(_NO_PROXY))
-        self._secret = Secret(token())
-        word = self._secret.word_for(owner.address)
-        self._options = {
-            seconds: _flight().FlightCallOptions(headers=[(b"authorization", word)], timeout=seconds)
-            for seconds in (_ANSWER_SECONDS, _HELLO_SECONDS)
-        }
+        self._to = (table_id, shard_id, epoch)
+        self._channel = channel_to(owner.address)
+        self._line = Line(self._send_together)
         self._hello_ms = self._hello()
         self._since = SYSTEM_CLOCK.monotonic()
 
@@ -63,17 +54,37 @@ class RemoteShard:
 
     def perform(self, request: Request, txn: Transaction | None, deadline: Deadline) -> Any:
         """What the owner did with the write."""
-        body = encode_request(request, self._to, txn)
+        attempt, was_sent = 0, False
         while True:
             try:
-                return self._ask(WRITE, body, _ANSWER_SECONDS)
-            except _flight().FlightTimedOutError:
-                if not deadline.left_seconds:
-                    raise UnavailableError(
-                        f"the owner of shard {self._to['shard']} did not finish a write in time; it may still do so",
-                        ambiguous=True,
-                    ) from None
-                self._hello()
+                return self._once(request, txn, deadline, attempt)
+            except SlowOwnerError:
+                was_sent = True
+            except OwnerBusyError:
+                _BUSY.wait(SYSTEM_CLOCK, attempt)
+            attempt += 1
+            if not deadline.left_seconds:
+                raise UnavailableError(
+                    f"the owner of shard {self._to[1]} did not finish a write in time; it may still do so",
+                    ambiguous=was_sent,
+                )
+
+    def _once(self, request: Request, txn: Transaction | None, deadline: Deadline, attempt: int) -> Any:
+        if request.is_plain and attempt == 0 and txn is not None and _is_small(request.parts[0]):
+            [rows] = request.parts[0] or []
+            return self._line.write(MarkedPut(rows, txn), deadline)
+        marks = [] if txn is None else [EntryTransaction(txn)]
+        return self._ask(request, marks, deadline, attempt)
+
+    def _send_together(self, puts: Sequence[MarkedPut], deadline: Deadline) -> Sequence[Any]:
+        rows = puts[0].rows if len(puts) == 1 else pa.concat_batches([put.rows for put in puts])
+        marks = [EntryTransaction(put.txn, 0, put.rows.num_rows) for put in puts]
+        told = self._ask(Request("put", ([rows],)), marks, deadline, 0)
+        return told if len(puts) > 1 else [told]
+
+    def _ask(self, request: Request, marks: Sequence[EntryTransaction], deadline: Deadline, attempt: int) -> Any:
+        patience = channel.ANSWER_SECONDS * _PATIENCE.seconds(attempt, 0.0)
+        return self._channel.ask(lambda book: encode_request(request, self._to, marks, book), deadline, patience)
 
     def look(self) -> None:
         """Return if the owner is there; `OwnerLostError` if not."""
@@ -81,47 +92,15 @@ class RemoteShard:
 
     def _hello(self) -> int:
         try:
-            told = int(self._ask(HELLO, encode_request(Request("hello"), self._to, None), _HELLO_SECONDS))
-        except (_flight().FlightTimedOutError, MemWalError) as error:
-            if isinstance(error, UnavailableError):
-                raise
-            raise OwnerLostError(f"the owner at {self._address} does not answer for the shard") from error
+            told = int(self._channel.hello(self._to))
+        except (UnavailableError, InvalidInputError):  # it does not know our token, or speaks another version
+            raise
+        except MemWalError as error:
+            raise OwnerLostError(f"the owner at {self._channel.address} does not answer for the shard") from error
         if told == STARTING:
             raise OwnerStartsError("the owner begins")
         return told
 
-    def _ask(self, kind: str, body: bytes, seconds: float) -> Any:
-        flight, nonce = _flight(), SYSTEM_CLOCK.randbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "little")
-        try:
-            [found] = self._client.do_action(flight.Action(kind, nonce + body), self._options[seconds])
-        except flight.FlightTimedOutError:
-            raise
-        except flight.FlightUnauthenticatedError as error:
-            raise UnavailableError(
-                f"the owner of shard {self._to['shard']} at {self._address} does not know our token: run all processes as "
-                f"one user, or give all of them the same {TOKEN_VARIABLE}",
-                ambiguous=False,
-                retryable=False,
-            ) from error
-        except Exception as error:  # whatever the transport met: the next question is whether the owner is there
-            raise OwnerLostError(f"the owner at {self._address} cannot be reached") from error
-        return decode_answer(self._proven(nonce, found.body))
 
-    def _proven(self, nonce: bytes, told: Any) -> Any:
-        """The answer, if it is that of somebody who knows the token."""
-        size = min(PROOF_BYTES, told.size)
-        proof, answer = told.slice(0, size).to_pybytes(), told.slice(size)
-        if not hmac.compare_digest(proof, self._secret.proof_of(nonce, answer.to_pybytes())):
-            raise OwnerLostError(f"somebody else answers at {self._address}")
-        return answer
-
-    def orphan(self) -> None:
-        """In a forked child: the channel is the parent's, and is not torn down here."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
-
-
-@lru_cache(maxsize=1)
-def _flight() -> Any:
-    from pyarrow import flight
-
-    return flight
+def _is_small(rows: list[pa.RecordBatch] | None) -> bool:
+    return rows is not None and len(rows) == 1 and rows[0].get_total_buffer_size() <= MOST_BYTES

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass
 
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
+from lance_memwal.serve.endpoint import is_for_other_hosts, is_loopback
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 
 __all__ = ["Owner", "OwnerRecords"]
-
-_LOOPBACK = re.compile(r"grpc\+tcp://127\.0\.0\.1:[0-9]{1,5}")  # a record can send nobody elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,9 @@ class OwnerRecords:
             owner = Owner(value["address"], value["host"], value["pid"], value["started_ms"])
         except (ObjectNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        known = isinstance(owner.address, str) and _LOOPBACK.fullmatch(owner.address) and isinstance(owner.host, str)
-        return owner if known else None
+        if not isinstance(owner.address, str) or not isinstance(owner.host, str):
+            return None
+        return owner if is_loopback(owner.address) or is_for_other_hosts(owner.address) else None
 
     def announce(self, epoch: int, owner: Owner) -> bool:
         """Create the record of an epoch; False if somebody else's is there."""

@@ -25,7 +25,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.deadline import Deadline
 
-__all__ = ["NONCE_BYTES", "PROOF_BYTES", "TOKEN_VARIABLE", "Secret", "host_lock", "token"]
+__all__ = ["NONCE_BYTES", "PROOF_BYTES", "TOKEN_VARIABLE", "Secret", "host_lock", "is_token_given", "token"]
 
 TOKEN_VARIABLE = "LANCE_MEMWAL_TOKEN"  # noqa: S105 (its name)
 NONCE_BYTES, PROOF_BYTES = 16, 32
@@ -50,6 +50,11 @@ class Secret:
     def proof_of(self, nonce: bytes, answer: bytes) -> bytes:
         """What an owner puts before its answer to a call with this nonce."""
         return hmac.digest(self._key, b"owner " + nonce + answer, "sha256")
+
+
+def is_token_given() -> bool:
+    """Whether the token is one that processes on other hosts may have, too."""
+    return bool(os.environ.get(TOKEN_VARIABLE))
 
 
 def token(clock: Clock = SYSTEM_CLOCK) -> str:

@@ -43,10 +43,12 @@ from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.ingest import key_batch, to_batches
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.serve import office
-from lance_memwal.serve.caller import OwnerLostError, OwnerStartsError, RemoteShard
+from lance_memwal.serve.caller import OwnerStartsError, RemoteShard
+from lance_memwal.serve.channel import OwnerLostError
+from lance_memwal.serve.endpoint import HOST_VARIABLE, is_for_other_hosts
 from lance_memwal.serve.marks import Mark, Marks
 from lance_memwal.serve.record import Owner, OwnerRecords
-from lance_memwal.serve.runtime import host_lock
+from lance_memwal.serve.runtime import TOKEN_VARIABLE, host_lock, is_token_given
 from lance_memwal.serve.wire import Request, perform
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.store.location import Location
@@ -154,8 +156,8 @@ class SharedShard:
     ) -> WriteResult:
         """See `ShardWriter.put`; durable once it returns."""
         options = {"missing": missing, "if_absent": if_absent, "where": _text(where)}
-        result = self._write(Request("put", (data,), options), txn)
         whole = txn is None and not if_absent and where is None and missing != "keep" and self._table.is_plain
+        result = self._write(Request("put", (data,), options, is_plain=whole), txn)
         return _told(result, sum(batch.num_rows for batch in data)) if whole else result
 
     def insert(
@@ -311,7 +313,7 @@ class SharedShard:
             if not beside.left_seconds:
                 raise ConflictError(
                     f"shard {self.shard_id} is written by a writer that does not share it, or by an owner on another host "
-                    "that listens to its own host only; close it, or write through it"
+                    f"that listens to its own host only; close it, write through it, or set {HOST_VARIABLE} there"
                 )
             SYSTEM_CLOCK.sleep(_LOOK_SECONDS)
 
@@ -428,13 +430,19 @@ class SharedShard:
     def orphan(self) -> None:
         """Become closed in a forked child."""
         self._turn, self._closed = threading.RLock(), True
-        if isinstance(self._way, RemoteShard):
-            self._way.orphan()
 
 
 def _is_near(owner: Owner) -> bool:
     """Whether the owner can be reached from here."""
-    return owner.host == socket.gethostname()
+    if not is_for_other_hosts(owner.address):
+        return owner.host == socket.gethostname()
+    if not is_token_given():
+        raise UnavailableError(
+            f"the owner of the shard listens at {owner.address} for other hosts: set {TOKEN_VARIABLE} to its token",
+            ambiguous=False,
+            retryable=False,
+        )
+    return True
 
 
 def _text(where: FilterLike | None) -> str | None:

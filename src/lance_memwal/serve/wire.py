@@ -2,14 +2,19 @@
 
 Owns `Request`, `perform` and the bytes of both directions. Invariants:
 
-1. A message is data only: JSON and Arrow streams, checked when they are read. Nothing in it is executed.
-2. A write does the same wherever it is performed: `perform` is the only way.
+1. A message is data only: JSON and Arrow messages, checked when they are read. Nothing in it is executed.
+2. A write does the same wherever it is performed: `perform` is the only way, and `perform_together` for puts that share
+   a message.
 3. An error arrives as the error that it was, with its attributes; one that is not ours arrives as `UnavailableError`.
+4. What an exchange says again and again is numbered in the order in which it was sent, and sent once: the shards that are
+   meant, and the schemas of their rows.
 
-    message = length of the header (4 bytes, little-endian) | header (JSON) | Arrow streams, one after the other
+    message = length of the header (4 bytes, little-endian) | header (JSON) | new schemas | batches, one after the other
 
-The header of a request says `table`, `shard`, `epoch`, `verb`, `options`, `txn`, and in `parts` the lengths of the streams:
-each part of a write is a list of streams (batches of equal columns share one), or null.
+The header of a request says `to` (the number of a shard; `shards` has the new ones: table, shard, epoch), `verb` and
+`options`; in `marks` the transactions, each with its number of rows; in `schemas` the lengths of the new schemas; and in
+`parts` the batches: each part of a write is null, or a list of (number of the schema, length). A batch whose columns have
+dictionaries, or one of too many schemas, is a whole Arrow stream, without a number. What is empty is left out.
 """
 
 from __future__ import annotations
@@ -18,31 +23,39 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
+from lance_memwal.rows.dictionaries import dictionaries
 from lance_memwal.shard_writer import ShardWriter
-from lance_memwal.types import Transaction
+from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.changes import Settings
 from lance_memwal.write.results import WriteResult
 
 __all__ = [
+    "Book",
     "Message",
     "Request",
+    "ShardName",
     "decode",
     "decode_answer",
     "encode_answer",
+    "encode_answers",
     "encode_error",
+    "encode_header",
     "encode_request",
     "perform",
+    "perform_together",
     "request_of",
 ]
 
 _LENGTH = struct.Struct("<I")
 _LARGEST_BYTES = 1 << 30
+_MOST_SCHEMAS = 32
+_MOST_SHARDS = 10_000
 _KINDS = {
     kind.__name__: kind
     for kind in map(vars(errors).get, errors.__all__)
@@ -51,15 +64,21 @@ _KINDS = {
 _ATTRIBUTES = ("our_epoch", "current_epoch", "ambiguous", "retryable", "path", "position")
 
 Rows = list[pa.RecordBatch]
+ShardName = tuple[str, str, int]  # table, shard, epoch
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One write: its verb, its rows (or keys) in parts, and its options, which are JSON values."""
+    """One write: its verb, its rows (or keys) in parts, and its options, which are JSON values.
+
+    `is_plain`: a put of whole rows without conditions, which may share a message with others.
+    """
 
     verb: str
     parts: tuple[Rows | None, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_plain: bool = False
 
 
 def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> WriteResult | bool | None:
@@ -67,9 +86,8 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
     parts, options = request.parts, request.options
     match request.verb:
         case "put":
-            return writer.put(
-                parts[0], txn=txn, missing=options["missing"], if_absent=options["if_absent"], where=options["where"]
-            )
+            conditions = {name: options[name] for name in ("missing", "if_absent", "where") if name in options}
+            return writer.put(parts[0], txn=txn, **conditions)
         case "delete":
             sequence = None if parts[1] is None else parts[1][0].column(0)[0].as_py()
             return writer.delete(_batch(parts[0]), txn=txn, count=options["count"], sequence=sequence)
@@ -96,6 +114,20 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
     return None
 
 
+def perform_together(
+    writer: ShardWriter, request: Request, marks: Sequence[EntryTransaction]
+) -> list[WriteResult | Exception]:
+    """What the writer does with puts that share a message: whole rows, in one batch, each put with its own mark."""
+    if request.verb != "put" or len(request.parts) != 1 or not request.parts[0] or len(request.parts[0]) != 1:
+        raise InvalidInputError("only puts of whole rows share a message")
+    [batch] = request.parts[0]
+    if any(item.num_rows is None or item.num_rows < 1 for item in marks):
+        raise InvalidInputError("a put that shares a message says how many rows are its own")
+    if sum(item.num_rows or 0 for item in marks) != batch.num_rows:
+        raise InvalidInputError("the rows of a message are not those of its puts")
+    return writer.put_together(batch, marks)
+
+
 def _table(rows: Rows | None) -> pa.Table:
     return pa.Table.from_batches(rows or [])
 
@@ -107,83 +139,181 @@ def _batch(rows: Rows | None) -> Any:
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
+class Book:
+    """What one side of an exchange has sent to the other, by number; both keep the same book."""
+
+    __slots__ = ("_schemas", "_shards")
+
+    def __init__(self) -> None:
+        self._schemas: list[tuple[pa.Schema, bytes, bool]] = []
+        self._shards: list[ShardName] = []
+
+    def number_of_shard(self, shard: ShardName, fresh: list[ShardName]) -> int:
+        """The number of a shard; one that is new goes to `fresh`, too."""
+        try:
+            return self._shards.index(shard)
+        except ValueError:
+            fresh.append(shard)
+            self._shards.append(shard)
+            return len(self._shards) - 1
+
+    def number_of(self, schema: pa.Schema, fresh: list[bytes]) -> int | None:
+        """The number of a schema; one that is new goes to `fresh`, too. None: batches of it are sent as streams."""
+        for number, (known, _, _) in enumerate(self._schemas):
+            if known is schema or known.equals(schema, check_metadata=True):
+                return number
+        if len(self._schemas) >= _MOST_SCHEMAS or any(dictionaries(schema)):
+            return None
+        fresh.append(schema.serialize().to_pybytes())
+        self._schemas.append((schema, fresh[-1], True))
+        return len(self._schemas) - 1
+
+    def learn(self, shards: Sequence[Any], schemas: Sequence[bytes]) -> None:
+        """Give the next numbers to what was received."""
+        if len(self._shards) + len(shards) > _MOST_SHARDS or len(self._schemas) + len(schemas) > _MOST_SCHEMAS:
+            raise InvalidInputError("an exchange about too many shards or schemas")
+        self._shards += [(str(table), str(shard), int(epoch)) for table, shard, epoch in shards]
+        for data in schemas:
+            schema = pa.ipc.read_schema(pa.py_buffer(data))
+            self._schemas.append((schema, data, _is_aligned_by_8(schema)))
+
+    def shard(self, number: int) -> ShardName:
+        """The shard of a number that was received."""
+        return _at(self._shards, number)
+
+    def batch(self, number: int, data: memoryview) -> Rows:
+        """A batch that was received, in memory that is aligned as its types need it."""
+        schema, head, is_aligned_by_8 = _at(self._schemas, number)
+        if not is_aligned_by_8:
+            return _read(head + data)
+        room = pa.allocate_buffer(len(data))
+        memoryview(room)[:] = data
+        batch = pa.ipc.read_record_batch(room, schema)
+        batch.validate(full=True)
+        return [batch]
+
+
+def _at(known: list[_T], number: int) -> _T:
+    if not 0 <= number < len(known):
+        raise InvalidInputError("a message about something that was never sent")
+    return known[number]
+
+
+def _is_aligned_by_8(schema: pa.Schema) -> bool:
+    """Whether buffers that begin at multiples of 8 suit all columns, as those of a message do in aligned memory."""
+    kinds = [field.type for field in schema]
+    while kinds:
+        kind = kinds.pop()
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        if pa.types.is_decimal(kind):
+            return False
+        kinds += [kind.field(i).type for i in range(kind.num_fields)]
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A header and the streams that follow it."""
+    """A header and the bytes that follow it."""
 
     header: dict[str, Any]
-    body: pa.Buffer
+    body: memoryview
 
 
-def encode_request(request: Request, to: Mapping[str, Any], txn: Transaction | None) -> bytes:
-    """The bytes of a request; `to` says who is asked."""
-    streams: list[pa.Buffer] = []
-    parts = [None if rows is None else _streams(rows, streams) for rows in request.parts]
-    mark = None if txn is None else [txn.app, txn.version, txn.query]
-    header = {**to, "verb": request.verb, "options": request.options, "txn": mark, "parts": parts}
-    return _message(header, streams)
+def encode_request(request: Request, to: ShardName, marks: Sequence[EntryTransaction], book: Book) -> bytes:
+    """The bytes of a request; `to` says who is asked, `book` what the other side knows."""
+    shards: list[ShardName] = []
+    schemas: list[bytes] = []
+    bodies: list[pa.Buffer] = []
+    header: dict[str, Any] = {"to": book.number_of_shard(to, shards), "verb": request.verb}
+    header["parts"] = [
+        None if rows is None else [_encode(batch, book, schemas, bodies) for batch in rows] for rows in request.parts
+    ]
+    header["marks"] = [[item.txn.app, item.txn.version, item.txn.query, item.num_rows] for item in marks]
+    beside = {"options": request.options, "shards": shards, "schemas": [len(data) for data in schemas]}
+    header.update((name, value) for name, value in beside.items() if value)
+    return _message(header, [*schemas, *bodies])
 
 
-def request_of(message: Message) -> tuple[Request, Transaction | None]:
-    """The request in a message; `InvalidInputError` if it is none."""
-    header, at = message.header, 0
+def _encode(batch: pa.RecordBatch, book: Book, fresh: list[bytes], bodies: list[pa.Buffer]) -> tuple[int | None, int]:
+    number = book.number_of(batch.schema, fresh)
+    bodies.append(_stream([batch]) if number is None else batch.serialize())
+    return number, bodies[-1].size
+
+
+def request_of(message: Message, book: Book) -> tuple[ShardName, Request, list[EntryTransaction]]:
+    """The request in a message, and for whom it is; `InvalidInputError` if it is none."""
+    header, body, at = message.header, message.body, 0
     try:
+        schemas = []
+        for length in header.get("schemas", ()):
+            schemas.append(bytes(body[at : at + length]))
+            at += length
+        book.learn(header.get("shards", ()), schemas)
         parts: list[Rows | None] = []
-        for lengths in header["parts"]:
-            rows: Rows | None = None if lengths is None else []
-            for length in lengths or ():
-                rows = [*(rows or ()), *_read(message.body.slice(at, length))]
+        for told in header["parts"]:
+            rows: Rows = []
+            for number, length in told or ():
+                data = body[at : at + length]
+                rows += _read(bytes(data)) if number is None else book.batch(number, data)
                 at += length
-            parts.append(rows)
-        mark = header["txn"]
-        txn = None if mark is None else Transaction(str(mark[0]), int(mark[1]), mark[2])
-        return Request(str(header["verb"]), tuple(parts), dict(header["options"])), txn
+            parts.append(None if told is None else rows)
+        request = Request(str(header["verb"]), tuple(parts), dict(header.get("options", ())))
+        return book.shard(header["to"]), request, _marks_of(header["marks"])
     except (KeyError, TypeError, ValueError, IndexError, pa.ArrowException) as error:
         raise InvalidInputError(f"not a request that this version understands: {error}") from error
 
 
-def _streams(rows: Sequence[pa.RecordBatch], streams: list[pa.Buffer]) -> list[int]:
-    """Append the streams of `rows`; returns their lengths."""
-    lengths, at = [], 0
-    while at < len(rows):
-        schema, sink = rows[at].schema, pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as stream:
-            while at < len(rows) and rows[at].schema.equals(schema, check_metadata=True):
-                stream.write_batch(rows[at])
-                at += 1
-        streams.append(sink.getvalue())
-        lengths.append(streams[-1].size)
-    return lengths
+def _marks_of(told: Any) -> list[EntryTransaction]:
+    marks, first_row = [], 0
+    for app, version, query, rows in told:
+        marks.append(EntryTransaction(Transaction(str(app), int(version), query), first_row, rows))
+        first_row += rows or 0
+    return marks
 
 
-def _read(data: pa.Buffer) -> Rows:
+def _stream(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows[0].schema) as stream:
+        for batch in rows:
+            stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def _read(data: bytes) -> Rows:
     aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)  # as Lance needs them
-    with pa.ipc.open_stream(data, options=aligned) as stream:
+    with pa.ipc.open_stream(pa.py_buffer(data), options=aligned) as stream:
         found = list(stream)
     for batch in found:
         batch.validate(full=True)
     return found
 
 
-def _message(header: Mapping[str, Any], streams: Sequence[pa.Buffer] = ()) -> bytes:
+def _message(header: Mapping[str, Any], bodies: Sequence[pa.Buffer | bytes] = ()) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
-    data = b"".join([_LENGTH.pack(len(text)), text, *streams])
+    data = b"".join([_LENGTH.pack(len(text)), text, *bodies])
     if len(data) > _LARGEST_BYTES:
         raise InvalidInputError(f"a write of {len(data):,} bytes is too large to be forwarded; split it")
     return data
 
 
-def decode(data: pa.Buffer) -> Message:
+def encode_header(header: Mapping[str, Any]) -> bytes:
+    """The bytes of a message without rows."""
+    return _message(header)
+
+
+def decode(data: Any) -> Message:
     """The message in these bytes; `InvalidInputError` if there is none."""
     view = memoryview(data)
     try:
+        if len(view) > _LARGEST_BYTES:
+            raise InvalidInputError("a message that is too large")
         (length,) = _LENGTH.unpack_from(view)
-        header = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+        header = json.loads(str(view[_LENGTH.size : _LENGTH.size + length], "utf-8"))
         if not isinstance(header, dict):
             raise InvalidInputError("a message without a header")
     except (struct.error, ValueError, RecursionError) as error:
         raise InvalidInputError(f"a message that cannot be read: {error}") from error
-    return Message(header, data.slice(_LENGTH.size + length))
+    return Message(header, view[_LENGTH.size + length :])
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -193,32 +323,51 @@ def encode_answer(result: WriteResult | bool | int | None) -> bytes:
     """The bytes of an answer."""
     if not isinstance(result, WriteResult):
         return _message({"plain": result})
-    streams: list[pa.Buffer] = []
-    if result.rejected is not None:
-        _streams(result.rejected.to_batches(), streams)
-    positions = result.batch_positions
-    told = [positions.start, positions.stop, result.skipped, result.written, result.matched, len(streams)]
-    return _message({"result": told}, streams)
+    rejected = None if result.rejected is None else result.rejected.to_batches()
+    return _message(_told(result), [_stream(rejected)] if rejected else [])
+
+
+def encode_answers(results: Sequence[WriteResult | Exception]) -> bytes:
+    """The bytes of the answers to puts that shared a message."""
+    return _message({"all": [_told(r) if isinstance(r, WriteResult) else _told_error(r) for r in results]})
 
 
 def encode_error(error: BaseException) -> bytes:
     """The bytes of an answer that is an error."""
+    return _message(_told_error(error))
+
+
+def _told(result: WriteResult) -> dict[str, Any]:
+    positions, has_rejected = result.batch_positions, bool(result.rejected)
+    told = [positions.start, positions.stop, result.skipped, result.written, result.matched, has_rejected]
+    return {"result": told}
+
+
+def _told_error(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, MemWalError):
         error = UnavailableError(f"the owner of the shard failed: {type(error).__name__}: {error}")
     kept = {name: value for name in _ATTRIBUTES if (value := getattr(error, name, None)) is not None}
     kind = next(name for base in type(error).__mro__ if _KINDS.get(name := base.__name__) is base)
-    return _message({"error": [kind, str(error), kept]})
+    return {"error": [kind, str(error), kept]}
 
 
-def decode_answer(data: pa.Buffer) -> Any:
-    """What the owner answered; raises the error that it met."""
+def decode_answer(data: Any) -> Any:
+    """What the owner answered; raises the error that it met. Puts that shared a message get a list: results and errors."""
     message = decode(data)
-    header = message.header
-    if "error" in header:
-        kind, text, kept = header["error"]
-        raise errors.rebuilt(_KINDS.get(kind, MemWalError), (text,), kept)
-    if "result" not in header:
-        return header.get("plain")
-    start, stop, skipped, written, matched, has_rejected = header["result"]
-    rejected = pa.Table.from_batches(_read(message.body)) if has_rejected else None
+    if "all" in message.header:
+        return [_result_of(told, message.body) for told in message.header["all"]]
+    result = _result_of(message.header, message.body)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _result_of(told: Mapping[str, Any], body: memoryview) -> Any:
+    if "error" in told:
+        kind, text, kept = told["error"]
+        return errors.rebuilt(_KINDS.get(kind, MemWalError), (text,), kept)
+    if "result" not in told:
+        return told.get("plain")
+    start, stop, skipped, written, matched, has_rejected = told["result"]
+    rejected = pa.Table.from_batches(_read(bytes(body))) if has_rejected else None
     return WriteResult(range(start, stop), skipped, written, rejected, matched)

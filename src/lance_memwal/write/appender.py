@@ -196,7 +196,8 @@ def _make_durable(shard: Shard) -> Pending | None:
 
 def _is_same(left: Pending, rows: WriteRows, txn: Transaction | None) -> bool:
     """Whether `left` is what an append of `rows` would write."""
-    if left.txn != txn or len(left.rows.batches) != len(rows.batches):
+    same_txn = [item.txn for item in left.txns] == ([] if txn is None else [txn])
+    if not same_txn or len(left.rows.batches) != len(rows.batches):
         return False
     same_rows = all(map(pa.RecordBatch.equals, left.rows.batches, rows.batches))
     return same_rows and left.rows.flags == rows.flags

@@ -13,8 +13,8 @@ rows that are fitted, and calls nobody above. Invariants:
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
 5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
-6. Transactions share entries with each other and with other writes: the footer says which rows are whose. All of them
-   are in the map once the entry is on storage, or none.
+6. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
+   which rows are whose. All of them are in the map once the entry is on storage, or none.
 
 Who waits: callers, for room or for an acknowledgement; the ticker is poked. A put that nobody waits for wakes nobody.
 
@@ -205,12 +205,13 @@ class GroupCommit:
             self._health.refuse_writes()
             return self._repeat_of(txn)
 
-    def refuse_repeated(self, txn: Transaction) -> None:
-        """Raise `RepeatedError` if `txn` is there or pending."""
+    def refuse_repeated(self, txns: tuple[EntryTransaction, ...]) -> None:
+        """Raise `RepeatedError` if one of `txns` is there or pending."""
         with self._health.lock:
-            end = self._repeat_of(txn)
-        if end is not None:
-            raise RepeatedError(end)
+            for item in txns:
+                end = self._repeat_of(item.txn)
+                if end is not None:
+                    raise RepeatedError(end)
 
     def _insert(
         self, rows: WriteRows, txn: Transaction | None, *, drain: bool, decide: Callable[[], WriteRows | None] | None
@@ -225,7 +226,7 @@ class GroupCommit:
             if decided is None:
                 return None, self.buffered
             rows = decided
-        pending = self._place(rows, txn)
+        pending = self._place(rows, () if txn is None else (EntryTransaction(txn),))
         if not limits.durable_write and not self.pending:
             self._since = self._clock.monotonic()
             self._ticker.poke()
@@ -240,30 +241,30 @@ class GroupCommit:
             self._health.refuse_writes()
             if self._exclusive or self.held_bytes >= self._limits.max_unflushed_memtable_bytes:
                 return False
-            if put.txn is not None:
-                self.refuse_repeated(put.txn)
-            pending = self._place(rows, put.txn)
+            if put.txns:
+                self.refuse_repeated(put.txns)
+            pending = self._place(rows, put.txns)
             pending.put, put.pending = put, pending
             self.pending.append(pending)
             self._tables.placed(pending.end)
             return True
 
-    def _place(self, rows: WriteRows, txn: Transaction | None) -> Pending:
+    def _place(self, rows: WriteRows, txns: tuple[EntryTransaction, ...]) -> Pending:
         """The write of `rows`, placed and not yet pending."""
         if self.pending:
             last = self.pending[-1]
             start, start_bytes, run = last.end, last.end_bytes, last.run
         else:
             start, start_bytes, run = self.durable, self._durable_bytes, self._durable_run
-        return Pending(rows, start, start_bytes, self._tables.place(rows, start, run), txn)
+        return Pending(rows, start, start_bytes, self._tables.place(rows, start, run), txns)
 
     def _repeat_of(self, txn: Transaction) -> int | None:
         """The batch number to wait for if `txn` is there or pending; raises where its version went backwards."""
         for item in reversed(self.pending):
-            if item.txn is not None and item.txn.app == txn.app:
-                if is_repeat(txn, {txn.app: SeenTransaction(item.txn.version, 0, item.txn.query)}):
-                    return item.end
-                return None
+            for other in item.txns:
+                if other.txn.app == txn.app:
+                    known = SeenTransaction(other.txn.version, 0, other.txn.query)
+                    return item.end if is_repeat(txn, {txn.app: known}) else None
         return None if self.admit(txn) else 0
 
     def admit(self, txn: Transaction) -> bool:
@@ -490,7 +491,8 @@ class GroupCommit:
             for item in entry.group:
                 put = item.put
                 if put is not None:
-                    puts, put_seconds = puts + 1, put_seconds + ended - put.started
+                    count = len(put.txns) or 1
+                    puts, put_seconds = puts + count, put_seconds + count * (ended - put.started)
                     if put is not own:
                         self._puts.serve(put)
             self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts, put_seconds)
@@ -539,7 +541,8 @@ def _transactions_of(group: list[Pending]) -> tuple[EntryTransaction, ...]:
     are transactions, give the rows 0 to 1 and 3 to 6."""
     found, first_row = [], 0
     for item in group:
-        if item.txn is not None:
-            found.append(EntryTransaction(item.txn, first_row, item.rows.num_rows))
+        for own in item.txns:
+            rows = item.rows.num_rows if own.num_rows is None else own.num_rows
+            found.append(EntryTransaction(own.txn, first_row + own.first_row, rows))
         first_row += item.rows.num_rows
     return tuple(found)

@@ -32,7 +32,7 @@ from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
 from lance_memwal.rows.fit import LiveFlags
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, Transaction
+from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction
 
 __all__ = ["Entry", "EntryBuilder", "Pending", "PutQueue", "QueuedPut", "WriteRows"]
 
@@ -82,16 +82,18 @@ class WriteRows:
 class Pending:
     """One inserted write that is not yet on storage; `end`, `end_bytes` and `run` are the totals after it."""
 
-    __slots__ = ("end", "end_bytes", "put", "rows", "run", "start", "txn")
+    __slots__ = ("end", "end_bytes", "put", "rows", "run", "start", "txns")
 
-    def __init__(self, rows: WriteRows, start: int, start_bytes: int, run: LogRun, txn: Transaction | None) -> None:
-        """`run`: the one that the write belongs to, and ends with it."""
+    def __init__(
+        self, rows: WriteRows, start: int, start_bytes: int, run: LogRun, txns: tuple[EntryTransaction, ...]
+    ) -> None:
+        """`run`: the one that the write belongs to, and ends with it. `txns`: its transactions, by its own rows."""
         self.rows = rows
         self.start = start
         self.end = start + len(rows.batches)
         self.end_bytes = start_bytes + rows.wire_bytes
         self.run = run
-        self.txn = txn
+        self.txns = txns
         self.put: QueuedPut | None = None
 
     @property
@@ -113,7 +115,7 @@ class QueuedPut:
         "rows",
         "size_bytes",
         "started",
-        "txn",
+        "txns",
         "waited",
     )
 
@@ -123,14 +125,14 @@ class QueuedPut:
         size_bytes: int,
         fit: Callable[[list[pa.RecordBatch]], WriteRows],
         started: float,
-        txn: Transaction | None = None,
+        txns: tuple[EntryTransaction, ...] = (),
     ) -> None:
         """`fit` makes rows of the batches; it is called by the leader, without locks."""
         self.batches = batches
         self.size_bytes = size_bytes
         self.fit = fit
         self.started = started
-        self.txn = txn
+        self.txns = txns
         self.rows: WriteRows | None = None
         self.pending: Pending | None = None
         self.error: Exception | None = None

@@ -1,6 +1,6 @@
 """What a user writes to one shard, in the order in which it takes effect.
 
-Owns `put`, `put_nowait` and `delete` of rows that are whole, and `Ack`. Invariants:
+Owns `put`, `put_together`, `put_nowait` and `delete` of rows that are whole, and `Ack`. Invariants:
 
 1. Input is fitted once, behind the gate of the writer; what is wrong with it is raised before anything is inserted.
 2. Small durable puts are fitted and inserted by whichever thread leads the commit, others by their own.
@@ -11,7 +11,8 @@ Owns `put`, `put_nowait` and `delete` of rows that are whole, and `Ack`. Invaria
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import logging
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,16 +24,17 @@ from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.fit import Missing
-from lance_memwal.types import Transaction
+from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.group_commit import GroupCommit, RepeatedError
 from lance_memwal.write.health import Health
-from lance_memwal.write.queue import QueuedPut, WriteRows
+from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Ack", "delete", "delete_nowait", "put", "put_nowait"]
+__all__ = ["Ack", "delete", "delete_nowait", "put", "put_nowait", "put_together"]
 
+_LOG = logging.getLogger(__name__)
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
 _buffer_bytes = pa.RecordBatch.get_total_buffer_size
 
@@ -90,11 +92,8 @@ def put(
         size = sum(map(_buffer_bytes, batches))
         if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
             return _write(shard, shard.columns.fitting.fit(batches, fill), transaction)
-        small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), shard.clock.monotonic(), transaction)
         try:
-            if transaction is not None:
-                shard.commits.refuse_repeated(transaction)
-            done = shard.commits.write(small)
+            done = _queue(shard, batches, size, fill, () if transaction is None else (EntryTransaction(transaction),))
         except _TooLargeError as found:
             return _write(shard, found.rows, transaction)
         except RepeatedError as found:
@@ -102,6 +101,44 @@ def put(
             return WriteResult(range(found.end, found.end), skipped=True)
         reach("put.before_ack")
         return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
+
+
+def put_together(shard: Shard, data: pa.RecordBatch, txns: Sequence[EntryTransaction]) -> list[WriteResult | Exception]:
+    """Insert the rows of several puts, each a transaction of its own; durable when this returns.
+
+    They become one write, which costs little more than one of them. Where that cannot be (one of them was there already,
+    or is wrong), each is put for itself, and has its own result or error.
+    """
+    batches, fill = shard.columns.fitting.take(data, None)
+    size = sum(map(_buffer_bytes, batches))
+    apart = len({item.txn.app for item in txns}) == len(txns)
+    if apart and size <= _QUEUED_BYTES and shard.config.durable_write:
+        try:
+            with shard.gate:
+                done = _queue(shard, batches, size, fill, tuple(txns))
+        except Exception as error:
+            _LOG.debug("puts are put one by one [shard=%s, why=%s]", shard.log.shard_id, type(error).__name__)
+        else:
+            reach("put.before_ack")
+            return [WriteResult(range(done.start, done.end), False, item.num_rows or 0) for item in txns]
+    return [_own_result(shard, data, item) for item in txns]
+
+
+def _own_result(shard: Shard, data: pa.RecordBatch, item: EntryTransaction) -> WriteResult | Exception:
+    try:
+        return put(shard, data.slice(item.first_row, item.num_rows), item.txn)
+    except Exception as error:
+        return error
+
+
+def _queue(
+    shard: Shard, batches: list[pa.RecordBatch], size: int, fill: bool, txns: tuple[EntryTransaction, ...]
+) -> Pending:
+    """Let a leader insert one small write; returns it once it is on storage."""
+    small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), shard.clock.monotonic(), txns)
+    if txns:
+        shard.commits.refuse_repeated(txns)
+    return shard.commits.write(small)
 
 
 def _fit_for_entry(shard: Shard, fill: bool, batches: list[pa.RecordBatch]) -> WriteRows:

@@ -1,0 +1,141 @@
+"""What a caller who knows the token is told.
+
+Owns the shards that this process answers for, `Conversation` (the messages of one exchange) and `answer_hello`. Invariants:
+
+1. It answers for an epoch of a shard that a writer of this process owns. Whatever that writer refuses is refused: a writer
+   that was fenced acknowledges nothing.
+2. Every message is answered, also one that cannot be understood; nothing that a caller sends ends the process.
+3. A caller of another version is told so, before it asks for anything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lance_memwal.crash_points import reach
+from lance_memwal.errors import ClosedError, InvalidInputError
+from lance_memwal.serve.wire import (
+    Book,
+    Message,
+    ShardName,
+    decode,
+    encode_answer,
+    encode_answers,
+    encode_error,
+    perform,
+    perform_together,
+    request_of,
+)
+from lance_memwal.shard_writer import ShardWriter
+
+__all__ = ["FULL", "GREETING", "HELLO", "STARTING", "WIRE_VERSION", "Conversation", "Desk", "answer_greeting"]
+
+WIRE_VERSION = 2
+HELLO, GREETING = "memwal.look", b"memwal.writes"
+STARTING = -1  # answered to `HELLO` by a process that is about to own the shard
+THERE, FULL = 0, -2  # answered to a greeting
+
+
+class Desk:
+    """The shards that are answered for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._served: dict[ShardName, ShardWriter] = {}
+        self._starting: dict[tuple[str, str], int] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to answer for."""
+        return not self._served and not self._starting
+
+    @contextmanager
+    def starting(self, table_id: str, shard_id: str) -> Iterator[None]:
+        """Whoever asks for this shard meanwhile is told to wait."""
+        name = (table_id, shard_id)
+        with self._lock:
+            self._starting[name] = self._starting.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starting[name] -= 1
+                if not self._starting[name]:
+                    del self._starting[name]
+
+    def serve(self, table_id: str, writer: ShardWriter) -> None:
+        """Answer for a shard."""
+        self._served[table_id, writer.shard_id, writer.epoch] = writer
+
+    def forget(self, table_id: str, writer: ShardWriter) -> None:
+        """Answer for it no more; unknown is fine."""
+        self._served.pop((table_id, writer.shard_id, writer.epoch), None)
+
+    def forget_all(self) -> None:
+        """Answer for nothing."""
+        self._served.clear()
+
+    def answer_hello(self, body: Any) -> bytes:
+        """The time of the shard that a caller names, `STARTING`, or that this process is there."""
+        try:
+            header = _understood(body).header
+            if "shard" not in header:
+                return encode_answer(THERE)
+            table_id, shard_id, epoch = header["shard"]
+            if (table_id, shard_id) in self._starting:
+                return encode_answer(STARTING)
+            return encode_answer(self.writer_of((table_id, shard_id, epoch)).shard_time_ms)
+        except Exception as error:
+            return encode_error(error)
+
+    def writer_of(self, name: ShardName) -> ShardWriter:
+        """The writer that a message is for; `ClosedError` if this process has none."""
+        found = self._served.get(name)
+        if found is None or not found.is_writing:
+            raise ClosedError("this process does not own the shard under that epoch")
+        return found
+
+
+class Conversation:
+    """The messages of one exchange."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._book = Book()
+
+    def answer(self, body: Any) -> bytes:
+        """The answer to a message."""
+        try:
+            name, request, marks = request_of(decode(body), self._book)
+            writer = self._desk.writer_of(name)
+            if len(marks) > 1:
+                done = encode_answers(perform_together(writer, request, marks))
+            else:
+                done = encode_answer(perform(writer, request, marks[0].txn if marks else None))
+            reach("serve.before_answer")
+        except Exception as error:
+            return encode_error(error)
+        return done
+
+
+def answer_greeting(body: Any, *, is_full: bool) -> tuple[bool, bytes]:
+    """Whether an exchange begins, and what its caller is told."""
+    try:
+        _understood(body)
+    except InvalidInputError as error:
+        return False, encode_error(error)
+    return not is_full, encode_answer(FULL if is_full else THERE)
+
+
+def _understood(body: Any) -> Message:
+    message = decode(body)
+    version = message.header.get("version")
+    if version != WIRE_VERSION:
+        raise InvalidInputError(
+            f"the owner of the shard speaks version {WIRE_VERSION} and was asked in {version!r}; use the same version of "
+            "lance-memwal everywhere"
+        )
+    return message

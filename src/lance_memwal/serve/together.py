@@ -1,0 +1,170 @@
+"""Puts of many threads on their way to one owner, in few messages.
+
+Owns `Line`. Invariants:
+
+1. The calling thread leads: one at a time sends what waits, its own put among it, and the others sleep until theirs are
+   answered, or lead next. A single caller hands over to nobody.
+2. A put is in one message at a time. Each has its own answer; an error of the whole message is everybody's, and each
+   caller decides for itself what becomes of its put.
+3. A leader that is interrupted leaves nobody waiting: the outcome of what it sent is unknown to its followers.
+4. A message holds a bounded number of puts, and of bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.errors import UnavailableError
+from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error
+from lance_memwal.serve.channel import SlowOwnerError
+from lance_memwal.types import Transaction
+
+__all__ = ["MOST_BYTES", "Line", "MarkedPut"]
+
+MOST_BYTES = 64 * 1024  # of a put that shares a message
+_MOST_PUTS = 64
+_UNANSWERED = object()
+
+
+class MarkedPut:
+    """A put of whole rows, its mark, and its answer once it is there."""
+
+    __slots__ = ("_awake", "answer", "follower", "rows", "txn")
+
+    def __init__(self, rows: pa.RecordBatch, txn: Transaction) -> None:
+        self.rows = rows
+        self.txn = txn
+        self.answer: Any = _UNANSWERED  # what was done, or an error
+        self.follower: MarkedPut | None = None
+        self._awake = threading.Lock()
+        self._awake.acquire()
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the outcome is there."""
+        return self.answer is not _UNANSWERED
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until somebody wakes this put, `seconds` at most."""
+        self._awake.acquire(timeout=seconds)
+
+    def wake(self) -> None:
+        """End the sleep of the caller, now or when it begins."""
+        try:  # noqa: SIM105 (on the way of every put)
+            self._awake.release()
+        except RuntimeError:
+            pass  # awake already
+
+
+class Line:
+    """The puts of this process to one shard. Threads may share it."""
+
+    def __init__(self, send: Callable[[Sequence[MarkedPut], Deadline], Sequence[Any]]) -> None:
+        """`send` returns the answers to puts that share a message, in their order."""
+        self._send = send
+        self._waiting: deque[MarkedPut] = deque()
+        self._turn = threading.Lock()
+        self._leader = 0
+        self._companions = 0
+
+    def write(self, put: MarkedPut, deadline: Deadline) -> Any:
+        """What became of a put; raises the error that it met."""
+        if self._leader == threading.get_ident() and self._turn.locked() and is_on_top():
+            raise on_top_error("a write")
+        try:
+            self._waiting.append(put)
+            while not put.is_answered:
+                self._lead_or_sleep(put, deadline)
+        finally:
+            if not put.is_answered:
+                self._withdraw(put)
+                self._wake_next()
+            if put.follower is not None:
+                put.follower.wake()
+        if isinstance(put.answer, Exception):
+            raise put.answer
+        return put.answer
+
+    def _lead_or_sleep(self, put: MarkedPut, deadline: Deadline) -> None:
+        if not self._turn.acquire(blocking=False):
+            put.sleep(min(LOOK_AGAIN_SECONDS, deadline.left_seconds))
+            if not deadline.left_seconds and not put.is_answered:
+                raise UnavailableError(
+                    "the owner of the shard did not answer in time; it may still do so", ambiguous=True
+                )
+            return
+        try:
+            if not put.is_answered:
+                self._lead(put, deadline)
+        finally:
+            self._leader = 0
+            self._turn.release()
+        self._wake_next()
+
+    def _lead(self, own: MarkedPut, deadline: Deadline) -> None:
+        self._leader = threading.get_ident()
+        self._gather()
+        group = self._take()
+        if not group:
+            return
+        answers: Sequence[Any] = [SlowOwnerError("whoever sent this put was interrupted")] * len(group)
+        try:
+            answers = self._send(group, deadline)
+        except Exception as error:
+            answers = [error] * len(group)
+        finally:
+            self._answer(group, answers, own)
+
+    def _gather(self) -> None:
+        """Let threads that were just answered bring their next puts, while that brings as many as there were lately."""
+        count = len(self._waiting)
+        while count < self._companions:
+            SYSTEM_CLOCK.sleep(0)  # only gives up the interpreter
+            before, count = count, len(self._waiting)
+            if count == before:
+                break
+        self._companions = max(count, self._companions - 1)
+
+    def _take(self) -> list[MarkedPut]:
+        group: list[MarkedPut] = []
+        size = 0
+        while self._waiting and len(group) < _MOST_PUTS and size < 2 * MOST_BYTES:
+            try:
+                put = self._waiting.popleft()
+            except IndexError:  # withdrawn meanwhile
+                break
+            if group and not put.rows.schema.equals(group[0].rows.schema, check_metadata=True):
+                self._waiting.appendleft(put)
+                break
+            group.append(put)
+            size += put.rows.get_total_buffer_size()
+        return group
+
+    def _answer(self, group: Sequence[MarkedPut], answers: Sequence[Any], own: MarkedPut) -> None:
+        """Give all their answers; they wake each other, one after the other: at once they would fight for the interpreter."""
+        first: MarkedPut | None = None
+        for put, answer in zip(group, answers, strict=True):
+            if put is not own:
+                put.follower, first = first, put
+            put.answer = answer
+        if first is not None:
+            first.wake()
+
+    def _withdraw(self, put: MarkedPut) -> None:
+        try:  # noqa: SIM105 (on the way of every put)
+            self._waiting.remove(put)
+        except ValueError:
+            pass
+
+    def _wake_next(self) -> None:
+        try:
+            self._waiting[0].wake()
+        except IndexError:
+            return
