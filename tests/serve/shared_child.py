@@ -44,8 +44,12 @@ def append_ids(uri: str, acks: str, name: int, threads: int, stop: str, pipe: Co
     pipe.send(("closed",))
 
 
-def own_and_put(uri: str, rows: list[dict[str, Any]], pipe: Connection) -> None:
-    """Own the table by a put, say so, and wait to be killed; each SIGUSR1 puts once more and says what became of it."""
+def own_and_put(uri: str, rows: list[dict[str, Any]], settings: dict[str, str], pipe: Connection) -> None:
+    """Own the table by a put, say so, and wait to be killed; each SIGUSR1 puts once more and says what became of it.
+
+    `settings` are variables of its environment.
+    """
+    os.environ.update(settings)
     writer = mw.open_table(uri).writer(shared=True)
     again = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: again.set())

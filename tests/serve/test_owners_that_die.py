@@ -110,7 +110,7 @@ def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(
     for name in ("ANSWER_SECONDS", "_HELLO_SECONDS"):
         monkeypatch.setattr(f"lance_memwal.serve.channel.{name}", 0.5)
     table = new_table(tmp_path / "t")
-    child = start(own_and_put, table.uri, [{"id": 1, "v": "slow"}])
+    child = start(own_and_put, table.uri, [{"id": 1, "v": "slow"}], {})
     told = child.receive(20)
     assert told is not None
     assert told[0] == "owned"
@@ -133,7 +133,7 @@ def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(
 
 def test_the_last_process_may_come_back_after_all_are_dead(tmp_path: Path) -> None:
     table = new_table(tmp_path / "t", "id")
-    child = start(own_and_put, table.uri, [{"id": 1, "v": "a"}])
+    child = start(own_and_put, table.uri, [{"id": 1, "v": "a"}], {})
     assert child.receive(20) is not None
     child.kill()
     child.wait(10)

@@ -70,7 +70,7 @@ def own_endpoint() -> Endpoint:
         if any(given.values()):
             raise InvalidInputError(f"{CERT_VARIABLE} and {KEY_VARIABLE} are for owners with a {HOST_VARIABLE}")
         return Endpoint(port=int(port or 0))
-    if not re.fullmatch(_HOST, host):
+    if not re.fullmatch(_HOST, host) or host in ("0.0.0.0", "[::]"):  # noqa: S104 (it is refused)
         raise InvalidInputError(f"{HOST_VARIABLE} must be the name or the address by which others reach this host")
     if not all(given.values()) or not is_token_given():
         needed = ", ".join([*given, TOKEN_VARIABLE])

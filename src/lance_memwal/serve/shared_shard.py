@@ -70,6 +70,7 @@ _BESIDE_SECONDS = 90.0
 _LOOK_SECONDS = 0.1
 _CLAIM_SECONDS = 1.0
 _DRAIN_SECONDS = 2.0
+_ATTEND_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,20 +266,23 @@ class SharedShard:
     # ------------------------------------------------------------------------------------------------------ the owner
 
     def attend(self) -> bool:
-        """Own the shard if nobody does; returns whether this process owns it now."""
+        """Own the shard if nobody does; returns whether this process owns it now. It waits for nobody."""
         way = self._way
         try:
             if isinstance(way, RemoteShard):
                 way.look()
             elif way is None or not way.writer.is_writing:
                 self._lose(way)
-                self._find(Deadline(SYSTEM_CLOCK))
+                self._find(Deadline(SYSTEM_CLOCK, _ATTEND_SECONDS), beside_seconds=0.0)
+        except ConflictError:
+            return False
         except _LOST:
             self._lose(way)
         return self.owned is not None
 
-    def _find(self, deadline: Deadline) -> _OwnedShard | RemoteShard:
-        """The way to the owner, which may become this process."""
+    def _find(self, deadline: Deadline, beside_seconds: float | None = None) -> _OwnedShard | RemoteShard:
+        """The way to the owner, which may become this process; `beside_seconds`: how long a writer that does not share is
+        waited for."""
         refuse_on_top(self._turn, "a write")
         if not self._turn.acquire(timeout=deadline.left_seconds):
             raise deadline.error(f"the owner of shard {self.shard_id} was not found; retry")
@@ -287,13 +291,13 @@ class SharedShard:
             way = self._way
             if way is None:
                 with host_lock(f"{self._table.table_id}-{self.shard_id}", min(_LOCK_SECONDS, deadline.left_seconds)):
-                    way = self._way = self._look()
+                    way = self._way = self._look(_BESIDE_SECONDS if beside_seconds is None else beside_seconds)
             return way
         finally:
             self._turn.release()
 
-    def _look(self) -> _OwnedShard | RemoteShard:
-        beside = Deadline(SYSTEM_CLOCK, _BESIDE_SECONDS)
+    def _look(self, beside_seconds: float) -> _OwnedShard | RemoteShard:
+        beside = Deadline(SYSTEM_CLOCK, beside_seconds)
         while True:
             self._refuse_closed()
             manifest = self._manifests.read_latest()

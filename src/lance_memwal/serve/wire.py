@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 _LENGTH = struct.Struct("<I")
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _LARGEST_BYTES = 1 << 30
 _MOST_SCHEMAS = 32
 _MOST_SHARDS = 10_000
@@ -289,7 +290,7 @@ def _read(data: bytes) -> Rows:
 
 
 def _message(header: Mapping[str, Any], bodies: Sequence[pa.Buffer | bytes] = ()) -> bytes:
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _JSON.encode(header).encode()
     data = b"".join([_LENGTH.pack(len(text)), text, *bodies])
     if len(data) > _LARGEST_BYTES:
         raise InvalidInputError(f"a write of {len(data):,} bytes is too large to be forwarded; split it")
