@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,16 +111,16 @@ def test_a_caller_with_token_and_certificate_writes_from_wherever_it_is(
 def test_an_owner_on_another_host_that_dies_is_replaced(
     table: mw.Table, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {
-        "TOKEN": TOKEN,
-        "HOST": "localhost",
-        "TLS_CERT": files.certificate,
-        "TLS_KEY": files.key,
-        "TLS_CA": files.certificate,
-    }.items():
-        monkeypatch.setenv(f"LANCE_MEMWAL_{name}", str(value))
-    settings = {name: value for name, value in os.environ.items() if name.startswith("LANCE_MEMWAL_")}
+    settings = {
+        "LANCE_MEMWAL_TOKEN": TOKEN,
+        "LANCE_MEMWAL_HOST": "localhost",
+        "LANCE_MEMWAL_TLS_CERT": str(files.certificate),
+        "LANCE_MEMWAL_TLS_KEY": str(files.key),
+        "LANCE_MEMWAL_TLS_CA": str(files.certificate),
+    }
     child = start(own_and_put, table.uri, [{"id": 0, "v": "a"}], settings)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
     assert child.receive(20) is not None
     with table.writer(shared=True) as writer:
         writer.put([{"id": 1, "v": "a"}])
