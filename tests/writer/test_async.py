@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Coroutine
@@ -242,7 +243,10 @@ def test_reads_have_an_async_form(tmp_path: Path) -> None:
 
 @pytest.mark.scaled
 def test_a_loop_with_many_tasks_keeps_its_beat(tmp_path: Path) -> None:
-    """At full size: 1,000 tasks, 10,000 puts, the loop's latency p99 below 10 ms and at most 50 ms."""
+    """At full size: 1,000 tasks, 10,000 puts, the loop's latency p99 below 10 ms and at most 50 ms.
+
+    What was imported is kept out of full garbage collections, as the how-to says: they would be the longest pauses.
+    """
     tasks, puts, late = (1_000, 10, 0.01) if profile() == "prove" else (100, 5, 0.1)
     beats: list[float] = []
 
@@ -256,6 +260,8 @@ def test_a_loop_with_many_tasks_keeps_its_beat(tmp_path: Path) -> None:
         table = create(str(tmp_path / "t"))
         async with table.writer() as writer:
             await writer.put_async(row(-1))
+            gc.collect()
+            gc.freeze()
 
             async def one(number: int) -> None:
                 for step in range(puts):
@@ -266,7 +272,10 @@ def test_a_loop_with_many_tasks_keeps_its_beat(tmp_path: Path) -> None:
             beating.cancel()
         assert table.count_rows() == tasks * puts + 1
 
-    run(work())
+    try:
+        run(work())
+    finally:
+        gc.unfreeze()
     beats.sort()
     assert beats[int(len(beats) * 0.99)] < late
     assert beats[-1] < 5 * late

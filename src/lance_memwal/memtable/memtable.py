@@ -65,6 +65,7 @@ _LOOSE_BATCHES = 32  # so many are looked at one by one before they are combined
 _CHUNK_BYTES = 1 << 30  # Arrow's 32-bit offsets end at 2 GiB
 _SMALL_CHUNK_BYTES = 8 << 20  # so much is joined in some milliseconds: more often, so that a look meets few chunks
 _SMALL_RATIO = 16
+_FREED_AT_ONCE = 256
 _SHORT_ROWS = 2048  # so many are copied in less time than some of them are taken
 
 _end_row = itemgetter(2)
@@ -497,10 +498,18 @@ class MemTable:
         while done < num_batches:
             end = self._chunk_end(done, num_batches)
             self._chunks.append((end, self._combine_new(done, end)))
-            # A capture reads the chunk from now on: the batches would only hold the same rows a second time.
-            self._log[done:end] = [(None, None, rows, size) for _, _, rows, size in self._log[done:end]]
+            self._forget_batches(done, end)
             self._merge_chunks()
             done = end
+
+    def _forget_batches(self, start: int, end: int) -> None:
+        """Let go of batches that are in a chunk: captures read it, and they would only hold the same rows a second time.
+
+        Some at a time: to free thousands takes milliseconds, in which no other thread could have the interpreter.
+        """
+        for first in range(start, end, _FREED_AT_ONCE):
+            last = min(end, first + _FREED_AT_ONCE)
+            self._log[first:last] = [(None, None, rows, size) for _, _, rows, size in self._log[first:last]]
 
     def _chunk_end(self, start: int, end: int) -> int:
         """Where the chunk that begins with batch `start` ends: at `end`, or before it grows too large."""
@@ -683,5 +692,7 @@ def _alive(rows: int) -> pa.BooleanArray:
 def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     if len(batches) == 1:
         return aligned(batches[0])
-    table = pa.Table.from_batches(batches, schema=schema)
+    table = pa.Table.from_batches(
+        batches, schema=schema
+    ).combine_chunks()  # not column by column: that is done in Python
     return pa.RecordBatch.from_arrays([one_array(column) for column in table.columns], schema=schema)
