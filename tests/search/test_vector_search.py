@@ -286,3 +286,18 @@ def test_a_search_answers_with_the_columns_that_were_asked_for(tmp_path: Path) -
         for columns in ("v", ["id", "id"], ["_distance"], ["nope"]):
             with pytest.raises(mw.InvalidInputError, match="column"):
                 table.search(vector=[0, 0], columns=columns)
+
+
+@pytest.mark.parametrize("stage", ["memtable", "base", "index"])
+def test_by_cosine_nothing_is_near_a_query_without_a_direction(tmp_path: Path, stage: str) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.list_(pa.float32(), 2))])
+    with mw.create_table(str(tmp_path / "t"), schema, primary_key="id", writer_defaults={"fsync": False}) as table:
+        table.add([{"id": 1, "v": [0, 0]}, {"id": 2, "v": [1, 0]}, {"id": 3, "v": [0, 1]}])
+        if stage != "memtable":
+            table.compact(flush=True)
+        if stage == "index":
+            table.create_index("v", "IVF_FLAT", metric="cosine")
+        with pytest.raises(InvalidInputError, match="no direction"):
+            table.search([0.0, 0.0], metric="cosine")
+        assert ids(table.search([0.5, 0.0], metric="cosine")) == [2, 3]  # nor is a row without one near any query
+        assert ids(table.search([0.0, 0.0], metric="l2", k=1)) == [1]

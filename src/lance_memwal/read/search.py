@@ -172,6 +172,8 @@ def _vector(merge: Merge, request: SearchRequest, columns: Sequence[str]) -> tup
     query = query_vector(request.vector, kind.list_size, kind.value_type.to_pandas_dtype())
     indexed, is_compressed = _indexed(snapshot, column)
     metric = _metric(request.metric or indexed, kind, column)
+    if metric == "cosine" and not query.any():
+        raise InvalidInputError("the query vector is zero: it has no direction, and by cosine no row is near it")
     asked = VectorQuery(
         column,
         kind,

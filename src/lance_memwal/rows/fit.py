@@ -24,6 +24,7 @@ from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batc
 from lance_memwal.rows.json_values import holds_json, spelled
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.uuid_text import is_uuid_text, uuids_of_texts
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
@@ -367,6 +368,8 @@ def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
         same = is_second_layout(array.type)
         return same_blobs(array, column.type) if same else as_stored(array, column.type)
     try:
+        if is_uuid_text(array.type, column.type):
+            return uuids_of_texts(array)
         return normal(array.cast(loose(column.type), safe=True), column.type)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(f"column {column.name!r} cannot be cast to {column.type}: {reason_of(error)}") from None

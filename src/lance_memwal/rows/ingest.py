@@ -27,6 +27,7 @@ from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.uuid_text import is_uuid_text, uuids_of_texts, uuids_of_values
 
 __all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "to_batches", "to_parts", "with_rows"]
 
@@ -158,8 +159,26 @@ def _keys_left_out(values: Iterable[Any], kind: pa.DataType) -> Iterator[str]:
 def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if is_second_layout(kind):
         return blob_array(list(values))
+    if isinstance(kind, pa.UuidType) and isinstance(values, (list, tuple)):
+        return uuids_of_values(values)
+    kind = _plain_inside(kind)
     array = pa.array(values, type=loose(kind))
     return normal(array, kind) if isinstance(array, pa.Array) else array
+
+
+def _plain_inside(kind: pa.DataType) -> pa.DataType:
+    """`kind`, with what extension types inside of it are stored as: Arrow makes no such value within another one."""
+    if isinstance(kind, pa.BaseExtensionType) or not pa.types.is_nested(kind):
+        return kind
+    fields = [kind.field(i) for i in range(kind.num_fields)]
+    inner = [field.with_type(_plain_inside(_storage_of(field.type))) for field in fields]
+    if inner == fields or pa.types.is_map(kind):
+        return kind
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner[0], kind.list_size)
+    return (pa.large_list if pa.types.is_large_list(kind) else pa.list_)(inner[0])
 
 
 def _may_lose(kind: pa.DataType) -> bool:
@@ -253,8 +272,10 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if is_second_layout(target):
         return _is_binary(source) or is_second_layout(source)
+    if is_uuid_text(source, target):
+        return True
     if isinstance(source, pa.BaseExtensionType) != isinstance(target, pa.BaseExtensionType):
-        return may_cast(_storage(source), _storage(target))  # texts are JSON, 16 bytes are a UUID, and back
+        return may_cast(_storage_of(source), _storage_of(target))  # texts are JSON, 16 bytes are a UUID, and back
     if types.is_dictionary(source):
         return may_cast(source.value_type, target)
     if types.is_dictionary(target):
@@ -273,7 +294,7 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     return any(family(source) and family(target) for family in families)
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
+def _storage_of(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
@@ -334,7 +355,8 @@ def _key_column(values: pa.ChunkedArray, column: pa.Field) -> pa.Array:
     if values.type != column.type and not may_cast(values.type, column.type):
         raise InvalidInputError(f"key column {column.name!r} has type {values.type}, the table needs {column.type}")
     try:
-        return one_array(values.cast(column.type, safe=True))
+        array = one_array(values)
+        return uuids_of_texts(array) if is_uuid_text(array.type, column.type) else array.cast(column.type, safe=True)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidInputError(
             f"key column {column.name!r} cannot be cast to {column.type}: {reason_of(error)}"

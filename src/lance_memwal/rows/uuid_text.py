@@ -6,19 +6,37 @@ may lack hyphens, and anything else is an `InvalidInputError`; nulls stay nulls.
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["uuids_as_texts", "uuids_of_texts"]
+__all__ = ["is_uuid_text", "uuids_as_texts", "uuids_of_texts", "uuids_of_values"]
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS = (8, 13, 18, 23)
 _PLACES = np.array([at for at in range(36) if at not in _HYPHENS])
 _VALUES = np.full(256, 255, np.uint8)
 _VALUES[_DIGITS] = np.arange(16)
+
+
+def is_uuid_text(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether texts are given where UUIDs are needed."""
+    is_text = pa.types.is_string(source) or pa.types.is_large_string(source) or pa.types.is_string_view(source)
+    return isinstance(target, pa.UuidType) and bool(is_text)
+
+
+def uuids_of_values(values: Sequence[Any]) -> pa.Array:
+    """Python values as UUIDs: `uuid.UUID`, 16 bytes, texts, or None."""
+    if not any(isinstance(value, str) for value in values):
+        return pa.array(values, pa.uuid())
+    texts = [value.hex if isinstance(value, uuid.UUID) else value for value in values]
+    return uuids_of_texts(pa.array([text.hex() if isinstance(text, bytes) else text for text in texts], pa.string()))
 
 
 def uuids_as_texts(array: pa.Array) -> pa.StringArray:

@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError, reason_of
-from lance_memwal.rows.uuid_text import uuids_as_texts, uuids_of_texts
+from lance_memwal.rows.uuid_text import is_uuid_text, uuids_as_texts, uuids_of_texts
 
 __all__ = ["arrow_schema_for", "spark_arrow_schema", "spark_type", "struct_type", "to_arrow_columns", "to_spark_batch"]
 
@@ -185,7 +185,7 @@ def _to_table_type(array: pa.Array, wanted: pa.DataType, name: str) -> Any:
         return _to_vectors(array, wanted, name)
     if pa.types.is_struct(wanted) and pa.types.is_struct(array.type) and array.type != wanted:
         return _cast(array, pa.field(name, wanted))
-    if isinstance(wanted, pa.UuidType) and pa.types.is_string(array.type):
+    if is_uuid_text(array.type, wanted):
         try:
             return uuids_of_texts(array)
         except InvalidInputError as error:

@@ -149,8 +149,15 @@ def _tried(layout: _Layout) -> None:
     failure = _failure(layout)
     if failure is None:
         return
+    if _failure(_Layout.of(pa.schema([_CONTROL]), layout.storage_version, layout.stable_row_ids)) is not None:
+        raise UnavailableError(f"the columns cannot be tried in a temporary directory (see TMPDIR): {failure}")
     schema = layout.arrow
     key = primary_key_columns(schema)
+    if key and (why := _failure(layout.only(*key))) is not None:
+        raise InvalidInputError(
+            f"the key ({', '.join(map(repr, key))}) cannot be named so beside columns that Lance merges, as structs are; rename "
+            f"it: {why}"
+        )
     for field in schema:
         alone = None if is_plain(field) else _failure(layout.only(*key, field.name))
         if alone is not None:
@@ -158,8 +165,6 @@ def _tried(layout: _Layout) -> None:
                 f"column {field.name!r} cannot be {_described(field)}: its rows do not come back from every tier "
                 f"(files of version {layout.storage_version}): {alone}"
             )
-    if _failure(_Layout.of(pa.schema([_CONTROL]), layout.storage_version, layout.stable_row_ids)) is not None:
-        raise UnavailableError(f"the columns cannot be tried in a temporary directory (see TMPDIR): {failure}")
     raise InvalidInputError(f"the columns {', '.join(schema.names)} do not work together: {failure}")
 
 
