@@ -17,7 +17,8 @@ def main(kind: str, master: str, source: str, uri: str, checkpoint: str) -> None
 
         query = start(spark, Path(source), uri, Path(checkpoint), flushBytes=20_000)
     else:
-        feed = spark.readStream.format("memwal").option("maxEntriesPerTrigger", 8).load(source)
+        options = {"maxEntriesPerTrigger": 8, "startingPosition": "earliest"}
+        feed = spark.readStream.format("memwal").options(**options).load(source)
         copied = feed.selectExpr("id", "_shard shard", "_position position")
         query = (
             copied.writeStream.format("memwal")

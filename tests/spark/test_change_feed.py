@@ -17,7 +17,7 @@ from tests.kit.spark_tables import keyed
 
 
 def feed_of(table: mw.Table, **options: str) -> ChangeFeed:
-    parsed = Options.parse({"path": table.uri, "changeFeed": "true", **options})
+    parsed = Options.parse({"path": table.uri, "changeFeed": "true", "startingPosition": "earliest", **options})
     return ChangeFeed(parsed, feed_schema(table.schema, parsed.columns))
 
 
@@ -32,8 +32,9 @@ def test_a_stream_of_the_table_is_its_changes_in_the_order_of_each_shard(spark: 
         for step in range(3):
             writer.put({"id": list(range(10)), "n": [step] * 10}, missing="null")
         writer.delete([4])
-    stream = spark.readStream.format("memwal").option("columns", "id,n").load(uri)
-    assert stream.columns == ["id", "n", "_op", "_shard", "_position"]
+    options = {"columns": "id,n", "startingPosition": "earliest"}
+    stream = spark.readStream.format("memwal").options(**options).load(uri)
+    assert stream.columns == ["id", "n", "_op", "_shard", "_position", "_time", "_txn"]
     seen: list[Any] = []
 
     def keep(frame: Any, _: int) -> None:
@@ -64,6 +65,71 @@ def test_the_feed_has_a_format_of_its_own(spark: Any, uri: str, tmp_path: Path) 
     assert sorted((row["id"], row["n"], row["_op"]) for row in seen) == [(1, 5, "u"), (2, 6, "u")]
     with pytest.raises(Exception, match=r"use spark\.readStream"):
         spark.read.format("memwal_changes").load(uri).collect()
+
+
+def test_a_query_begins_with_all_live_rows_and_goes_on_with_what_changes(spark: Any, uri: str, tmp_path: Path) -> None:
+    """Whatever was compacted, collected or written as a generation of its own before: it is in the snapshot."""
+    table = keyed(uri, 2)
+    with table.writer(max_entry_bytes=2048) as writer:
+        writer.put({"id": list(range(1000)), "n": [0] * 1000}, missing="null")
+        writer.put({"id": [1], "n": [1]}, missing="null")
+        writer.delete([2])
+    table.compact()
+    table.gc(grace_seconds=0)
+    stream = spark.readStream.format("memwal").option("columns", "id,n").load(uri)
+    batches: list[list[Any]] = []
+    writer = stream.writeStream.foreachBatch(lambda frame, _: batches.append(frame.collect()))
+    start = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start
+    finish(start)
+    first = [row for batch in batches for row in batch]
+    assert sorted((row["id"], row["n"], row["_position"]) for row in first) == [
+        (n, int(n == 1), None) for n in range(1000) if n != 2
+    ]
+    batches.clear()
+    with table.writer(max_entry_bytes=2048) as writer:
+        writer.put({"id": list(range(500, 1500)), "n": [2] * 1000}, missing="null")
+        writer.delete([3], txn=("job", 9))
+    finish(start)
+    later = [row for batch in batches for row in batch]
+    assert sorted(row["id"] for row in later if row["_op"] == "u") == list(range(500, 1500)), "a large write is in it"
+    assert [(row["id"], row["_txn"]["version"]) for row in later if row["_op"] == "d"] == [(3, 9)]
+    assert all(row["_time"] is not None for row in later)
+
+
+def test_an_empty_table_is_an_empty_snapshot(spark: Any, uri: str, tmp_path: Path) -> None:
+    table = keyed(uri, 2)
+    stream = spark.readStream.format("memwal_changes").option("columns", "id").load(uri)
+    seen: list[Any] = []
+    writer = stream.writeStream.foreachBatch(lambda frame, _: seen.extend(frame.collect()))
+    start = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start
+    finish(start)
+    assert seen == []
+    with table.writer() as writer:
+        writer.put({"id": [5]}, missing="null")
+    finish(start)
+    assert [row["id"] for row in seen] == [5]
+
+
+def test_collection_waits_for_a_query_that_is_a_consumer(uri: str) -> None:
+    table = keyed(uri, 1)
+    feed = feed_of(table, consumer="copy")
+    start = feed.initialOffset()
+    feed.latestOffset(start, ReadAllAvailable())
+    for n in range(3):
+        with table.writer() as writer:
+            writer.put({"id": [n]}, missing="null")
+    table.compact()
+    table.gc(grace_seconds=0)
+    end = feed.latestOffset(start, ReadAllAvailable())
+    assert [row["id"] for row in read(feed, start, end)] == [0, 1, 2]
+    feed.commit(end)
+    assert feed_of(table, consumer="copy").initialOffset() == end, "a new query goes on there"
+    assert [info.lag_entries for info in table.consumers()] == [0]
+    assert table.gc(grace_seconds=0).count("entry") > 0
+    other = feed_of(table, consumer="copy")
+    other.latestOffset(end, ReadAllAvailable())
+    with pytest.raises(mw.FencedError):
+        feed.commit(end)
 
 
 def test_without_the_option_a_stream_says_what_is_missing(spark: Any, uri: str, tmp_path: Path) -> None:
@@ -145,7 +211,8 @@ def test_the_progress_of_a_query_shows_rows_and_lag(spark: Any, uri: str, tmp_pa
     listener = ms.ProgressListener()
     spark.streams.addListener(listener)
     try:
-        stream = spark.readStream.format("memwal").option("maxEntriesPerTrigger", "1").load(uri)
+        options = {"maxEntriesPerTrigger": "1", "startingPosition": "earliest"}
+        stream = spark.readStream.format("memwal").options(**options).load(uri)
         writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
         query = finish(writer.trigger(availableNow=True).start)
         lags = [_lag(progress) for progress in query.recentProgress]

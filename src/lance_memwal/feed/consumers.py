@@ -1,6 +1,6 @@
 """A reader of changes that has a name, and whose place is kept beside the table.
 
-Owns `Consumer` and `drop_consumer`; the records are `lance_memwal.upkeep.consumer_records`. Invariants:
+Owns `Consumer`, `ConsumerPlace` and `drop_consumer`; the records are `lance_memwal.upkeep.consumer_records`. Invariants:
 
 1. A reader claims the consumer by the next record, and each commit is one more. A record that was not won, or one of another
    reader above ours, ends the reader: it never creates a further one.
@@ -12,8 +12,8 @@ Owns `Consumer` and `drop_consumer`; the records are `lance_memwal.upkeep.consum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from lance_memwal.errors import (
 from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.feed.cursor import Cursor
 from lance_memwal.feed.starts import Start, Until
-from lance_memwal.lance.base import NewestBase
+from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import list_positions
 from lance_memwal.read.snapshot import Snapshot
@@ -39,12 +39,137 @@ from lance_memwal.store.location import Location
 from lance_memwal.store.paths import check_record_name
 from lance_memwal.upkeep.consumer_records import ConsumerRecord, consumer_record, records_of
 
-__all__ = ["DEFAULT_MAX_AGE", "Consumer", "drop_consumer"]
+__all__ = ["DEFAULT_MAX_AGE", "Consumer", "ConsumerPlace", "Standing", "drop_consumer"]
 
 DEFAULT_MAX_AGE = timedelta(days=7)
 _MAX_TRIES = 16
 _BACK_OFF = BackOff(0.005, 0.25)
 _SIGNS_PER_AGE = 4  # how often a consumer says that it is there before it would be too old
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a reader stands, and what must stay for one that goes on from there: a snapshot, and all after `shards`."""
+
+    cursor: Cursor
+    snapshot: Snapshot | None
+    shards: Mapping[str, int]
+
+
+class ConsumerPlace:
+    """The place of one consumer, as one of its readers claims and moves it."""
+
+    def __init__(self, base: BaseTable, name: str, max_age: timedelta, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.name = check_record_name(name)
+        check_instance("max_age", max_age, timedelta, "a timedelta")
+        if max_age <= timedelta():
+            raise InvalidInputError("max_age must be longer than nothing")
+        self._location = base.location
+        self._table_id = base.table_id
+        self._clock = clock
+        self._reader = clock.uuid4()
+        self._max_age_ms = int(max_age.total_seconds() * 1000)
+        self._records = records_of(base.location, name)
+        self._claimed: ConsumerRecord | None = None
+
+    @property
+    def record(self) -> ConsumerRecord:
+        """Our newest record."""
+        if self._claimed is None:
+            raise AssertionError("a place is claimed before it is used")
+        return self._claimed
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether a reader of this process has it, or had it."""
+        return self._claimed is not None
+
+    def find(self) -> ConsumerRecord | None:
+        """The record from which this consumer goes on; None if it is new. `CollectedError` if it has expired."""
+        return self._going_on(consumer_record(self._location, self.name))
+
+    def _going_on(self, record: ConsumerRecord | None) -> ConsumerRecord | None:
+        if record is None or record.state == "dropped" or not record.is_of(self._table_id):
+            return None
+        if record.state == "expired":
+            raise self._expired(record)
+        return record
+
+    def claim(self, standing: Standing, known: ConsumerRecord | None) -> None:
+        """Be the reader of this consumer from `standing` on; `known` is the record that it goes on from.
+
+        `ConflictError` if another reader has moved since.
+        """
+        for attempt in range(_MAX_TRIES):
+            newest = consumer_record(self._location, self.name)
+            found = self._going_on(newest)
+            moved = known is not None and found is not None and found.cursor != known.cursor
+            if moved or (known is None) != (found is None):
+                raise ConflictError(
+                    f"somebody else reads for the consumer {self.name!r} at this moment; open it again, and it is yours"
+                )
+            claimed = self._record(standing, 1 if newest is None else newest.number + 1, found)
+            if self._records.create(claimed.number, claimed.value):
+                self._claimed = claimed
+                return
+            _BACK_OFF.wait(self._clock, attempt)
+        raise ConflictError(f"others claim the consumer {self.name!r} all the time; retry")
+
+    def _record(self, standing: Standing, number: int, before: ConsumerRecord | None) -> ConsumerRecord:
+        return ConsumerRecord(
+            name=self.name,
+            number=number,
+            state="active",
+            table_id=self._table_id,
+            reader=self._reader,
+            epoch=1 if before is None else before.epoch + 1,
+            written_ms=self._clock.now_ms(),
+            max_age_ms=self._max_age_ms,
+            cursor=str(standing.cursor),
+            shards=standing.shards,
+            snapshot=None if standing.snapshot is None else str(standing.snapshot),
+        )
+
+    def move(self, standing: Standing) -> None:
+        """Go on from `standing` after a restart; raises if we are not the reader any more."""
+        snapshot = None if standing.snapshot is None else str(standing.snapshot)
+        self._write(replace(self.record, cursor=str(standing.cursor), shards=standing.shards, snapshot=snapshot))
+
+    def look(self) -> None:
+        """See whether we still read for this consumer, and say now and then that it is there."""
+        if self._records.numbers()[-1:] != [self.record.number]:
+            raise self._lost()
+        self.give_sign()
+
+    def give_sign(self) -> None:
+        """Say that the consumer is there, if it has not said so for a while."""
+        if self._clock.now_ms() - self.record.written_ms > self.record.max_age_ms // _SIGNS_PER_AGE:
+            self._write(self.record)
+
+    def _write(self, record: ConsumerRecord) -> None:
+        following = replace(record, number=record.number + 1, written_ms=self._clock.now_ms())
+        if not self._records.create(following.number, following.value):
+            raise self._lost()
+        self._claimed = following
+
+    def _lost(self) -> Exception:
+        """Why a record of ours does not count."""
+        newest = consumer_record(self._location, self.name)
+        if newest is None or newest.state == "dropped" or not newest.is_of(self._table_id):
+            return ClosedError(f"the consumer {self.name!r} was dropped; open it again to begin anew")
+        if newest.state == "expired":
+            return self._expired(newest)
+        return FencedError(self.record.epoch, newest.epoch, f"another reader took over the consumer {self.name!r}")
+
+    def _expired(self, record: ConsumerRecord) -> CollectedError:
+        missed = 0
+        for shard_id in list_shards(self._location):
+            missed += max(0, max(list_positions(self._location, shard_id), default=0) - record.position(shard_id))
+        days = record.max_age_ms / 86_400_000
+        return CollectedError(
+            f"the consumer {self.name!r} has expired: it committed nothing for {days:.3g} days, and up to {missed} log entries "
+            f"that it has not seen may be gone; drop_consumer({self.name!r}), and begin again from a snapshot"
+        )
 
 
 class Consumer:
@@ -62,26 +187,26 @@ class Consumer:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Use `Table.consumer`."""
-        self.name = check_record_name(name)
-        check_instance("max_age", max_age, timedelta, "a timedelta")
-        if max_age <= timedelta():
-            raise InvalidInputError("max_age must be longer than nothing")
         base = newest.with_index()
-        self._location = base.location
-        self._table_id = base.table_id
-        self._clock = clock
-        self._reader = clock.uuid4()
-        self._max_age_ms = int(max_age.total_seconds() * 1000)
-        self._records = records_of(base.location, name)
-        known = self._find()
+        self.name = name
+        self._where = base.location.describe()
+        self._place = ConsumerPlace(base, name, max_age, clock)
+        known = self._place.find()
         begin: Start = start if known is None else Cursor.parse(known.cursor)
         state = None if known is None or known.snapshot is None else Snapshot.parse(known.snapshot)
         self._feed = ChangeFeed(
-            newest, request, begin, until, state=state if request.before else None, on_look=self._look, clock=clock
+            newest,
+            request,
+            begin,
+            until,
+            state=state if request.before else None,
+            on_look=self._place.look,
+            clock=clock,
         )
-        self._record = self._claim()
+        self._place.claim(self._standing(), known)
 
-    # ------------------------------------------------------------------------------------------------------- its place
+    def _standing(self) -> Standing:
+        return Standing(self._feed.cursor, *self._feed.needed)
 
     @property
     def cursor(self) -> Cursor:
@@ -91,7 +216,7 @@ class Consumer:
     @property
     def committed(self) -> Cursor:
         """Where another reader of this name would go on."""
-        return Cursor.parse(self._record.cursor)
+        return Cursor.parse(self._place.record.cursor)
 
     @property
     def schema(self) -> pa.Schema:
@@ -108,26 +233,11 @@ class Consumer:
         `FencedError` if another reader has taken the name over, `CollectedError` if the consumer has expired,
         `ClosedError` if it was dropped.
         """
-        self._move(str(self._feed.cursor), *self._feed.needed)
-
-    def _move(self, cursor: str, snapshot: Snapshot | None, shards: dict[str, int]) -> None:
-        following = replace(
-            self._record,
-            number=self._record.number + 1,
-            written_ms=self._clock.now_ms(),
-            cursor=cursor,
-            shards=shards,
-            snapshot=None if snapshot is None else str(snapshot),
-        )
-        if not self._records.create(following.number, following.value):
-            raise self._lost()
-        self._record = following
-
-    # --------------------------------------------------------------------------------------------------------- reading
+        self._place.move(self._standing())
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._feed:
-            self._give_sign()
+            self._place.give_sign()
             yield batch
 
     def stop(self) -> None:
@@ -141,99 +251,7 @@ class Consumer:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"Consumer({self.name!r}, {self._location.describe()!r}, epoch={self._record.epoch})"
-
-    # ---------------------------------------------------------------------------------------------------------- claims
-
-    def _find(self) -> ConsumerRecord | None:
-        """The record from which this consumer goes on; None if it is new."""
-        record = consumer_record(self._location, self.name)
-        if record is None or record.state == "dropped" or not record.is_of(self._table_id):
-            return None
-        if record.state == "expired":
-            raise self._expired(record)
-        return record
-
-    def _claim(self) -> ConsumerRecord:
-        """Be the reader of this consumer, from the place at which the feed stands."""
-        for attempt in range(_MAX_TRIES):
-            newest = consumer_record(self._location, self.name)
-            if newest is not None and newest.is_of(self._table_id) and newest.state == "expired":
-                raise self._expired(newest)
-            known = newest if newest is not None and newest.state == "active" else None
-            claimed = self._first(0 if newest is None else newest.number)
-            if known is not None and known.is_of(self._table_id):
-                self._refuse_moved(known)
-                claimed = replace(
-                    known,
-                    number=known.number + 1,
-                    epoch=known.epoch + 1,
-                    reader=self._reader,
-                    written_ms=self._clock.now_ms(),
-                    max_age_ms=self._max_age_ms,
-                )
-            if self._records.create(claimed.number, claimed.value):
-                return claimed
-            _BACK_OFF.wait(self._clock, attempt)
-        raise ConflictError(f"others claim the consumer {self.name!r} all the time; retry")
-
-    def _first(self, number: int) -> ConsumerRecord:
-        """The first record of a new consumer; `number` is that of whoever had the name before."""
-        snapshot, shards = self._feed.needed
-        return ConsumerRecord(
-            name=self.name,
-            number=number + 1,
-            state="active",
-            table_id=self._table_id,
-            reader=self._reader,
-            epoch=1,
-            written_ms=self._clock.now_ms(),
-            max_age_ms=self._max_age_ms,
-            cursor=str(self._feed.cursor),
-            shards=shards,
-            snapshot=None if snapshot is None else str(snapshot),
-        )
-
-    def _refuse_moved(self, known: ConsumerRecord) -> None:
-        """The feed stands where the record said; if somebody committed since, it would repeat what was applied."""
-        if known.cursor != str(self._feed.cursor):
-            raise ConflictError(
-                f"somebody else reads for the consumer {self.name!r} at this moment; open it again, and it is yours"
-            )
-
-    # ---------------------------------------------------------------------------------------------------------- signs
-
-    def _look(self) -> None:
-        """See whether we still read for this consumer."""
-        if self._records.numbers()[-1:] != [self._record.number]:
-            raise self._lost()
-        self._give_sign()
-
-    def _give_sign(self) -> None:
-        """Say that the consumer is there, if it has not said so for a while."""
-        record = self._record
-        if self._clock.now_ms() - record.written_ms > record.max_age_ms // _SIGNS_PER_AGE:
-            snapshot = None if record.snapshot is None else Snapshot.parse(record.snapshot)
-            self._move(record.cursor, snapshot, dict(record.shards))
-
-    def _lost(self) -> Exception:
-        """Why a record of ours does not count."""
-        newest = consumer_record(self._location, self.name)
-        if newest is None or newest.state == "dropped" or not newest.is_of(self._table_id):
-            return ClosedError(f"the consumer {self.name!r} was dropped; open it again to begin anew")
-        if newest.state == "expired":
-            return self._expired(newest)
-        return FencedError(self._record.epoch, newest.epoch, f"another reader took over the consumer {self.name!r}")
-
-    def _expired(self, record: ConsumerRecord) -> CollectedError:
-        missed = 0
-        for shard_id in list_shards(self._location):
-            missed += max(0, max(list_positions(self._location, shard_id), default=0) - record.position(shard_id))
-        days = record.max_age_ms / 86_400_000
-        return CollectedError(
-            f"the consumer {self.name!r} has expired: it committed nothing for {days:.3g} days, and up to {missed} log entries "
-            f"that it has not seen may be gone; drop_consumer({self.name!r}), and begin again from a snapshot"
-        )
+        return f"Consumer({self.name!r}, {self._where!r}, epoch={self._place.record.epoch})"
 
 
 def drop_consumer(location: Location, name: str, table_id: str | None, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -40,6 +40,7 @@ REMEDY = "read the table once more (start='snapshot') and go on from there"
 _CHUNK_BYTES = 8 << 20
 _CHUNK_ROWS = 1 << 16
 _CHUNK_ENTRIES = 4096
+_MARK_BYTES = 1 << 16  # a mark is smaller, unless thousands of applications write to the shard
 _UNDECIDED = BackOff(0.02, 2.0, jitter=0.0)
 
 
@@ -139,6 +140,24 @@ class ShardChanges:
         if written_ms is not None:
             return written_ms
         return self._location.store.head(paths.wal_entry_path(self.shard_id, entry.position)).modified_ms
+
+    def cost(self, position: int, *, count_rows: bool) -> tuple[int, int]:
+        """Rows (0 unless they are counted) and bytes of one entry, or of the bulk write that it announces."""
+        path = paths.wal_entry_path(self.shard_id, position)
+        if not count_rows:
+            try:
+                size_bytes = self._location.store.head(path).size_bytes
+            except ObjectNotFoundError:
+                return 0, 0
+            if size_bytes > _MARK_BYTES:
+                return 0, size_bytes
+        entry = self._read(position)
+        if entry is None:
+            return 0, 0
+        bulk = None if entry.footer is None else entry.footer.bulk
+        if bulk is not None:
+            return bulk.physical_rows or 0, bulk.in_memory_bytes or 0
+        return entry.num_rows, entry.size_bytes
 
     # -------------------------------------------------------------------------------------------------------- looking
 

@@ -1,56 +1,70 @@
-"""The change feed: the entries of all logs of a table as a stream of rows.
+"""The change feed of a table as a stream of Spark: `lance_memwal.feed`, cut into micro-batches and tasks.
 
-Owns `ChangeFeed`. A row comes with `_op` ('u' for an upsert or append, 'd' for a delete), `_shard` and `_position`. An
-offset names, per shard, the next position to read. Invariants:
+Owns `ChangeFeed`. A row comes with `_op` ('u' for a row that was put, 'd' for one that was deleted), `_shard`, `_position`,
+`_time` and `_txn`. An offset names, per shard, the next position to read; the first one of a query that begins with a
+snapshot also names that. Invariants:
 
-1. Rows of one shard come in the order of their positions; a range between two offsets is always the same rows.
-2. The end of a log is decided by the rule of every reader: nothing above it in a listing, and a cursor that stands still.
+1. Rows of one shard come in the order of their positions; a range between two offsets is always the same rows. What they
+   are, bulk writes included, is `lance_memwal.feed.shard_changes`'s to say, and where the log ends, too.
+2. A query begins with all live rows, in one micro-batch, and goes on with what changed after them; no row is missing between
+   the two, and none comes twice.
 3. A shard that appears later is read from its first position on.
 4. Positions that collection removed before they were read are a `CollectedError`; with `failOnDataLoss=false` the feed
-   goes on where the log begins, and says so in the log.
+   goes on where the log begins, and says so in the log. With the option `consumer` collection waits for the query.
 
 A blob column shows what a scan shows of fresh rows: the size, not the bytes.
-
-Rows that were published as a generation without a WAL entry (bulk writes above `maxEntryBytes`) are not in the feed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
+from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import CollectedError, InvalidInputError
-from lance_memwal.lance.base import BaseTable
-from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import WalTailer
-from lance_memwal.rows.adapt import RowAdapter
-from lance_memwal.rows.blobs import shown_batch
+from lance_memwal.feed.changed_rows import ChangedRows, Shape
+from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, ConsumerPlace, Standing
+from lance_memwal.feed.cursor import Cursor, Place
+from lance_memwal.feed.shard_changes import ShardChanges
+from lance_memwal.feed.starts import Shards, cursor_of
+from lance_memwal.feed.states import state_now
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.read.rebuilt import base_of
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.spark.options import Options
+from lance_memwal.spark.pin import Pin
+from lance_memwal.spark.source import TableReader
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
-from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 
 __all__ = ["ChangeFeed", "feed_schema"]
 
 _LOG = logging.getLogger(__name__)
-_EXTRA = (("_op", st.StringType()), ("_shard", st.StringType()), ("_position", st.LongType()))
+_TXN = st.StructType([st.StructField("app", st.StringType()), st.StructField("version", st.LongType())])
+_EXTRA = (
+    ("_op", st.StringType()),
+    ("_shard", st.StringType()),
+    ("_position", st.LongType()),
+    ("_time", st.TimestampType()),
+    ("_txn", _TXN),
+)
 
 Positions = dict[str, int]
-Offset = dict[str, dict[str, int]]
+Offset = dict[str, Any]
 
 
 def feed_schema(table: pa.Schema, columns: Sequence[str] | None = None) -> st.StructType:
     """The columns of the feed: the table's (nullable, since a delete has only its key), and where each row comes from."""
     plain = struct_type(table, columns)
     fields = [st.StructField(field.name, field.dataType, True) for field in plain]
-    return st.StructType([*fields, *(st.StructField(name, kind, False) for name, kind in _EXTRA)])
+    return st.StructType([*fields, *(st.StructField(name, kind, name != "_op") for name, kind in _EXTRA)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +76,54 @@ class _Span:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class _SnapshotPart:
+    """A part of the snapshot with which a query begins."""
+
+    snapshot: str
+    part: Any
+
+
 class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the logs of a table as they grow; writes nothing and fences nobody."""
+    """Reads the changes of a table as they come; writes nothing but its place as a consumer, and fences no writer."""
 
     def __init__(self, options: Options, schema: st.StructType) -> None:
         self._options = options
         self._schema = schema
         self._stop_at: Positions | None = None
+        self._place: ConsumerPlace | None = None
         if options.filter is not None:
             raise InvalidInputError("the change feed takes no option 'filter': use .where on the stream")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_place": None}  # tasks read, and move nothing
 
     def _location(self) -> Location:
         return resolve(self._options.path, self._options.storage_options)
 
+    def _base(self) -> BaseTable:
+        return BaseTable.need(self._location())
+
+    def _columns(self) -> list[str]:
+        return [name for name in self._schema.names if name not in dict(_EXTRA)]
+
+    def _shards(self) -> Shards:
+        base = self._base()
+        return Shards(base, Shape(base.columns, self._columns(), None), SYSTEM_CLOCK)
+
     # ------------------------------------------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Where a new query begins: at the earliest entry that is there, or after the newest."""
-        location = self._location()
-        latest = self._options.starting_position == "latest"
-        tailers = {shard_id: WalTailer(location, shard_id) for shard_id in list_shards(location)}
-        return {"shards": {s: t.next_position() if latest else t.first_position() for s, t in tailers.items()}}
+        """Where a new query begins: with a snapshot, at the earliest entry that is there, or after the newest."""
+        consumer = self._consumer()
+        known = None if consumer is None else consumer.find()
+        if known is not None:
+            return _offset(Cursor.parse(known.cursor))
+        if self._options.starting_position == "snapshot":
+            base = self._base()
+            state = state_now(NewestBase(base), base, SYSTEM_CLOCK)
+            return _offset(Cursor(base.tag, state.places, str(state.snapshot)))
+        return _offset(cursor_of("start", self._options.starting_position, self._shards()))
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """How far the logs go now; Spark shows it beside the offset of the query, so that the lag can be seen."""
@@ -102,8 +143,11 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return options.max_entries_per_trigger, options.max_rows_per_trigger, options.max_bytes_per_trigger
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next micro-batch goes: all that is there, or as much as the limits allow."""
+        """How far the next micro-batch goes: the snapshot, all that is there, or as much as the limits allow."""
+        self._claim(start)
         begin = dict(start["shards"])
+        if "snapshot" in start:
+            return {"shards": begin}
         tips = self._stop_at if self._stop_at is not None else self._tips()
         ends = {shard_id: max(tip, begin.get(shard_id, 0)) for shard_id, tip in tips.items()}
         ends = {**begin, **ends}
@@ -112,19 +156,18 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"shards": ends}
 
     def _tips(self) -> Positions:
-        location = self._location()
-        return {shard_id: WalTailer(location, shard_id).next_position() for shard_id in list_shards(location)}
+        return {shard.shard_id: shard.latest().position + 1 for shard in self._shards().find()}
 
     def _admit(self, begin: Positions, ends: Positions) -> Positions:
         """Entries in turn from every shard until a limit is reached; at least one, or the feed would stand still."""
         entries, rows, size = (float("inf") if value is None else value for value in self._limits())
         count_rows = self._options.max_rows_per_trigger is not None
-        location = self._location()
+        shards = self._shards()
         reached = {shard_id: begin.get(shard_id, 1) for shard_id in ends}
         admitted = False
         while waiting := [s for s in sorted(ends) if reached[s] < ends[s]]:
             for shard_id in waiting:
-                used_rows, used_bytes = self._cost(location, shard_id, reached[shard_id], count_rows=count_rows)
+                used_rows, used_bytes = _cost(shards.of(shard_id), reached[shard_id], count_rows=count_rows)
                 if admitted and (entries < 1 or rows < used_rows or size < used_bytes):
                     return {s: p for s, p in reached.items() if s in begin or p > 1}
                 entries, rows, size = entries - 1, rows - used_rows, size - used_bytes
@@ -132,73 +175,113 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 admitted = True
         return reached
 
-    def _cost(self, location: Location, shard_id: str, position: int, *, count_rows: bool) -> tuple[int, int]:
-        """Rows (only where they are limited) and bytes of one entry."""
-        if count_rows:
-            try:
-                entry = WalTailer(location, shard_id).read_entry(position)
-            except CollectedError:
-                return 0, 0
-            return (0, 0) if entry is None else (entry.num_rows, entry.size_bytes)
-        try:
-            return 0, location.store.head(paths.wal_entry_path(shard_id, position)).size_bytes
-        except LookupError:
-            return 0, 0
-
     # ------------------------------------------------------------------------------------------------------ reading
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """One task per shard that has something between the offsets."""
+        """One task per shard that has something between the offsets; those of the snapshot, if the query begins there."""
         begin = start["shards"]
         spans = [_Span(s, begin.get(s, 1), stop) for s, stop in sorted(end["shards"].items())]
-        return [InputPartition(span) for span in spans if span.start < span.end]
+        found = [InputPartition(span) for span in spans if span.start < span.end]
+        if "snapshot" in start and "snapshot" not in end:
+            text = start["snapshot"]
+            parts = self._table_reader(text).partitions()
+            found = [*(InputPartition(_SnapshotPart(text, part.value)) for part in parts), *found]
+        return found
+
+    def _table_reader(self, text: str) -> TableReader:
+        snapshot = Snapshot.parse(text)
+        pin = Pin(snapshot, base_of(self._location(), snapshot).columns.shown)
+        names = [field for field in self._schema if field.name not in dict(_EXTRA)]
+        return TableReader(self._options, pin, st.StructType(names))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one shard between two positions, in order."""
-        span: _Span = partition.value
-        location = self._location()
-        columns = BaseTable.need(location).columns
-        adapter, shown = RowAdapter(columns), columns.shown.nullable
+        """The rows of one task, in order."""
         wanted = spark_arrow_schema(self._schema)
-        tailer = WalTailer(location, span.shard_id)
-        position = span.start
-        while position < span.end:
-            try:
-                entry = tailer.read_entry(position)
-            except CollectedError as error:
-                position = self._skip_collected(tailer, position, error)
-                continue
-            if entry is None:
-                raise InvalidInputError(f"the log of shard {span.shard_id} ends before position {position}")
-            for batch in entry.batches:
-                rows, flags = adapter.adapt(batch, position=position)
-                rows = shown_batch(rows, shown) if columns.blobs else rows
-                yield _dressed(rows, flags, span.shard_id, position, wanted)
-            position += 1
+        if isinstance(partition.value, _SnapshotPart):
+            yield from self._rows_of(partition.value, wanted)
+            return
+        base = self._base()
+        shape = Shape(base.columns, self._columns(), None)
+        shard = ShardChanges(base, partition.value.shard_id, shape.stored)
+        for changes in self._changes(shard, partition.value):
+            yield to_spark_batch(shape.plain(changes), wanted)
 
-    def _skip_collected(self, tailer: WalTailer, position: int, error: CollectedError) -> int:
+    def _rows_of(self, part: _SnapshotPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for batch in self._table_reader(part.snapshot).read(InputPartition(part.part)):
+            rows = pa.repeat("u", batch.num_rows)
+            extra = [rows, *(pa.nulls(batch.num_rows, wanted.field(name).type) for name, _ in _EXTRA[1:])]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *extra], schema=wanted)
+
+    def _changes(self, shard: ShardChanges, span: _Span) -> Iterator[ChangedRows]:
+        """The changes of a span; those that collection took are an error, or left out as the options say."""
+        place, until = Place(span.start - 1), Place(span.end - 1)
+        while place < until:
+            try:
+                chunk = shard.take(place, until)
+                if chunk is None and not shard.look(place):
+                    raise InvalidInputError(f"the log of shard {span.shard_id} ends before position {until.position}")
+            except CollectedError as error:
+                place = self._after_collected(shard, place, error)
+                continue
+            if chunk is not None:
+                place = chunk.place
+                if chunk.changes is not None:
+                    yield chunk.changes
+
+    def _after_collected(self, shard: ShardChanges, place: Place, error: CollectedError) -> Place:
         if self._options.fail_on_data_loss:
             raise CollectedError(
-                f"entries from position {position} of shard {tailer.shard_id} were collected before this query read "
-                "them; start a new query (a new checkpoint), or set failOnDataLoss=false to go on without them"
+                f"{error}. This query cannot read them any more: start a new one (a new checkpoint), or set "
+                "failOnDataLoss=false to go on without them; the option 'consumer' prevents it"
             ) from error
-        first = max(tailer.first_position(), position + 1)
-        _LOG.warning("feed lost entries [shard=%s, from=%d, to=%d]", tailer.shard_id, position, first)
-        return first
+        following = max(shard.earliest(), Place(place.position + 1))
+        _LOG.warning("feed lost entries [shard=%s, from=%d, to=%d]", shard.shard_id, place.position, following.position)
+        return following
+
+    # ---------------------------------------------------------------------------------------------------- its consumer
+
+    def _consumer(self) -> ConsumerPlace | None:
+        """The place that the option `consumer` names; one per query."""
+        if self._place is None and self._options.consumer is not None:
+            self._place = ConsumerPlace(self._base(), self._options.consumer, DEFAULT_MAX_AGE)
+        return self._place
+
+    def _claim(self, start: Offset) -> None:
+        """Let collection wait for this query, which goes on from `start`: its checkpoint knows it best."""
+        consumer = self._consumer()
+        if consumer is not None and not consumer.is_claimed:
+            consumer.claim(self._standing(start), consumer.find())
+        elif consumer is not None:
+            consumer.look()
+
+    def _standing(self, offset: Offset) -> Standing:
+        cursor = _cursor(self._base().tag, offset)
+        snapshot = None if cursor.snapshot is None else Snapshot.parse(cursor.snapshot)
+        return Standing(cursor, snapshot, cursor.positions)
 
     def commit(self, end: Offset) -> None:
-        """Nothing to do: the logs are collected by their own rules."""
+        """Everything up to `end` was handed on: collection need not keep it for this query."""
+        consumer = self._consumer()
+        if consumer is not None and consumer.is_claimed:
+            consumer.move(self._standing(end))
 
     def stop(self) -> None:
         """Nothing to free."""
 
 
-def _dressed(
-    rows: pa.RecordBatch, flags: pa.Array | None, shard_id: str, position: int, wanted: pa.Schema
-) -> pa.RecordBatch:
-    count = rows.num_rows
-    ops = pa.repeat("u", count) if flags is None else pc.if_else(flags, "d", "u")
-    extra = {"_op": ops, "_shard": pa.repeat(shard_id, count), "_position": pa.repeat(position, count)}
-    for name, column in extra.items():
-        rows = rows.append_column(name, column)
-    return to_spark_batch(rows, wanted)
+def _offset(cursor: Cursor) -> Offset:
+    found: Offset = {"shards": {shard_id: place.position + 1 for shard_id, place in cursor.shards.items()}}
+    return found if cursor.snapshot is None else {**found, "snapshot": cursor.snapshot}
+
+
+def _cursor(tag: str | None, offset: Mapping[str, Any]) -> Cursor:
+    places = {shard_id: Place(position - 1) for shard_id, position in offset["shards"].items()}
+    return Cursor(tag, places, offset.get("snapshot"))
+
+
+def _cost(shard: ShardChanges, position: int, *, count_rows: bool) -> tuple[int, int]:
+    """Rows (only where they are limited) and bytes of one entry."""
+    try:
+        return shard.cost(position, count_rows=count_rows)
+    except CollectedError:
+        return 0, 0

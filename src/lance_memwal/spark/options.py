@@ -52,7 +52,8 @@ class Options:
     compact_generations: int = 0
     # the change feed
     change_feed: bool = False
-    starting_position: Literal["earliest", "latest"] = "earliest"
+    starting_position: Literal["snapshot", "earliest", "latest"] = "snapshot"
+    consumer: str | None = None
     fail_on_data_loss: bool = True
     max_entries_per_trigger: int | None = None
     max_rows_per_trigger: int | None = None
@@ -172,7 +173,8 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "flushBytes": ("flush_bytes", _bytes),
     "compactGenerations": ("compact_generations", _number),
     "changeFeed": ("change_feed", _flag),
-    "startingPosition": ("starting_position", _one_of("earliest", "latest")),
+    "startingPosition": ("starting_position", _one_of("snapshot", "earliest", "latest")),
+    "consumer": ("consumer", _text),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
     "maxEntriesPerTrigger": ("max_entries_per_trigger", _positive),
     "maxRowsPerTrigger": ("max_rows_per_trigger", _positive),
