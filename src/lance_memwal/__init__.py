@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lance_memwal.feed.checkpoints import Checkpoint
     from lance_memwal.feed.consumers import Consumer
     from lance_memwal.feed.cursor import Cursor
+    from lance_memwal.feed.debezium import DebeziumWrite, from_debezium, to_debezium
     from lance_memwal.feed.view import TableView
     from lance_memwal.lance.details import MemWalDetails
     from lance_memwal.log.manifest import ShardManifestStore
@@ -82,6 +83,7 @@ __all__ = [
     "ConsumerInfo",
     "CorruptDataError",
     "Cursor",
+    "DebeziumWrite",
     "FencedError",
     "FlushReport",
     "FirstRow",
@@ -127,12 +129,14 @@ __all__ = [
     "WriterPoisonedError",
     "create_table",
     "enable",
+    "from_debezium",
     "from_lancedb",
     "open_table",
     "polars",
     "route",
     "set_cache_bytes",
     "shard_id_for",
+    "to_debezium",
 ]
 
 _HOMES: Final = {
@@ -157,6 +161,11 @@ _HOMES: Final = {
     "feed.checkpoints": ("Checkpoint",),
     "feed.consumers": ("Consumer",),
     "feed.cursor": ("Cursor",),
+    "feed.debezium": (
+        "DebeziumWrite",
+        "from_debezium",
+        "to_debezium",
+    ),
     "feed.view": ("TableView",),
     "lance.details": ("MemWalDetails",),
     "log.manifest": ("ShardManifestStore",),
