@@ -22,6 +22,7 @@ __all__ = [
     "FencedError",
     "InvalidInputError",
     "MemWalError",
+    "MissingLibraryError",
     "ObjectExistsError",
     "ObjectNotFoundError",
     "SearchIncompleteWarning",
@@ -132,6 +133,10 @@ class TableReplacedError(MemWalError):
     It was removed, overwritten, restored or made anew since it was opened. After a restore the text names what
     `Table.repair` can do.
     """
+
+
+class MissingLibraryError(MemWalError, ImportError):
+    """A library that this call needs is not installed: the text says what to install."""
 
 
 class ObjectNotFoundError(MemWalError, LookupError):

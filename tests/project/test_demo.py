@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from lance_memwal.cli.demo import why_without_spark
+
 
 def test_the_demo_ends_with_a_summary_and_a_clean_stderr(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "lance_memwal.cli.demo", "--no-spark"]
@@ -15,3 +19,9 @@ def test_the_demo_ends_with_a_summary_and_a_clean_stderr(tmp_path: Path) -> None
     assert "Writer fenced" in done.stdout
     assert "\nSummary\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_spark_its_chapter_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_without_spark([]) is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'lance-memwal[spark]'" in str(why_without_spark([]))

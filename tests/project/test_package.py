@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,22 @@ def test_an_import_loads_no_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"lance", "pyarrow", "numpy", "usearch", "datafusion", "polars", "obstore", "pyspark"}
+
+
+def cpu_seconds(*arguments: str) -> float:
+    """The processor time of a call of Python: the best of a few, since a busy machine is no slower library."""
+    times = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times)
+
+
+def test_an_import_costs_no_more_than_that_of_lance() -> None:
+    assert cpu_seconds("-c", "import lance_memwal") <= 1.2 * cpu_seconds("-c", "import lance")
+
+
+def test_the_version_is_printed_at_once() -> None:
+    assert cpu_seconds("-m", "lance_memwal", "--version") <= 0.3

@@ -6,7 +6,6 @@ Owns the list of commands and the exit status: 0 done, 1 failed, 2 used wrongly.
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+import lance_memwal
 from lance_memwal.cli import following, inspecting, maintenance, moments, reading, serving, stories, tables
 from lance_memwal.cli.output import error
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
@@ -56,7 +56,7 @@ def _options(
     version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
     if version:
-        print(f"memwal {importlib.metadata.version('lance-memwal')}")
+        print(f"memwal {lance_memwal.__version__}")
         raise typer.Exit
 
 

@@ -7,6 +7,7 @@ run, and a promise that does not hold makes it fail.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -82,8 +83,8 @@ def _tell(arguments: Sequence[str]) -> list[tuple[str, str]]:
         story = _create(f"{directory}/articles")
         _kill_a_writer(story)
         _fence(story)
-        if "--no-spark" in arguments:
-            _say("(the Spark chapter was left out)")
+        if left_out := why_without_spark(arguments):
+            _say(f"({left_out})")
         else:
             _stream(story, directory)
         _search(story)
@@ -91,6 +92,15 @@ def _tell(arguments: Sequence[str]) -> list[tuple[str, str]]:
         _open_with_pylance(story)
         _summary(story)
     return story.figures
+
+
+def why_without_spark(arguments: Sequence[str]) -> str | None:
+    """Why the Spark chapter is left out; None if it is told."""
+    if "--no-spark" in arguments:
+        return "the Spark chapter was left out"
+    if importlib.util.find_spec("pyspark") is None:
+        return "the Spark chapter is left out: it needs pip install 'lance-memwal[spark]'"
+    return None
 
 
 def _say(text: str) -> None:

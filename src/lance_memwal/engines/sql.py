@@ -20,8 +20,8 @@ import pyarrow.dataset as ds
 
 from lance_memwal.arguments import check_number
 from lance_memwal.engines.dataset import Rows, TableDataset
-from lance_memwal.engines.extras import need
 from lance_memwal.errors import InvalidInputError, MemWalError, reason_of
+from lance_memwal.process.extras import need
 
 __all__ = ["SQL_MEMORY_BYTES", "query", "register"]
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.process.extras import need
 from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
@@ -179,14 +180,13 @@ class Scan:
         return await asyncio.to_thread(self.to_table)
 
     def to_pandas(self) -> Any:
-        """The rows as a pandas frame."""
+        """The rows as a pandas frame (pandas must be installed)."""
+        need("pandas", "pandas", "a pandas frame")
         return self.to_table().to_pandas()
 
     def to_polars(self) -> Any:
         """The rows as a polars frame (polars must be installed)."""
-        import polars
-
-        return polars.from_arrow(self.to_table())
+        return need("polars", "polars", "a Polars frame").from_arrow(self.to_table())
 
     def count_rows(self) -> int:
         """The number of rows, reading no more columns than it must."""

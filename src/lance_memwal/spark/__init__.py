@@ -1,5 +1,9 @@
 """lance-memwal for Spark: sinks, source, change feed, jobs. `import lance_memwal.spark as ms`."""
 
+from lance_memwal.process.extras import need
+
+need("pyspark", "spark", "lance_memwal.spark")
+
 from lance_memwal.spark.executor_mode import BatchReport, write_batch
 from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc, maintain
 from lance_memwal.spark.merging import MergeBuilder, merge_into

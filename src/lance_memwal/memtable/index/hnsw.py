@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from usearch.index import Index
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index.pending import PendingColumn
@@ -219,6 +218,8 @@ class HnswMemIndex(PendingColumn):
         return inside, rows[~finite]
 
     def _new_graph(self) -> Any:
+        from usearch.index import Index  # only tables with vectors need it, and it takes a while to load
+
         return Index(
             ndim=self._dimension,
             metric=_GRAPH_METRICS[self._metric],

@@ -8,16 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import MissingLibraryError
 
 __all__ = ["need"]
 
 
 def need(module: str, extra: str, what: str) -> Any:
-    """The module; `InvalidInputError` that says how to install it if it is missing."""
+    """The module; `MissingLibraryError` that says how to install it if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise InvalidInputError(f"{what} needs {module}: pip install 'lance-memwal[{extra}]'") from None
+        raise MissingLibraryError(f"{what} needs {error.name}: pip install 'lance-memwal[{extra}]'") from None
