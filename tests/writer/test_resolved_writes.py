@@ -384,3 +384,24 @@ def test_whole_rows_of_an_update_must_belong_to_the_shard(tmp_path: Path) -> Non
             with pytest.raises(mw.InvalidInputError, match="belong to shard"):
                 attempt()
     assert table.count_rows() == 0
+
+
+def test_a_fenced_writer_does_not_even_say_what_it_would_reject(tmp_path: Path) -> None:
+    """What it knows is old: the key that it finds may be deleted by now."""
+    table = mw.create_table(str(tmp_path / "t"), COLUMNS, primary_key="id", writer_defaults={"fsync": False})
+    shard_id = str(table.sharding.default_shard())
+    attempts: list[Callable[[mw.ShardWriter], Any]] = [
+        lambda stale: stale.put([row(1)], if_absent=True),
+        lambda stale: stale.compare_and_set(1, None, row(1, "b")),
+        lambda stale: stale.put([row(1)], where="false"),
+    ]
+    for attempt in attempts:
+        stale = table.shard_writer(shard_id)
+        stale.put([row(1)])
+        with table.shard_writer(shard_id) as successor:
+            successor.delete([1])
+            with pytest.raises(mw.FencedError):
+                attempt(stale)
+            with pytest.raises(mw.FencedError):
+                stale.put([row(2)])
+        stale.abort()

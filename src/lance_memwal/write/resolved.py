@@ -5,7 +5,8 @@ Owns `write`. Invariants:
 1. A write is resolved against the rows that are live at the moment of its insertion: it was looked up before, without a
    lock, and what came in between is asked for under the lock, from memory.
 2. A write of which nothing is left writes nothing, and leaves no mark of its transaction.
-3. What a caller is told in durable mode rests on rows that are on storage.
+3. What a caller is told in durable mode rests on rows that are on storage, and was true while this writer owned the shard:
+   a write of which nothing is left makes no entry that could find a successor, and asks the manifest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ConflictError
+from lance_memwal.errors import ConflictError, FencedError
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.rows.adapt import with_flags
 from lance_memwal.rows.fit import at_most
@@ -126,7 +127,18 @@ def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | 
     if shard.config.durable_write or txn is not None:
         commits.make_durable(end)
         reach("put.before_ack")
+        if not written:
+            _confirm_owner(shard)
     return _result(range(start, end), written, attempt.resolved, change)
+
+
+def _confirm_owner(shard: Shard) -> None:
+    """Return only if nobody has taken the shard over."""
+    try:
+        shard.manifests.check_fenced(shard.log.epoch)
+    except FencedError as error:
+        shard.health.fail(error)
+        raise
 
 
 def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
@@ -144,6 +156,8 @@ def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | No
     published = publish_bulk(shard, decide, txn)
     if published is None:
         return WriteResult(range(0), skipped=True)
+    if not published.num_rows:
+        _confirm_owner(shard)
     return _result(published.positions, published.num_rows, resolved[-1], change)
 
 
