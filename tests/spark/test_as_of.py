@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import pytest
 
 import lance_memwal as mw
 from lance_memwal.spark.options import Options
+from tests.harness.profile import scaled
+from tests.kit.busy_life import BusyLife, make_table
 from tests.kit.spark_tables import keyed
 
 
@@ -42,6 +45,22 @@ def test_a_load_as_of_a_moment_shows_what_was_there_then(spark: Any, uri: str) -
     assert values(spark, uri, "before") == {"second"}
     with pytest.raises(Exception, match="no checkpoint 'other'"):
         values(spark, uri, "other")
+
+
+@pytest.mark.scaled
+def test_a_load_equals_what_was_recorded_at_moments_of_a_busy_life(spark: Any, uri: str) -> None:
+    table = make_table(uri, "plain")
+    life, moments = BusyLife(table, "plain", 5), []
+    try:
+        for number in range(scaled(ci=2, prove=50)):
+            steps = [life.step() for _ in range(10)]
+            moments.append(life.moment(number, ", ".join(steps)))
+    finally:
+        life.close()
+    for moment in moments:
+        loaded = spark.read.format("memwal").option("asOf", moment.name or str(moment.snapshot)).load(uri)
+        found = sorted(((row["id"], row["words"]) for row in loaded.select("id", "words").collect()), key=itemgetter(0))
+        assert found == [(row["id"], row["words"]) for row in moment.said["rows"]], moment.step
 
 
 def test_as_of_is_for_reads_of_the_whole_table() -> None:
