@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), ("ts", pa.int64())])
@@ -114,3 +118,48 @@ def test_rows_without_a_sequence_and_appenders_without_a_look_up_are_refused(tmp
     with pytest.raises(mw.InvalidInputError, match="merge="):
         blind.append(claim, rows((1, 1, "a")))
     assert contents(table) == {}
+
+
+Event = tuple[int, int, str]
+
+
+def _append_all(uri: str, claim: ShardClaim, events: list[Event], number: int) -> None:
+    """What one process does: append its share of the events, some at a time, each of them twice."""
+    once = appender(mw.open_table(uri), max_entry_bytes=400)
+    for start in range(0, len(events), 3):
+        some = rows(*events[start : start + 3])
+        for _ in range(2):
+            once.append(claim, some, txn=(f"process {number}", start))
+        if start % 9 == 0:
+            once.flush_tail(claim)
+
+
+def race(place: Path, seed: int, worker: Any) -> None:
+    """Events of a few keys, deletes among them, in any order, through three workers at once, and compactions between."""
+    draw = random.Random(seed)
+    events = [(draw.randrange(5), ts, draw.choice(["a", "b", ""])) for ts in draw.sample(range(1000), 45)]
+    newest = {key: (value, ts) for key, ts, value in sorted(events, key=lambda event: event[1])}
+    table = make(place, mw.LastWrite(sequence="ts"))
+    claim = appender(table).claim(str(table.sharding.default_shard()))
+    shares = [(str(place), claim, events[number::3], number) for number in range(3)]
+    workers = [worker(target=_append_all, args=share) for share in shares]
+    for one in workers:
+        one.start()
+    while any(one.is_alive() for one in workers):
+        table.compact()
+        for one in workers:
+            one.join(0.05)
+    assert all(getattr(one, "exitcode", 0) == 0 for one in workers)
+    assert contents(table) == {key: found for key, found in newest.items() if found[0]}
+    assert table.verify().ok
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_appenders_that_race_leave_the_table_that_any_order_leaves(tmp_path: Path, seed: int) -> None:
+    race(tmp_path / "t", seed, threading.Thread)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", range(20))
+def test_processes_that_race_leave_the_table_that_any_order_leaves(tmp_path: Path, seed: int) -> None:
+    race(tmp_path / "t", seed, multiprocessing.get_context("spawn").Process)
