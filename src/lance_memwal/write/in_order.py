@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lance_memwal.crash_points import reach
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.waiting import refuse_on_top
@@ -22,6 +21,7 @@ from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.sequences import Span, span_of
 from lance_memwal.write.shard import Shard
+from lance_memwal.write.writes import acknowledged
 
 __all__ = ["put_in_order"]
 
@@ -76,10 +76,6 @@ def _insert(shard: Shard, rows: WriteRows, span: Span, txn: Transaction | None) 
     commits.refuse_on_top()
     started = shard.clock.monotonic()
     pending, end = commits.insert(rows, txn, decide=decide)
-    if shard.config.durable_write or txn is not None:
-        commits.make_durable(end)
-        reach("put.before_ack")
+    result = acknowledged(shard, pending, end, txn)
     shard.count_put(started)
-    if pending is None:
-        return WriteResult(range(end, end), skipped=True)
-    return WriteResult(range(pending.start, end), written=rows.num_rows)
+    return result

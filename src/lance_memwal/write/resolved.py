@@ -28,6 +28,7 @@ from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.resolve import Resolved, resolve
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
+from lance_memwal.write.writes import acknowledged
 
 __all__ = ["write"]
 
@@ -115,21 +116,15 @@ def _write(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None
 
 
 def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | None) -> WriteResult:
-    commits, end = shard.commits, attempt.look.end
-    start, written = end, 0
+    pending, end = None, attempt.look.end
     if attempt.rows is not None:
-        pending, end = commits.insert(attempt.rows, txn, decide=attempt.decide)
-        if pending is None and not attempt.is_asked:
-            commits.make_durable(end)
-            return WriteResult(range(end, end), skipped=True)
-        start = end if pending is None else pending.start
-        written = 0 if pending is None else pending.rows.num_rows
-    if shard.config.durable_write or txn is not None:
-        commits.make_durable(end)
-        reach("put.before_ack")
-        if not written:
-            _confirm_owner(shard)
-    return _result(range(start, end), written, attempt.resolved, change)
+        pending, end = shard.commits.insert(attempt.rows, txn, decide=attempt.decide)
+    done = acknowledged(shard, pending, end, txn)
+    if pending is None and attempt.rows is not None and not attempt.is_asked:
+        return done  # its transaction is there
+    if pending is None and shard.config.durable_write:
+        _confirm_owner(shard)
+    return _told(done, attempt.resolved, change)
 
 
 def _confirm_owner(shard: Shard) -> None:
@@ -158,7 +153,7 @@ def _publish(shard: Shard, live: LiveRows, change: Change, txn: Transaction | No
         return WriteResult(range(0), skipped=True)
     if not published.num_rows:
         _confirm_owner(shard)
-    return _result(published.positions, published.num_rows, resolved[-1], change)
+    return _told(WriteResult(published.positions, written=published.num_rows), resolved[-1], change)
 
 
 def _resolved(shard: Shard, change: Change, look: Look) -> Resolved:
@@ -188,7 +183,12 @@ def _rows(shard: Shard, resolved: Resolved) -> WriteRows | None:
     return WriteRows.flagged(at_most(limit, flagged, schema.memory))
 
 
-def _result(positions: range, written: int, resolved: Resolved, change: Change) -> WriteResult:
+def _told(done: WriteResult, resolved: Resolved, change: Change) -> WriteResult:
+    """What was done, with what the caller is told of what was not."""
     rejected = resolved.rejected_keys if change.tells else None
-    matched = resolved.matched if change.counts else None
-    return WriteResult(positions, written=written, rejected=rejected, matched=matched)
+    return WriteResult(
+        done.batch_positions,
+        written=done.written,
+        rejected=rejected,
+        matched=resolved.matched if change.counts else None,
+    )

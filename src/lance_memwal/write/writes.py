@@ -32,7 +32,7 @@ from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Ack", "delete", "delete_nowait", "put", "put_nowait", "put_together"]
+__all__ = ["Ack", "acknowledged", "delete", "delete_nowait", "put", "put_nowait", "put_together"]
 
 _LOG = logging.getLogger(__name__)
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
@@ -194,12 +194,20 @@ def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResul
 
 def _insert(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
     pending, end = shard.commits.insert(rows, txn)
+    return acknowledged(shard, pending, end, txn)
+
+
+def acknowledged(shard: Shard, pending: Pending | None, end: int, txn: Transaction | None) -> WriteResult:
+    """What an insertion did, told when it may be: in durable mode, and with `txn`, once all below `end` is on storage.
+
+    Without `pending` its transaction was there already.
+    """
     if shard.config.durable_write or txn is not None:
         shard.commits.make_durable(end)
         reach("put.before_ack")
     if pending is None:
         return WriteResult(range(end, end), skipped=True)
-    return WriteResult(range(pending.start, end), written=rows.num_rows)
+    return WriteResult(range(pending.start, end), written=pending.rows.num_rows)
 
 
 def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
