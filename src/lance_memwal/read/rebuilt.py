@@ -69,7 +69,7 @@ def base_of(location: Location, snapshot: Snapshot) -> BaseTable:
         base = BaseTable.open(location, version=version)
     except (InvalidInputError, UnavailableError, ObjectNotFoundError) as error:
         base = BaseTable.open(location)
-        if base is not None and base.tag == snapshot.table:
+        if base is not None and snapshot.table in (base.tag, None):  # it may have got its id since
             if base.version > version:
                 raise CollectedError(f"version {version} of the base table was removed; {_REMEDY}") from error
             raise
