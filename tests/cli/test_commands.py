@@ -67,6 +67,28 @@ def test_enable_puts_a_write_path_in_front_of_a_lance_table(tmp_path: Path) -> N
     assert answer("scan", tmp_path / "plain", "--count") == {"rows": 2}
 
 
+def test_tables_may_say_what_a_later_write_of_a_key_does(tmp_path: Path) -> None:
+    uri, data = tmp_path / "t", tmp_path / "a.csv"
+    columns = ("--columns", "id:int64,ts:int64,name:string", "--primary-key", "id")
+    assert answer("create", tmp_path / "last", *columns)["merge"] == "none"
+    assert answer("create", uri, *columns, "--merge", "last-write:ts")["merge"] == "last-write:ts"
+    assert mw.open_table(str(uri)).merge == mw.LastWrite(sequence="ts")
+    for text in ("id,ts,name\n1,5,new\n", "id,ts,name\n1,4,late\n2,1,two\n"):
+        data.write_text(text)
+        answer("put", uri, data)
+    assert {row["id"]: row["name"] for row in rows("scan", uri)} == {1: "new", 2: "two"}
+    assert "--sequence" in run("delete", uri, 1, status=1).stderr  # which delete is the later one?
+    answer("delete", uri, 1, "--sequence", 4)
+    assert answer("scan", uri, "--count") == {"rows": 2}
+    answer("delete", uri, 1, "--sequence", 6)
+    assert answer("scan", uri, "--count") == {"rows": 1}
+    assert "last-write" in run("delete", tmp_path / "last", 1, "--sequence", 6, status=1).stderr
+
+    lance.write_dataset(pa.table({"id": [1]}), tmp_path / "plain")
+    assert answer("enable", tmp_path / "plain", "-k", "id", "--merge", "first-row")["merge"] == "first-row"
+    assert mw.open_table(str(tmp_path / "plain")).merge == mw.FirstRow()
+
+
 def test_update_and_delete_take_a_filter(table: Path) -> None:
     before = {row["id"]: row for row in rows("scan", table)}
     name = next(column for column in before[1] if column != "id")

@@ -17,6 +17,7 @@ import typer
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.view import TableView
+from lance_memwal.rows.merging import LastWrite
 from lance_memwal.table import Table, open_table
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "as_of",
     "key_of",
     "open_for",
+    "sequence_of",
     "shard_for_writing",
     "split_names",
     "storage_options",
@@ -81,6 +83,14 @@ def split_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
+def sequence_of(table: Table, text: str) -> Any:
+    """The sequence of a delete as typed."""
+    merge = table.merge
+    if not isinstance(merge, LastWrite):
+        raise InvalidInputError("--sequence is for tables that put their rows in order (--merge last-write:column)")
+    return _scalar(text, table.schema.field(merge.sequence), "column")
+
+
 def key_of(table: Table, text: str) -> Any:
     """A key as typed: a value for a single key, a JSON array or object for a composite one."""
     schema = table.base.columns
@@ -99,7 +109,7 @@ def key_of(table: Table, text: str) -> Any:
     return tuple(_scalar(item, column) for item, column in zip(value, columns, strict=True))
 
 
-def _scalar(value: Any, column: pa.Field) -> Any:
+def _scalar(value: Any, column: pa.Field, what: str = "key column") -> Any:
     """A text as a value of the column's type; what JSON has types for is left to the table."""
     if not isinstance(value, str):
         return Decimal(str(value)) if pa.types.is_decimal(column.type) and isinstance(value, float) else value
@@ -107,7 +117,7 @@ def _scalar(value: Any, column: pa.Field) -> Any:
         return _parsed(value, column.type)
     except (pa.ArrowException, ValueError):
         raise InvalidInputError(
-            f"key column {column.name!r} is {column.type}, and {value!r} is no such value{_hint(column.type)}"
+            f"{what} {column.name!r} is {column.type}, and {value!r} is no such value{_hint(column.type)}"
         ) from None
 
 

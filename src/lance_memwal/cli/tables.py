@@ -19,6 +19,7 @@ from lance_memwal.cli.options import (
     Uri,
     key_of,
     open_for,
+    sequence_of,
     shard_for_writing,
     split_names,
     storage_options,
@@ -27,6 +28,7 @@ from lance_memwal.cli.output import show
 from lance_memwal.cli.progress import file_bar
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.rows.merging import FirstRow, LastWrite, Merge
 from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsharded
 from lance_memwal.table import create_table
 from lance_memwal.table import enable as enable_table
@@ -48,6 +50,14 @@ _AcrossShards = Annotated[
     bool,
     typer.Option("--allow-keys-across-shards", help="Rows of one key may be in several shards: newest per shard only."),
 ]
+_Merge = Annotated[
+    str | None,
+    typer.Option(
+        "--merge",
+        "-m",
+        help="What a later write of a key does: last-write:column (the larger value wins), first-row, or none (it wins).",
+    ),
+]
 _Missing = Annotated[
     Literal["error", "null", "keep"] | None,
     typer.Option(help="Columns that a file leaves out: refused (the default with a primary key), null, or kept."),
@@ -68,6 +78,21 @@ def _sharding(text: str) -> Sharding:
     raise typer.BadParameter(
         f"{text!r} is none of unsharded, bucket(column,n), identity(column), manual", param_hint="--sharding"
     )
+
+
+def _merge(text: str | None) -> Merge | None:
+    name, _, column = (text or "").strip().partition(":")
+    if text is None or (name == "none" and not column):
+        return None
+    if name == "first-row" and not column:
+        return FirstRow()
+    if name == "last-write" and column.strip():
+        return LastWrite(sequence=column.strip())
+    raise typer.BadParameter(f"{text!r} is none of last-write:column, first-row, none", param_hint="--merge")
+
+
+def _merge_text(merge: Merge | None) -> str:
+    return "none" if merge is None else "first-row" if isinstance(merge, FirstRow) else f"last-write:{merge.sequence}"
 
 
 def _schema(columns: str) -> pa.Schema:
@@ -92,6 +117,7 @@ def create(
     like: Annotated[Path | None, typer.Option("--like", help="Take the columns of this data file.")] = None,
     primary_key: _Key = None,
     sharding: _Sharding = "unsharded",
+    merge: _Merge = None,
     allow_keys_across_shards: _AcrossShards = False,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Do nothing if the table is there.")] = False,
     storage_option: Options = None,
@@ -106,18 +132,21 @@ def create(
         schema,
         primary_key=split_names(primary_key),
         sharding=_sharding(sharding),
+        merge=_merge(merge),
         allow_keys_across_shards=allow_keys_across_shards,
         storage_options=storage_options(storage_option),
         exist_ok=exist_ok,
     )
     answer = {"table": table.uri, "columns": table.schema.names, "primary_key": table.primary_key}
-    show({**answer, "sharding": str(table.sharding), "version": int(table.dataset.version)}, as_json=json)
+    rules = {"sharding": str(table.sharding), "merge": _merge_text(table.merge)}
+    show({**answer, **rules, "version": int(table.dataset.version)}, as_json=json)
 
 
 def enable(
     uri: Uri,
     primary_key: _Key = None,
     sharding: _Sharding = "unsharded",
+    merge: _Merge = None,
     allow_keys_across_shards: _AcrossShards = False,
     storage_option: Options = None,
     json: Json = False,
@@ -127,10 +156,12 @@ def enable(
         uri,
         primary_key=split_names(primary_key),
         sharding=_sharding(sharding),
+        merge=_merge(merge),
         allow_keys_across_shards=allow_keys_across_shards,
         storage_options=storage_options(storage_option),
     )
-    show({"table": table.uri, "primary_key": table.primary_key, "sharding": str(table.sharding)}, as_json=json)
+    rules = {"sharding": str(table.sharding), "merge": _merge_text(table.merge)}
+    show({"table": table.uri, "primary_key": table.primary_key, **rules}, as_json=json)
 
 
 def put(
@@ -202,6 +233,9 @@ def delete(
     where: Annotated[
         str | None, typer.Option("--where", "-w", help="All rows for which this SQL filter is true.")
     ] = None,
+    sequence: Annotated[
+        str | None, typer.Option("--sequence", help="The sequence of the delete, on a table with --merge last-write.")
+    ] = None,
     shard: Shard = None,
     storage_option: Options = None,
     json: Json = False,
@@ -213,16 +247,19 @@ def delete(
     if sum([bool(keys or file is not None), where is not None]) != 1:
         raise typer.BadParameter("give keys or --file, or --where", param_hint="keys")
     table = open_for(uri, storage_option)
+    at = None if sequence is None else sequence_of(table, sequence)
+    if keys and at is None and isinstance(table.merge, LastWrite):
+        raise InvalidInputError("the table puts its rows in order: say which delete is the later one with --sequence")
     if where is not None:
         with table.writer(**shard_for_writing(table, shard)) as writer:
-            show({"deleted_rows": writer.delete(where=where).matched}, as_json=json)
+            show({"deleted_rows": writer.delete(where=where, sequence=at).matched}, as_json=json)
         return
     named = [key_of(table, key) for key in keys or ()]
     source = None if file is None else DataFile(file, table.schema)
     count = 0
     with table.writer(**shard_for_writing(table, shard)) as writer:
         if named:
-            writer.delete(named)
+            writer.delete(named, sequence=at)
             count += len(named)
         if source is not None:
             with file_bar("delete", source.size_bytes, hidden=json) as told:
@@ -230,7 +267,7 @@ def delete(
                     missing = [name for name in table.primary_key if name not in batch.schema.names]
                     if missing:
                         raise InvalidInputError(f"{file} has no key column {missing[0]!r}")
-                    writer.delete(batch)
+                    writer.delete(batch, sequence=at)
                     count += batch.num_rows
                     told(source.done_bytes, count)
     show({"deleted_keys": count}, as_json=json)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lance_memwal.rows.notebook import html_of_report
+
 __all__ = ["CompactionReport", "Progress", "ShardCompaction"]
 
 Progress = Callable[[str, int, int], None]
@@ -52,3 +54,6 @@ class CompactionReport:
     def generations(self) -> int:
         """Generations folded in all shards."""
         return sum(shard.generations for shard in self.shards)
+
+    def _repr_html_(self) -> str:
+        return html_of_report(self)

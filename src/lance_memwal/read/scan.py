@@ -29,6 +29,7 @@ from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
 from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
+from lance_memwal.rows.notebook import html_of_schema
 from lance_memwal.rows.projection import checked_paths
 from lance_memwal.sstable.catch_up import CatchUp
 
@@ -205,6 +206,11 @@ class Scan:
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
         return f"Scan(columns={list(self._projection.columns)}, filter={self._filter}, shards={shards})"
+
+    def _repr_html_(self) -> str:
+        facts = {"filter": self._filter, "order": self._order, "limit": self._limit, "offset": self._offset or None}
+        known = {name: value for name, value in facts.items() if value is not None}
+        return html_of_schema(f"Scan of {self._snapshot.location.describe()}", known, self.schema)
 
 
 def _unordered(merge: Merge, order: Order, count: int | None) -> Iterator[pa.RecordBatch]:

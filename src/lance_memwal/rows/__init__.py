@@ -5,5 +5,5 @@ over, and `fit`, which makes them rows of the table, once. Rows from storage go 
 today's columns (`field_match`: one column). `key_encoding` and `keys` name rows by their primary key, `one_key` as Python has
 it. `blobs`, `json_values` and `uuid_text` are the columns that have several forms. `projection` says what a path like `meta.a`
 means, `filter` chooses rows by a condition, whose text `sql` reads. `merging` is what a table says of later writes of a key,
-`sharding` which shard a row belongs to. Nothing here knows storage.
+`sharding` which shard a row belongs to. `notebook` is what notebooks show. Nothing here knows storage.
 """

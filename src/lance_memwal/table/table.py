@@ -50,6 +50,7 @@ from lance_memwal.read.tiers import Consistency
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.merging import Merge
+from lance_memwal.rows.notebook import html_of_schema
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.maintained import choose_maintained, with_names
@@ -118,6 +119,12 @@ class Table:
     def __repr__(self) -> str:
         base = self._newest.known
         return f"Table({self.uri!r}, primary_key=({', '.join(base.primary_key) or 'none'}), version={base.version})"
+
+    def _repr_html_(self) -> str:
+        """The columns, for notebooks: as they were when somebody looked last, without a look at storage."""
+        base = self._newest.known
+        facts = {"primary key": ", ".join(base.primary_key) or "none", "version": base.version}
+        return html_of_schema(self.uri, facts, base.schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled table is its place, with the options that were given for it, and is opened again where it arrives."""

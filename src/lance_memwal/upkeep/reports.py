@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lance_memwal.compact.reports import CompactionReport
+from lance_memwal.rows.notebook import html_of_report
 from lance_memwal.types import ShardStatus
 
 __all__ = [
@@ -57,6 +58,9 @@ class VerifyReport:
         """Whether every invariant holds."""
         return not self.problems
 
+    def _repr_html_(self) -> str:
+        return html_of_report(self)
+
 
 @dataclass(frozen=True, slots=True)
 class CollectedObject:
@@ -91,6 +95,9 @@ class GcReport:
     def count(self, kind: str) -> int:
         """Objects of one kind: entry, sstable, orphan, manifest, staging."""
         return sum(item.kind == kind for item in self.objects)
+
+    def _repr_html_(self) -> str:
+        return html_of_report(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +288,6 @@ class TableStats:
     def size_bytes(self) -> int:
         """Bytes below all shards."""
         return self._sum("size_bytes")
+
+    def _repr_html_(self) -> str:
+        return html_of_report(self)
