@@ -148,7 +148,7 @@ class ShardWriter:
         one: names are columns of the live row, `excluded.<name>` those of the row that is given. The result says what was
         rejected. A put of which nothing is left writes nothing, not even its transaction.
         """
-        if not if_absent and where is None and not keeps_missing(missing):
+        if not if_absent and where is None and (missing is None or not keeps_missing(missing)):
             merge = self._shard.columns.target.merge
             if merge is None:
                 return writes.put(self._shard, data, txn, missing)

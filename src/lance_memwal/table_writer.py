@@ -48,7 +48,7 @@ from lance_memwal.types import Transaction
 from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
-from lance_memwal.write.results import RoutedResult, WriteResult
+from lance_memwal.write.results import CountedResult, RoutedResult, WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
@@ -141,7 +141,7 @@ class TableWriter:
         what becomes of columns that are left out, `if_absent` and `where` which rows are written: see `ShardWriter.put`.
         """
         self._admit()
-        if keeps_missing(missing):
+        if missing is not None and keeps_missing(missing):
             routed = self._route_parts(data)
             return self._each(
                 routed, lambda w, rows: w.put(rows, txn=txn, missing="keep", if_absent=if_absent, where=where)
@@ -347,19 +347,21 @@ class TableWriter:
     def _each(
         self, routed: Mapping[str, Any], write: Callable[[Shard, Any], WriteResult], *, counts: bool = False
     ) -> RoutedResult:
-        return RoutedResult(self._shard_by_shard(routed, write), counts=counts)
+        done = self._shard_by_shard(routed, write)
+        return CountedResult(done) if counts else RoutedResult(done)
 
     def _shard_by_shard(self, routed: Mapping[str, Any], write: Callable[[Shard, Any], T]) -> dict[str, T]:
         """Write to every shard; in parallel where storage is remote."""
         if not routed:
             return {}
         self._compaction.start()
+        if len(routed) == 1:
+            ((shard_id, rows),) = routed.items()
+            return {shard_id: self._shards.write(shard_id, write, rows)}
 
         def to_shard(shard_id: str) -> T:
             return self._shards.write(shard_id, write, routed[shard_id])
 
-        if len(routed) == 1:
-            return {shard_id: to_shard(shard_id) for shard_id in routed}
         written = in_order(to_shard, list(routed), self._location.at_once(_PARALLEL_SHARDS), "memwal-put")
         return dict(zip(routed, written, strict=True))
 

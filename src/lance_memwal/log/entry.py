@@ -112,7 +112,8 @@ class RowEncoder:
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""
         try:
-            batches = self.as_logged(batches)
+            if self._json or self._prepared:
+                batches = self.as_logged(batches)
             return self._read_back(batches) if self._is_read_back else list(map(pa.RecordBatch.serialize, batches))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error

@@ -318,8 +318,8 @@ class EntryBuilder:
         bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
         if bound > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
             return False
-        rows.messages = self._rows.messages(flagged)
-        rows.wire_bytes = sum(map(_size, rows.messages))
+        rows.messages = messages = self._rows.messages(flagged)
+        rows.wire_bytes = messages[0].size if len(messages) == 1 else sum(map(_size, messages))
         return True
 
     def encode(self, entry: Entry) -> bytes:

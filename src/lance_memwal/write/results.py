@@ -5,12 +5,11 @@ Owns `WriteResult`, of one shard, and `RoutedResult`, of all shards that a write
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["RoutedResult", "WriteResult"]
+__all__ = ["CountedResult", "RoutedResult", "WriteResult"]
 
 
 class WriteResult(NamedTuple):
@@ -31,12 +30,7 @@ class WriteResult(NamedTuple):
 class RoutedResult(dict[str, WriteResult]):
     """What a write did, by shard, and in all."""
 
-    __slots__ = ("_counts",)
-
-    def __init__(self, results: Mapping[str, WriteResult], *, counts: bool = False) -> None:
-        """`counts`: the caller asked what it met."""
-        super().__init__(results)
-        self._counts = counts
+    __slots__ = ()
 
     @property
     def skipped(self) -> bool:
@@ -57,4 +51,15 @@ class RoutedResult(dict[str, WriteResult]):
     @property
     def matched(self) -> int | None:
         """The live rows that a delete or an update met; None if nobody asked."""
-        return sum(result.matched or 0 for result in self.values()) if self._counts else None
+        return None
+
+
+class CountedResult(RoutedResult):
+    """What a write did of which the caller asked what it met; maybe in no shard."""
+
+    __slots__ = ()
+
+    @property
+    def matched(self) -> int:
+        """The live rows that it met."""
+        return sum(result.matched or 0 for result in self.values())

@@ -207,7 +207,7 @@ def acknowledged(shard: Shard, pending: Pending | None, end: int, txn: Transacti
         reach("put.before_ack")
     if pending is None:
         return WriteResult(range(end, end), skipped=True)
-    return WriteResult(range(pending.start, end), written=pending.rows.num_rows)
+    return WriteResult(range(pending.start, end), False, pending.rows.num_rows)  # by name takes longer
 
 
 def _publish(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
