@@ -107,7 +107,7 @@ def test_writers_of_this_process_are_refused_or_end(tmp_path: Path) -> None:
 
 def test_writers_of_another_process_are_refused(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"))
-    owner = start(own_and_put, table.uri, [row(1)])
+    owner = start(own_and_put, table.uri, [row(1)], {})
     assert owner.receive(30) is not None
     with pytest.raises(mw.ConflictError, match="within the last minute"):
         table.drop()

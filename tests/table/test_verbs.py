@@ -138,7 +138,7 @@ def test_two_tables_and_a_writer_share_the_shard(tmp_path: Path) -> None:
 
 def test_verbs_go_to_the_owner_in_another_process(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"))
-    owner = start(own_and_put, table.uri, [row(1)])
+    owner = start(own_and_put, table.uri, [row(1)], {})
     assert owner.receive(30) is not None
     with table:
         table.add([row(2)])
