@@ -44,8 +44,8 @@ __all__ = ["ChangeFeed", "Request"]
 _SHARDS_AT_ONCE = 4
 _LOCAL_POLLS = BackOff(0.002, 0.01, jitter=0.0)
 _REMOTE_POLLS = BackOff(0.1, 1.0, jitter=0.0)
-_SHARDS_EVERY = 2.0
-_LOOK_EVERY = 5.0
+_SHARDS_EVERY = 2.5
+_LOOK_EVERY = 8.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,13 +180,13 @@ class ShardChanges:
         table was made anew.
         """
         start = place.position + 1
+        if self._read(start) is None:
+            return False
         positions = np.array(list_positions(self._location, self.shard_id), dtype=np.int64)
         ahead = positions[np.searchsorted(positions, start) :]
         run = ahead[ahead == np.arange(start, start + len(ahead))]
-        if len(run):
-            self._listed = int(run[-1])
-            return True
-        return self._read(start) is not None
+        self._listed = int(run[-1]) if len(run) else self._listed
+        return True
 
     # -------------------------------------------------------------------------------------------------------- reading
 
