@@ -116,6 +116,31 @@ def test_a_large_write_that_is_not_decided_ends_the_feed(tmp_path: Path) -> None
     assert len(mirrored(table.changes(until="now"))) == 500
 
 
+@pytest.mark.parametrize("start", ["snapshot", "latest"])
+def test_a_large_write_that_is_announced_comes_after_a_snapshot_that_lacks_it(tmp_path: Path, start: Any) -> None:
+    from lance_memwal import crash_points
+
+    table = create(str(tmp_path / "t"))
+    feeds: list[mw.ChangeFeed] = []
+    with table.writer(**LARGE) as writer:
+        writer.put({"id": [7000], "v": [1], "s": ["small"]})
+        crash_points.install(
+            lambda point: feeds.append(table.changes(start=start)) if point == "bulk.before_commit" else None
+        )
+        try:
+            writer.put(large(0))
+        finally:
+            crash_points.install(None)
+    (feed,) = feeds
+    expected = [*([7000] if start == "snapshot" else []), *range(500)]
+    found: list[int] = []
+    for batch in feed:
+        found += batch.column("id").to_pylist()
+        if len(found) >= len(expected):
+            feed.stop()
+    assert found == expected
+
+
 def test_a_large_write_that_was_never_committed_is_no_change(tmp_path: Path) -> None:
     from lance_memwal import crash_points
 
@@ -134,7 +159,10 @@ def test_a_large_write_that_was_never_committed_is_no_change(tmp_path: Path) -> 
         crash_points.install(None)
         writer.abort()
     assert list(table.changes(until="now")) == []
-    put(table, [3])
+    with table.shard_writer() as successor:
+        successor.put({"id": [3], "v": [0], "s": ["0"]})
+        found = ops_of(table.changes(until="now"), "id")
+        assert [row[1] for row in found] == [3], "a higher epoch decides it, before any flush"
     assert [row[1] for row in ops_of(table.changes(until="now"), "id")] == [3]
     table.compact()
     assert [row[1] for row in ops_of(table.changes(until="now"), "id")] == [3], (

@@ -13,6 +13,7 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
+from lance_memwal.feed.cursor import Place
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.log.wal import list_positions
 from lance_memwal.store import paths
@@ -133,8 +134,9 @@ def test_an_object_that_came_late_into_an_emptied_slot_is_no_change(tmp_path: Pa
     collect(table)
     assert not late.exists()
     late.write_bytes(data)
-    with pytest.raises(mw.CollectedError):
-        list(table.changes(start=cursor, until="now"))
+    alone = mw.Cursor(cursor.table, {SHARD: Place(1)})
+    with pytest.raises(mw.CollectedError, match="were collected"):
+        list(table.changes(start=cursor, until=alone))
 
 
 def test_a_consumer_that_was_silent_for_too_long_expires_and_is_told_so(tmp_path: Path) -> None:
