@@ -18,7 +18,7 @@ import lance_memwal as mw
 from lance_memwal.store import paths
 from lance_memwal.write.once import OnceAppender
 from tests.harness.shard_rows import peer_rows
-from tests.kit.writers import SECONDS, SHARD
+from tests.kit.writers import SECONDS, SHARD, watched
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), ("ts", pa.int64())])
 LAST = mw.LastWrite(sequence="ts")
@@ -359,3 +359,25 @@ def test_a_merge_is_part_of_what_an_existing_table_must_be(tmp_path: Path) -> No
     make(tmp_path / "t", exist_ok=True)
     with pytest.raises(mw.InvalidInputError, match="another way"):
         make(tmp_path / "t", mw.FirstRow(), exist_ok=True)
+
+
+def test_a_put_that_is_not_late_looks_nothing_up_whatever_the_order_of_its_rows(tmp_path: Path) -> None:
+    make(tmp_path / "t")
+    store, location = watched(tmp_path / "t")
+    with mw.ShardWriter.open(location, fsync=False) as writer:
+        writer.put([row(1, 10)])
+
+        def looks(*rows: dict[str, Any]) -> tuple[int, int]:
+            """How many calls beside the put of the entry, and how many rows were written."""
+            store.calls.clear()
+            written = writer.put(list(rows)).written
+            return sum(kind != "put_new" for kind, _ in store.calls), written
+
+        assert looks(row(2, 11), row(3, 12)) == (0, 2)
+        assert looks(row(4, 20), row(5, 15), row(6, 18)) == (0, 3), "each key once"
+        calls, written = looks(row(7, 30), row(7, 25, "late"), row(8, 26))
+        assert calls
+        assert written == 2
+        calls, written = looks(row(9, 21))
+        assert calls, "below the highest sequence, it may be late"
+        assert written == 1

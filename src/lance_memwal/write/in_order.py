@@ -1,7 +1,7 @@
 """Puts into tables that put their rows in order (`LastWrite`): a put that is not late looks nothing up.
 
-Owns `put_in_order`. Invariant: a put whose rows come in order, none below the highest sequence that the shard knows at the
-moment of its insertion, holds no late row; every other put is resolved.
+Owns `put_in_order`. Invariant: a put whose rows of one key come in order, none below the highest sequence that the shard
+knows at the moment of its insertion, holds no late row; every other put is resolved.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.rows.fit import Fitted, Missing
 from lance_memwal.rows.merging import LastWrite
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import Transaction
 from lance_memwal.write import changes, resolved
-from lance_memwal.write.live_rows import LookUp
+from lance_memwal.write.live_rows import KeysOfWrite, LookUp
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.sequences import Span, span_of
@@ -46,13 +47,19 @@ def put_in_order(
         rows = fitting.fit(*fitting.take(data, missing))
         span = span_of(rows.batches, merge.sequence)
         shard.sequences.know(lambda: highest(_memory(shard)))
-        if span.ascends and not shard.sequences.is_late(span.lowest) and shard.commits.entries.encode_rows(rows):
+        late = shard.sequences.is_late(span.lowest) or not (span.ascends or _has_each_key_once(rows, fitting.schema))
+        if not late and shard.commits.entries.encode_rows(rows):
             try:
                 return _insert(shard, rows, span, transaction)
             except _LateError:
                 pass
     whole = Fitted(rows.batches, fitting.schema)
     return resolved.write(shard, look_up, changes.put(whole, missing), txn)
+
+
+def _has_each_key_once(rows: WriteRows, schema: TableSchema) -> bool:
+    keys, _ = KeysOfWrite.of_batches(rows.batches, schema.primary_key)
+    return len(keys.values) == rows.num_rows
 
 
 def _memory(shard: Shard) -> InMemoryMemTables:
