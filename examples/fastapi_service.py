@@ -1,7 +1,9 @@
 """An HTTP service on an event loop: requests put rows and read them at once; puts of many requests share WAL entries.
 
+The writer is shared: as many workers as you like write one table.
+
 Run: `python examples/fastapi_service.py` starts it, sends it some requests, and ends.
-Serve it for real: `EVENTS_TABLE=s3://bucket/events uvicorn --app-dir examples fastapi_service:app`
+Serve it for real: `EVENTS_TABLE=s3://bucket/events uvicorn --workers 4 --app-dir examples fastapi_service:app`
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ class Event(BaseModel):
 
 @asynccontextmanager
 async def lifespan(service: FastAPI) -> AsyncIterator[None]:
-    """One writer for the life of the service; leaving it flushes."""
+    """One writer for the life of a worker; leaving it flushes what this worker owns."""
     table = mw.create_table(os.environ["EVENTS_TABLE"], SCHEMA, primary_key="id", exist_ok=True)
-    async with table.writer() as writer:
+    async with table.writer(shared=True) as writer:
         service.state.table, service.state.writer = table, writer
         yield
 
@@ -48,7 +50,7 @@ app = FastAPI(lifespan=lifespan)
 async def put_event(event: Event) -> dict[str, int]:
     """Durable when the answer is sent."""
     result = await app.state.writer.put_async(event)
-    return {"written": result.written}
+    return {"written": result.written, "worker": os.getpid()}
 
 
 @app.get("/events/{number}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from tests.harness.processes import start
-from tests.kit.cli_process import COMMAND
 from tests.kit.writers import fork
 from tests.serve.shared_child import serve_requests
 
@@ -81,34 +79,6 @@ print(status, flush=True)  # and no close: the program just ends
     done = _run([sys.executable, "-c", program])
     assert done == (0, "7\n")
     assert table.count_rows() == 3
-
-
-def test_the_daemon_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
-    table = new_table(tmp_path / "t")
-    daemon = subprocess.Popen(
-        [*COMMAND, "serve", table.uri, "--no-fsync", "--json", "--every-seconds", "0.1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert daemon.stdout is not None
-        first = ""
-        while not first.strip().endswith("}"):
-            first += daemon.stdout.readline()
-        assert len(json.loads(first)["serves"]) == 1
-        with table.writer(shared=True) as writer:
-            writer.put([{"id": 1, "v": "a"}])
-            assert writer.owned_shards == set()
-            daemon.send_signal(signal.SIGTERM)
-            _, errors = daemon.communicate(timeout=20)
-            assert (daemon.returncode, errors) == (0, "")
-            writer.put([{"id": 2, "v": "b"}])
-            assert len(writer.owned_shards) == 1
-    finally:
-        daemon.kill()
-        daemon.wait()
-    assert table.count_rows() == 2
 
 
 def _status(pid: int) -> int:
