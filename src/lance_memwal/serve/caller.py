@@ -60,6 +60,9 @@ class RemoteShard:
                 return self._once(request, txn, deadline, attempt)
             except SlowOwnerError:
                 was_sent = True
+            except UnavailableError as error:
+                error.ambiguous = error.ambiguous or was_sent
+                raise
             except OwnerBusyError:
                 _BUSY.wait(SYSTEM_CLOCK, attempt)
             attempt += 1
@@ -80,7 +83,7 @@ class RemoteShard:
         rows = puts[0].rows if len(puts) == 1 else pa.concat_batches([put.rows for put in puts])
         marks = [EntryTransaction(put.txn, 0, put.rows.num_rows) for put in puts]
         told = self._ask(Request("put", ([rows],)), marks, deadline, 0)
-        return told if len(puts) > 1 else [told]
+        return told if isinstance(told, list) else [told]
 
     def _ask(self, request: Request, marks: Sequence[EntryTransaction], deadline: Deadline, attempt: int) -> Any:
         patience = channel.ANSWER_SECONDS * _PATIENCE.seconds(attempt, 0.0)

@@ -23,7 +23,7 @@ from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import UnavailableError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error
-from lance_memwal.serve.channel import SlowOwnerError
+from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
 from lance_memwal.types import Transaction
 
 __all__ = ["MOST_BYTES", "Line", "MarkedPut"]
@@ -101,8 +101,10 @@ class Line:
                 )
             return
         try:
-            if not put.is_answered:
+            if put in self._waiting:
                 self._lead(put, deadline)
+            elif not put.is_answered:  # and nobody is at it
+                put.answer = SlowOwnerError("whoever sent this put was interrupted")
         finally:
             self._leader = 0
             self._turn.release()
@@ -111,16 +113,17 @@ class Line:
     def _lead(self, own: MarkedPut, deadline: Deadline) -> None:
         self._leader = threading.get_ident()
         self._gather()
-        group = self._take()
-        if not group:
-            return
-        answers: Sequence[Any] = [SlowOwnerError("whoever sent this put was interrupted")] * len(group)
+        group: list[MarkedPut] = []
+        answer: Any = SlowOwnerError("whoever sent this put was interrupted")
+        answers: Sequence[Any] = ()
         try:
+            self._take(group)
             answers = self._send(group, deadline)
+            answer = OwnerLostError("the owner did not answer for every put")
         except Exception as error:
-            answers = [error] * len(group)
+            answer = error
         finally:
-            self._answer(group, answers, own)
+            self._answer(group, answers if len(answers) == len(group) else [answer] * len(group), own)
 
     def _gather(self) -> None:
         """Let threads that were just answered bring their next puts, while that brings as many as there were lately."""
@@ -132,20 +135,19 @@ class Line:
                 break
         self._companions = max(count, self._companions - 1)
 
-    def _take(self) -> list[MarkedPut]:
-        group: list[MarkedPut] = []
+    def _take(self, group: list[MarkedPut]) -> None:
+        """Move puts of equal columns to `group`; each is there before it leaves the line."""
         size = 0
         while self._waiting and len(group) < _MOST_PUTS and size < 2 * MOST_BYTES:
             try:
-                put = self._waiting.popleft()
+                put = self._waiting[0]
             except IndexError:  # withdrawn meanwhile
                 break
             if group and not put.rows.schema.equals(group[0].rows.schema, check_metadata=True):
-                self._waiting.appendleft(put)
                 break
             group.append(put)
+            self._withdraw(put)
             size += put.rows.get_total_buffer_size()
-        return group
 
     def _answer(self, group: Sequence[MarkedPut], answers: Sequence[Any], own: MarkedPut) -> None:
         """Give all their answers; they wake each other, one after the other: at once they would fight for the interpreter."""

@@ -188,7 +188,7 @@ class Book:
         if not is_aligned_by_8:
             return _read(head + data)
         room = pa.allocate_buffer(len(data))
-        memoryview(room)[:] = data
+        memoryview(room).cast("B")[:] = data
         batch = pa.ipc.read_record_batch(room, schema)
         batch.validate(full=True)
         return [batch]
@@ -304,7 +304,7 @@ def encode_header(header: Mapping[str, Any]) -> bytes:
 
 def decode(data: Any) -> Message:
     """The message in these bytes; `InvalidInputError` if there is none."""
-    view = memoryview(data)
+    view = memoryview(data).cast("B")
     try:
         if len(view) > _LARGEST_BYTES:
             raise InvalidInputError("a message that is too large")
