@@ -29,7 +29,15 @@ from lance.fragment import write_fragments
 from lance_memwal.arguments import check_flag, check_instance, check_text
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.config import WriterConfig
-from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, ObjectExistsError, UnavailableError
+from lance_memwal.errors import (
+    ConflictError,
+    CorruptDataError,
+    InvalidInputError,
+    MemWalError,
+    ObjectExistsError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.commit import mark as record
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails
@@ -40,7 +48,8 @@ from lance_memwal.lance.primary_key import check_rows, key_names, keyed_schema, 
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.table_ids import new_table_id
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.tail import unflushed
+from lance_memwal.log.wal import read_tail
 from lance_memwal.memtable.memtable import aligned
 from lance_memwal.rows.blobs import FileVersion, version_of_new_files
 from lance_memwal.rows.ingest import to_batches
@@ -53,6 +62,7 @@ from lance_memwal.sstable.maintained import check_choice_of_indexes, named_index
 from lance_memwal.sstable.mirrors import check_maintained
 from lance_memwal.sstable.probe import check_columns, check_table, temporary_directory
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.types import ShardManifest
 
 __all__ = [
     "LEFTOVERS",
@@ -359,9 +369,16 @@ def _still_fits(base: BaseTable, newest: BaseTable, choices: Choices, details: M
 def refuse_leftovers(location: Location, way_out: str) -> None:
     """Raise if shards of an earlier table at this place hold rows; `way_out` says how the caller can go on."""
     for shard_id in list_shards(location):
-        manifest = ShardManifestStore(location, shard_id).read_latest()
-        cursor = 0 if manifest is None else manifest.replay_after_wal_entry_position
-        if (manifest is not None and manifest.sstables) or list_positions(location, shard_id)[-1:] > [cursor]:
+        manifest = ShardManifestStore(location, shard_id).read_latest() or ShardManifest(version=0, shard_id=shard_id)
+        if manifest.sstables or _holds_rows(location, manifest):
             raise InvalidInputError(
                 f"shard {shard_id} of the table at {location.describe()} holds rows of before; {way_out}"
             )
+
+
+def _holds_rows(location: Location, manifest: ShardManifest) -> bool:
+    """Whether the log holds a row that is in no SSTable, or what cannot be read; marks and sentinels are none."""
+    try:
+        return any(unflushed(read_tail(location, manifest, tag=None), manifest.current_generation))
+    except (CorruptDataError, UnsupportedFormatError):
+        return True

@@ -161,7 +161,8 @@ class EntryFooter(NamedTuple):
 
     `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without its
     own transactions; `delta` is what is known beside the entries since the last whole map. `seal` ends a generation,
-    `bulk` announces one that is not in the log. `unknown` names the keys that this version does not understand.
+    `bulk` announces one that is not in the log. `joint`: whoever reads all below may append in its epoch. `unknown` names
+    the keys that this version does not understand.
     """
 
     table: str | None = None
@@ -171,6 +172,7 @@ class EntryFooter(NamedTuple):
     delta: SeenMap | None = None
     seal: int | None = None
     bulk: SsTable | None = None
+    joint: bool = False
     unknown: tuple[str, ...] = ()
 
     def is_of(self, tag: str | None) -> bool:

@@ -205,7 +205,7 @@ def test_schedules_differ_can_be_repeated_and_reach_the_interesting_places() -> 
 @pytest.mark.parametrize("bug", ["no sentinel", "no second look", "a claim without a look at what is newer"])
 def test_random_schedules_find_a_bug_that_was_put_in(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "no sentinel":
-        monkeypatch.setattr(ShardLog, "place_sentinel", lambda self, transactions: self.next_position)
+        monkeypatch.setattr(ShardLog, "place_sentinel", lambda self, transactions, **_: self.next_position)
     elif bug == "no second look":
         monkeypatch.setattr(ShardManifestStore, "check_fenced", lambda self, epoch: self.read_latest())
     else:

@@ -60,7 +60,7 @@ def whatever_exists_taken_for_ours(patch: Patch) -> None:
 
 
 def no_sentinel(patch: Patch) -> None:
-    patch.setattr(ShardLog, "place_sentinel", lambda self, transactions: self.next_position)
+    patch.setattr(ShardLog, "place_sentinel", lambda self, transactions, **_: self.next_position)
 
 
 def map_forgotten_in_a_takeover(patch: Patch) -> None:

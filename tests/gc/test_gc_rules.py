@@ -86,7 +86,7 @@ def test_a_dry_run_names_what_a_real_one_removes_and_removes_nothing(tmp_path: P
     done = table.gc(grace_seconds=0)
     assert {item.path for item in planned.objects} == {item.path for item in done.objects} == before - objects(table)
     assert planned.size_bytes == done.size_bytes > 0
-    assert done.count("entry") == 5  # six entries, the newest one stays
+    assert done.count("entry") == 6  # the newest entry, which stays, is the mark that the writer left
     assert done.count("manifest") > 0
 
 
@@ -165,8 +165,8 @@ def test_sentinels_and_the_newest_entry_stay(tmp_path: Path) -> None:
     assert len(positions) == 3
     entries = [decode_entry(location.store.get(paths.wal_entry_path(shard, p)), p) for p in positions]
     assert [entry.is_sentinel for entry in entries] == [True, True, False]
-    assert positions[-1] == 11  # nine puts and two sentinels
-    assert WalTailer(location, shard).next_position() == 12
+    assert positions[-1] == 14  # nine puts, two sentinels, and a mark per close
+    assert WalTailer(location, shard).next_position() == 15
 
 
 def test_the_newest_entry_with_a_transaction_map_stays_below_entries_of_others(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import NamedTuple
 
-__all__ = ["Entry", "Process", "Rule", "Scenario", "explore"]
+__all__ = ["NOTHING", "Entry", "Process", "Rule", "Scenario", "explore"]
 
 
+NOTHING: frozenset[str] = frozenset()
 _UNMARKED = "unmarked"  # the row is there, and nothing says whose it is
 
 
@@ -29,6 +30,7 @@ class Rule(StrEnum):
     CONFIRM_AFTER_LOG = (
         auto()
     )  # the manifest is confirmed after the log was read, before anything is skipped or created
+    FORGET_UNCONFIRMED = auto()  # what was read while the manifest moved is not remembered either
     CARRY_TRANSACTION = auto()  # every append in a joint epoch carries a transaction
     LOOK_AFTER_CREATE = auto()  # after the create the manifest is read: the cursor may have passed the position
     AGAIN_FROM_MAP = auto()  # an append that is not acknowledged begins again, and asks the map
@@ -105,6 +107,7 @@ class Process(NamedTuple):
     attempts: int = 0
     path: str = ""
     undecided: bool = False
+    remembered: frozenset[str] = NOTHING
 
     @property
     def is_owner(self) -> bool:
@@ -300,7 +303,8 @@ class Model:
         view = process.view
         assert view is not None
         if world.manifest != view.manifest:
-            yield "moved", world.with_process(number, process._replace(at="start", view=None))
+            known = NOTHING if self.has(Rule.FORGET_UNCONFIRMED) else process.remembered | view.seen
+            yield "moved", world.with_process(number, process._replace(at="start", view=None, remembered=known))
         else:
             yield from self._decide(world, number, process)
 
@@ -354,17 +358,17 @@ class Model:
         return bool(own) and own[-1].joint
 
     def _map(self, world: World, manifest: Manifest, tip: int) -> frozenset[str]:
-        """The newest whole map, and the transactions of that entry and of all above it."""
-        found: set[str] = set()
+        """The newest whole map, the transactions of that entry and of all above it, and those of the whole tail."""
+        found, is_whole = set[str](), False
         for position in range(tip, 0, -1):
             entry = world.at(position)
-            if entry is None:
+            if entry is None or (is_whole and position <= manifest.cursor):
                 continue
             decided = position <= manifest.cursor or not self.has(Rule.BULK_COUNTS_DECIDED)
             if entry.txn and entry.path != _UNMARKED and (entry.kind != "b" or decided):
                 found.add(entry.txn)
-            if entry.full is not None:
-                return frozenset(found | entry.full)
+            if entry.full is not None and not is_whole:
+                found, is_whole = found | entry.full, True
         return frozenset(found)
 
     # ---------------------------------------------------------------------------------------------------------- sinks
@@ -382,7 +386,7 @@ class Model:
                 yield "take over", world.with_process(number, process._replace(at="claim", manifest=view.manifest))
             yield "wait", world.with_process(number, again)
             return
-        if process.txn in view.seen and process.role != "flush" and process.txn:
+        if process.txn in view.seen | process.remembered and process.role != "flush" and process.txn:
             done = world.with_process(number, Process(process.role, process.txn, "done"))
             yield "skip", done._replace(acknowledged=world.acknowledged | {process.txn})
             return

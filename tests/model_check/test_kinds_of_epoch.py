@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.harness.profile import scaled
-from tests.model_check.shard_model import Entry, Process, Rule, Scenario, explore
+from tests.model_check.shard_model import NOTHING, Entry, Process, Rule, Scenario, explore
 
 FLUSH = Process("flush", "")
-NO_ROWS: frozenset[str] = frozenset()
 
 
 def append(txn: str) -> Process:
@@ -25,11 +26,17 @@ def writer(txn: str = "") -> Process:
 
 
 OLD_SEAL = (  # a sink sealed generation 1 and died; another one claimed the next joint epoch
-    Entry(1, "s", full=NO_ROWS, joint=True),
-    Entry(1, "r", 1, "t0", full=NO_ROWS, joint=True),
+    Entry(1, "s", full=NOTHING, joint=True),
+    Entry(1, "r", 1, "t0", full=NOTHING, joint=True),
     Entry(1, "x", 1, full=frozenset({"t0"}), joint=True),
     Entry(2, "s", full=frozenset({"t0"}), joint=True),
 )
+SEALED = (
+    Entry(1, "s", full=NOTHING, joint=True),
+    Entry(1, "r", 1, "t0", full=NOTHING, joint=True),
+    Entry(1, "x", 1, full=frozenset({"t0"}), joint=True),
+)
+SLEEPER = Process("append", "t1", "create", position=2, entry=Entry(1, "r", 1, "t1", full=NOTHING, joint=True))
 
 REPEAT = Scenario("a transaction and its repeat beside a flush", (append("t1"), append("t1"), FLUSH))
 APPENDS = Scenario("two appends beside a flush", (append("t1"), append("t2"), FLUSH))
@@ -43,10 +50,12 @@ OWNERS_BULK = Scenario("a bulk in an exclusive epoch", (Process("write_bulk", "b
 SEALED_BEFORE = Scenario(
     "a seal of an older epoch", (append("t1"), FLUSH), log=OLD_SEAL, epoch=2, acknowledged=frozenset({"t0"})
 )
+SLEPT = Scenario("a sleeper and its repeat", (SLEEPER, append("t1"), FLUSH), log=SEALED, acknowledged=frozenset({"t0"}))
 
-WHOLE = (REPEAT, APPENDS, BULK, WRITER, WRITER_FLUSH, OWNERS_BULK, SEALED_BEFORE)
+WHOLE = (REPEAT, replace(APPENDS, crashes=0), BULK, WRITER, WRITER_FLUSH, OWNERS_BULK, SEALED_BEFORE, SLEPT)
 LARGE = (
     *WHOLE,
+    APPENDS,
     BULK_REPEAT,
     TAKEN_OVER,
     BULK_TAKEN_OVER,
@@ -60,7 +69,8 @@ LARGE = (
 )
 
 FOUND_IN = {
-    Rule.CONFIRM_AFTER_LOG: TAKEN_OVER,
+    Rule.CONFIRM_AFTER_LOG: SLEPT,
+    Rule.FORGET_UNCONFIRMED: SLEPT,
     Rule.CARRY_TRANSACTION: REPEAT,
     Rule.LOOK_AFTER_CREATE: APPENDS,
     Rule.AGAIN_FROM_MAP: APPENDS,

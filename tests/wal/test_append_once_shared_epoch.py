@@ -184,7 +184,7 @@ def test_an_append_without_a_transaction_carries_one_of_its_process_that_counts(
     for once in (first, first, second):
         once.append(claim, rows(1, "entry"))
     tailer = WalTailer(uri, SHARD)
-    found = [entry.txn for entry in (tailer.read_entry(position) for position in (1, 2, 3)) if entry is not None]
+    found = [entry.txn for entry in (tailer.read_entry(position) for position in (2, 3, 4)) if entry is not None]
     apps = [txn.app for txn in found if txn is not None]
     assert [txn.version for txn in found if txn is not None] == [1, 2, 1]
     assert apps[0] == apps[1] != apps[2]

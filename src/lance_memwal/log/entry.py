@@ -72,7 +72,7 @@ _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
 _METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) | frozenset(TARGET_KEYS)
 _EXTENSION_NAME: Final = b"ARROW:extension:name"
-_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk"})
+_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk", "joint"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
 _NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
@@ -272,6 +272,8 @@ def _encode_extension(footer: EntryFooter) -> bytes:
         bulk = footer.bulk
         sizes = [bulk.in_memory_bytes, bulk.physical_rows, bulk.primary_key_bytes]
         value["bulk"] = {"generation": bulk.generation, "path": bulk.path, "sizes": sizes}
+    if footer.joint:
+        value["joint"] = True
     if not value:
         return b""
     data = _to_json(value).encode()  # ASCII: any text that JSON can hold comes back unchanged
@@ -502,6 +504,8 @@ def _parse_footer(value: dict[str, Any]) -> EntryFooter:
         raise _MalformedError("the extension's table is malformed")
     if not all(number is None or _is_u64(number) for number in (written_ms, seal)):
         raise _MalformedError("a number of the extension is malformed")
+    if not isinstance(value.get("joint", False), bool):
+        raise _MalformedError("the extension's kind of epoch is malformed")
     return EntryFooter(
         table=table,
         written_ms=written_ms,
@@ -510,6 +514,7 @@ def _parse_footer(value: dict[str, Any]) -> EntryFooter:
         delta=_parse_seen(value["delta"]) if value.get("delta") is not None else None,
         seal=seal,
         bulk=_parse_bulk(value["bulk"]) if value.get("bulk") is not None else None,
+        joint=value.get("joint", False),
         unknown=tuple(sorted(value.keys() - _KNOWN_KEYS)),
     )
 

@@ -216,9 +216,9 @@ class TransactionMap:
         seen = self.whole() if whole else None
         return EntryFooter(table, self.time.next_ms(), txns, seen)
 
-    def mark(self, *, seal: int | None = None, table: str | None = None) -> EntryFooter:
+    def mark(self, *, seal: int | None = None, table: str | None = None, joint: bool = False) -> EntryFooter:
         """The footer of an entry without rows: always with the whole map."""
-        return EntryFooter(table=table, written_ms=self.time.next_ms(), seen=self.whole(), seal=seal)
+        return EntryFooter(table=table, written_ms=self.time.next_ms(), seen=self.whole(), seal=seal, joint=joint)
 
     def covers(self, beside: SeenMap) -> bool:
         """Whether everything in `beside` that still counts is known here too."""

@@ -178,13 +178,13 @@ class ShardLog:
         if self.next_position == position:
             self.append(data)
 
-    def place_sentinel(self, transactions: TransactionMap) -> int:
+    def place_sentinel(self, transactions: TransactionMap, *, joint: bool = False) -> int:
         """The position of our sentinel, the first free one from `next_position` on; it carries the whole map.
 
         A sentinel that moves on takes over what the entry says that it met, so that it covers everything below it.
         """
         for _ in range(_MAX_SENTINEL_MOVES):
-            footer = transactions.mark(table=self.table)
+            footer = transactions.mark(table=self.table, joint=joint)
             met = self._persist_sentinel(encode_sentinel(self.epoch, footer))
             self.next_position += 1
             if met is None:
@@ -311,15 +311,17 @@ def open_log(
     policy: PersistPolicy,
     watch: TableWatch | None = None,
     known: KnownColumns | None = None,
+    joint: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> OpenedLog:
     """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again.
 
     Then the table is looked at: what was claimed must belong to the table that the caller opened. What a version like
-    ours does not understand in the tail (`known` says what it does) is refused before anybody is fenced.
+    ours does not understand in the tail (`known` says what it does) is refused before anybody is fenced. A `joint` epoch
+    (RFC 0017) belongs to whoever reads the whole log before each entry; also its first one has a sentinel.
     """
     looked = _look_at_tail(manifests, known, None if watch is None else watch.tag)
-    opened = replace(_claim_log(manifests, spec_id, policy, watch, clock), looked=looked)
+    opened = replace(_claim_log(manifests, spec_id, policy, watch, clock, joint=joint), looked=looked)
     if watch is not None:
         watch.look()
     return opened
@@ -349,7 +351,13 @@ def _look_at_tail(manifests: ShardManifestStore, known: KnownColumns | None, tag
 
 
 def _claim_log(
-    manifests: ShardManifestStore, spec_id: int, policy: PersistPolicy, watch: TableWatch | None, clock: Clock
+    manifests: ShardManifestStore,
+    spec_id: int,
+    policy: PersistPolicy,
+    watch: TableWatch | None,
+    clock: Clock,
+    *,
+    joint: bool,
 ) -> OpenedLog:
     location, shard_id = manifests.location, manifests.shard_id
     epoch, manifest = manifests.claim_epoch(spec_id)
@@ -357,14 +365,14 @@ def _claim_log(
     if location.is_local:
         location.store.make_directory(paths.wal_dir(shard_id))
     reach("open.after_claim")
-    if epoch == 1:
+    if epoch == 1 and not joint:
         transactions = TransactionMap({}, ShardTime(clock))
         return OpenedLog(log, manifest, log.next_position, log.next_position, transactions)
     positions = own_end(location, shard_id, list_positions(location, shard_id), log.table)
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
     transactions = shard_transactions(location, manifest, positions, clock, tag=log.table)
-    sentinel = log.place_sentinel(transactions)
+    sentinel = log.place_sentinel(transactions, joint=joint)
     manifest = manifests.check_fenced(epoch)
     return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions)
 

@@ -6,8 +6,8 @@ Owns executor mode and the routing expression. Invariants:
    both sides hash alike (the constant makes Spark's chained Murmur3 start at seed 0). A table that is sharded otherwise
    is written through the sink, which routes in Python.
 2. One task per shard, which appends itself, and refuses rows that belong elsewhere.
-3. The driver claims the shards once per query run (outside a query: once per call) and hands out the epochs; after a
-   failure it claims again, since a task of the failed attempt may still be alive.
+3. A task joins the epoch of its shard as any sink does (RFC 0017); the driver hands out what it knows of them. A task of a
+   failed attempt that is still alive adds nothing: its transaction is there once.
 4. Flushing happens on the driver, after every task of the version has ended.
 """
 
@@ -20,13 +20,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.sharding import Bucket
 from lance_memwal.spark.batch_reports import BatchStats, report
+from lance_memwal.spark.joining import sink_of, tidy
 from lance_memwal.spark.options import STORAGE_PREFIX, Options
 from lance_memwal.spark.rows import WritePlan, rows_in_order
-from lance_memwal.spark.sink import appender_of, claims_of, drop_claims, tidy
 from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
 from lance_memwal.write.claim import ShardClaim
@@ -145,17 +144,9 @@ def _through_sink(df: Any, given: dict[str, str], uri: str, operation: str, txn:
 
 
 def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> BatchReport:
-    appender = appender_of(plan.options)
-    shards = plan.sharding.shard_ids() or []
-    claims = claims_of(appender, run or SYSTEM_CLOCK.uuid4(), shards)
-    handed_out = {shard_id: claims[shard_id] for shard_id in shards}
-    try:
-        answers = spread.mapInArrow(_append_task(plan, handed_out, txn), _ANSWER).collect()
-    except BaseException:
-        drop_claims(plan.options)
-        raise
-    touched = [handed_out[answer["shard"]] for answer in answers]
-    tidy(plan.options, appender, touched)
+    sink = sink_of(plan.options)
+    answers = spread.mapInArrow(_append_task(plan, sink.claims, txn), _ANSWER).collect()
+    tidy(plan.options, sink, sorted({answer["shard"] for answer in answers}))
     stats = sum((_stats_of(answer) for answer in answers), BatchStats())
     report(run, txn.version, stats)
     return BatchReport(txn.app, txn.version, stats.rows, stats.shards, stats.skipped_shards, stats.rejected_rows)
@@ -179,7 +170,9 @@ def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transac
             raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
         for shard_id, parts in by_shard.items():
             newest = rows_in_order(plan, parts)
-            result = appender_of(plan.options).append(claims[shard_id], newest, txn=txn, terms=plan.terms)
+            sink = sink_of(plan.options)
+            sink.learn(claims)
+            result = sink.append(shard_id, newest, txn=txn, terms=plan.terms)
             answer = {
                 "shard": [shard_id],
                 "rows": [result.rows],

@@ -50,6 +50,7 @@ class Options:
     max_entry_bytes: int = 64 * _MIB
     flush_bytes: int = 64 * _MIB
     compact_generations: int = 0
+    owner_wait_seconds: int = 600
     # the change feed
     change_feed: bool = False
     starting_position: Literal["snapshot", "earliest", "latest"] = "snapshot"
@@ -172,6 +173,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "maxEntryBytes": ("max_entry_bytes", _bytes),
     "flushBytes": ("flush_bytes", _bytes),
     "compactGenerations": ("compact_generations", _number),
+    "ownerWaitSeconds": ("owner_wait_seconds", _number),
     "changeFeed": ("change_feed", _flag),
     "startingPosition": ("starting_position", _one_of("snapshot", "earliest", "latest")),
     "consumer": ("consumer", _text),

@@ -6,11 +6,10 @@ Owns the writers and their commit messages. Invariants:
 2. `commit` turns the union of all pieces of a shard into one WAL entry, or one generation, of one transaction: a repeated
    commit, and one that failed halfway, add nothing twice.
 3. `abort` removes nothing: what a failed commit may have made visible stays, staged rows are left to collection.
-4. Shards are claimed once per query run. A commit that failed drops the claims, so that the next one gets new epochs.
-5. The log that a sink leaves behind is bounded (`flushBytes`), and so is the number of generations
-   (`compactGenerations`); both happen after the commit and never fail it.
+4. Sinks fence nobody: they join the epoch of other sinks, and take turns with writers (RFC 0017). A task of a failed
+   attempt that still lives can do no harm: a transaction is in a shard once.
 
-Spark calls `streamWriter` anew for every step, so that state lives in commit messages and, for claims, per process.
+Spark calls `streamWriter` anew for every step, so that state lives in commit messages and, of what was joined, per process.
 """
 
 from __future__ import annotations
@@ -28,19 +27,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, MemWalError
-from lance_memwal.lance.base import BaseTable, NewestBase
-from lance_memwal.read.reader import Reader
 from lance_memwal.spark.batch_reports import BatchStats, report
+from lance_memwal.spark.joining import sink_of, tidy
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.rows import WritePlan, rows_in_order
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.once import AppendResult, OnceAppender
+from lance_memwal.write.once import AppendResult
 
-__all__ = ["BatchSink", "Pieces", "StreamSink", "claims_of", "commit_pieces", "drop_claims", "tidy"]
+__all__ = ["BatchSink", "Pieces", "StreamSink", "commit_pieces"]
 
 _LOG = logging.getLogger(__name__)
 _SPILL_BYTES = 64 << 20
@@ -136,42 +132,7 @@ def _location(options: Options) -> Location:
 # -------------------------------------------------------------------------------------------------------- on the driver
 
 
-_APPENDERS: dict[tuple[str, int], OnceAppender] = {}
-_CLAIMS: dict[str, tuple[str, dict[str, ShardClaim]]] = {}
-
-
-def appender_of(options: Options) -> OnceAppender:
-    """The appender of a table in this process; it remembers what it read of the logs."""
-    location = _location(options)
-    slot = (location.key, options.max_entry_bytes)
-    found = _APPENDERS.get(slot)
-    if found is None or found.is_replaced:
-        look_up = Reader(NewestBase(BaseTable.need(location))).stored_rows
-        found = OnceAppender(location, max_entry_bytes=options.max_entry_bytes, look_up=look_up)
-        _APPENDERS[slot] = found
-    return found
-
-
-def claims_of(appender: OnceAppender, run: str, shards: Sequence[str]) -> dict[str, ShardClaim]:
-    """The claims of this run on `shards`, made now where there is none yet."""
-    known_run, claims = _CLAIMS.get(appender.location.key, ("", {}))
-    if known_run != run:
-        claims = {}
-        _CLAIMS[appender.location.key] = (run, claims)
-    for shard_id in shards:
-        if shard_id not in claims:
-            claims[shard_id] = appender.claim(shard_id)
-    return claims
-
-
-def drop_claims(options: Options) -> None:
-    """Forget all claims on a table: the next commit claims again."""
-    _CLAIMS.pop(_location(options).key, None)
-
-
-def commit_pieces(
-    plan: WritePlan, messages: Sequence[Pieces | None], run: str, txn: Transaction | None
-) -> list[AppendResult]:
+def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Transaction | None) -> list[AppendResult]:
     """Every piece is in its shard once when this returns; shards that got no row are not touched."""
     by_shard: dict[str, list[Piece]] = {}
     for message in messages:
@@ -179,24 +140,20 @@ def commit_pieces(
             by_shard.setdefault(piece.shard_id, []).append(piece)
     if not by_shard:
         return []
-    appender = appender_of(plan.options)
-    try:
-        claims = claims_of(appender, run, sorted(by_shard))
+    sink = sink_of(plan.options)
+    location = sink.appender.location
 
-        def append(shard_id: str) -> AppendResult:
-            batches = rows_in_order(plan, _load(appender.location, by_shard[shard_id]))
-            result = appender.append(claims[shard_id], batches, txn=txn, terms=plan.terms)
-            reach("spark.after_shard")
-            return result
+    def append(shard_id: str) -> AppendResult:
+        batches = rows_in_order(plan, _load(location, by_shard[shard_id]))
+        result = sink.append(shard_id, batches, txn=txn, terms=plan.terms)
+        reach("spark.after_shard")
+        return result
 
-        results = list(in_order(append, sorted(by_shard), _PARALLEL_SHARDS, "memwal-commit"))
-    except BaseException:
-        drop_claims(plan.options)
-        raise
+    results = list(in_order(append, sorted(by_shard), _PARALLEL_SHARDS, "memwal-commit"))
     _log_commit(plan, txn, results)
     for shard_id, pieces in by_shard.items():
-        _unstage(appender.location, shard_id, pieces)
-    tidy(plan.options, appender, [claims[shard_id] for shard_id in by_shard])
+        _unstage(location, shard_id, pieces)
+    tidy(plan.options, sink, sorted(by_shard))
     return results
 
 
@@ -232,25 +189,6 @@ def _log_commit(plan: WritePlan, txn: Transaction | None, results: Sequence[Appe
     )
 
 
-def tidy(options: Options, appender: OnceAppender, claims: Sequence[ShardClaim]) -> None:
-    """Flush long tails and fold many generations; a failure is logged and left to the next commit."""
-    try:
-        due = []
-        for claim in claims:
-            tail = appender.catch_up(claim)
-            if options.flush_bytes and tail.size_bytes >= options.flush_bytes:
-                appender.flush_tail(claim)
-                tail = appender.catch_up(claim)
-            listed = len(tail.manifest.sstables) if tail.manifest is not None else 0
-            if options.compact_generations and listed >= options.compact_generations:
-                due.append(claim.shard_id)
-        if due:
-            open_table(options.path, storage_options=options.storage_options).compact(shards=due)
-    except MemWalError as error:
-        _LOG.warning("maintenance after a commit failed, the next one tries again: %s", error)
-        drop_claims(options)
-
-
 # ------------------------------------------------------------------------------------------------------------ the sinks
 
 
@@ -273,11 +211,10 @@ class BatchSink(DataSourceArrowWriter):
         txn = None
         if options.txn_app_id is not None and options.txn_version is not None:
             txn = Transaction(options.txn_app_id, options.txn_version)
-        commit_pieces(self._plan, _pieces(messages), self._job, txn)
+        commit_pieces(self._plan, _pieces(messages), txn)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove nothing: a commit that failed may have written some shards already."""
-        drop_claims(self._plan.options)
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -305,15 +242,14 @@ class StreamSink(DataSourceStreamArrowWriter):
                 )
             return
         app = self._plan.options.txn_app_id or query
-        results = commit_pieces(self._plan, pieces, run or query, Transaction(app, batchId, query))
+        results = commit_pieces(self._plan, pieces, Transaction(app, batchId, query))
         sizes: Counter[str] = Counter()
         for piece in (piece for message in pieces if message is not None for piece in message.pieces):
             sizes[piece.shard_id] += piece.size_bytes
         report(run, batchId, BatchStats.of(results, [sizes[result.shard_id] for result in results]))
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove nothing: a commit that failed may have written some shards already."""
-        drop_claims(self._plan.options)
 
 
 def _pieces(messages: Sequence[WriterCommitMessage | None]) -> list[Pieces | None]:

@@ -4,7 +4,8 @@ Owns `flush_tails`. A shard that a queue, a Spark job or a crashed writer left b
 has to open it once so that they become SSTables. Invariants:
 
 1. Opening claims the shard, so that a living writer would be fenced. A shard that a writer of this process owns, or
-   whose newest entry is younger than `idle_seconds`, is skipped and reported, unless forced.
+   whose newest entry is younger than `idle_seconds`, is skipped and reported, unless forced. A joint shard (RFC 0017) is
+   not claimed and never skipped: its log is sealed, and those who append to it go on.
 2. A shard whose tail holds no row is not claimed.
 3. What is reported as flushed is published: the manifest lists it.
 """
@@ -17,15 +18,19 @@ from typing import Protocol
 from lance_memwal.arguments import check_flag, check_names, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import FencedError, MemWalError, ObjectNotFoundError
+from lance_memwal.log.epochs import EpochKind, look_at_epoch
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import unflushed
 from lance_memwal.log.wal import read_tail, tail_positions
 from lance_memwal.memtable import live
+from lance_memwal.process.lazy import lazy
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, ShardStatus
 from lance_memwal.upkeep.reports import FlushedShard, FlushReport
+from lance_memwal.write.joining import Sink
+from lance_memwal.write.once import OnceAppender
 
 __all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
 
@@ -52,12 +57,17 @@ def flush_tails(
     check_seconds("idle_seconds", idle_seconds)
     check_flag("force", force)
     shards = None if shards is None else check_names("shards", shards)
-    results = []
+    joint, results = _JointShards(location, tag, clock), []
     for manifest in newest_manifests(location, list_shards(location, shards)):
-        reason = _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=force, tag=tag)
-        if reason is None:
-            results.append(_flush(location, manifest.shard_id, open_shard))
-        elif reason:
+        tail = _tail_with_rows(location, manifest, tag)
+        if not tail:
+            continue
+        reason = _reason_to_skip(location, manifest, tail, clock, idle_seconds=idle_seconds, force=force)
+        if joint.flush(manifest):
+            results.append(_flushed(location, manifest))
+        elif reason is None:
+            results.append(_flush(location, manifest, open_shard))
+        else:
             results.append(FlushedShard(manifest.shard_id, skipped=reason))
     return FlushReport(tuple(results))
 
@@ -88,8 +98,11 @@ def in_log_only(location: Location, *, shards: Collection[str] | None = None, ta
 def is_left_alone(
     location: Location, manifest: ShardManifest, *, idle_seconds: float, tag: str | None, clock: Clock = SYSTEM_CLOCK
 ) -> bool:
-    """Whether nobody seems to write to the shard: no row waits in its log, or none came for `idle_seconds`."""
-    return not _reason_to_skip(location, manifest, clock, idle_seconds=idle_seconds, force=False, tag=tag)
+    """Whether nobody seems to own the shard: no row waits in its log, none came for `idle_seconds`, or it is joint."""
+    tail = _tail_with_rows(location, manifest, tag)
+    if not tail or _reason_to_skip(location, manifest, tail, clock, idle_seconds=idle_seconds, force=False) is None:
+        return True
+    return look_at_epoch(location, manifest, tag=tag, clock=clock).kind is EpochKind.JOINT
 
 
 def _tail_with_rows(location: Location, manifest: ShardManifest, tag: str | None) -> list[int]:
@@ -100,12 +113,16 @@ def _tail_with_rows(location: Location, manifest: ShardManifest, tag: str | None
 
 
 def _reason_to_skip(
-    location: Location, manifest: ShardManifest, clock: Clock, *, idle_seconds: float, force: bool, tag: str | None
+    location: Location,
+    manifest: ShardManifest,
+    tail: list[int],
+    clock: Clock,
+    *,
+    idle_seconds: float,
+    force: bool,
 ) -> str | None:
-    """Why the shard is left alone; empty if its tail holds no row, None if it is to be flushed."""
-    shard_id, tail = manifest.shard_id, _tail_with_rows(location, manifest, tag)
-    if not tail:
-        return ""
+    """Why a shard with rows in its log is left alone; None if it is to be flushed."""
+    shard_id = manifest.shard_id
     if manifest.status is ShardStatus.SEALED:
         return "the shard is sealed"
     if force:
@@ -122,15 +139,38 @@ def _reason_to_skip(
     return None
 
 
-def _flush(location: Location, shard_id: str, open_shard: ShardOpener) -> FlushedShard:
-    manifests = ShardManifestStore(location, shard_id)
-    before = manifests.read_latest()
-    first = 0 if before is None else before.current_generation
+class _JointShards:
+    """Shards whose epoch belongs to all sinks: they are flushed as one of them."""
+
+    def __init__(self, location: Location, tag: str | None, clock: Clock) -> None:
+        self._location = location
+        self._tag = tag
+        self._clock = clock
+
+    @lazy
+    def _sink(self) -> Sink:
+        return Sink(OnceAppender(self._location, clock=self._clock), clock=self._clock)
+
+    def flush(self, manifest: ShardManifest) -> bool:
+        """Publish the log of a shard; False if it is not joint."""
+        if manifest.status is ShardStatus.SEALED:
+            return False
+        look = look_at_epoch(self._location, manifest, tag=self._tag, clock=self._clock)
+        return look.kind is EpochKind.JOINT and self._sink.flush(manifest.shard_id) is not None
+
+
+def _flush(location: Location, before: ShardManifest, open_shard: ShardOpener) -> FlushedShard:
     try:
-        open_shard(shard_id).close()
+        open_shard(before.shard_id).close()
     except FencedError:
-        return FlushedShard(shard_id, skipped="another writer took the shard over meanwhile")
-    after = manifests.read_latest()
+        return FlushedShard(before.shard_id, skipped="another writer took the shard over meanwhile")
+    return _flushed(location, before)
+
+
+def _flushed(location: Location, before: ShardManifest) -> FlushedShard:
+    """What was published since `before`."""
+    shard_id, first = before.shard_id, before.current_generation
+    after = ShardManifestStore(location, shard_id).read_latest()
     added = [] if after is None else after.above(first - 1)
     return FlushedShard(
         shard_id,

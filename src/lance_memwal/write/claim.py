@@ -21,7 +21,7 @@ __all__ = ["ShardClaim", "claim_log", "manifests_of"]
 
 @dataclass(frozen=True, slots=True)
 class ShardClaim:
-    """The right to append to one shard until somebody claims a higher epoch; may be pickled."""
+    """The right to append to one shard, in a joint epoch, until somebody claims a higher one; may be pickled."""
 
     shard_id: str
     epoch: int
@@ -41,8 +41,10 @@ def claim_log(
     watch: TableWatch | None,
     spec_id: int,
     clock: Clock,
+    *,
+    joint: bool = False,
 ) -> OpenedLog:
     """Own the log of a shard: a new epoch, its predecessor fenced. `schema` and `watch` are None without a base table."""
     known = KnownColumns(manifests.location, schema)
     policy = PersistPolicy.of(config)
-    return open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, known=known, clock=clock)
+    return open_log(manifests, spec_id=spec_id, policy=policy, watch=watch, known=known, joint=joint, clock=clock)

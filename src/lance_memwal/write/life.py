@@ -7,12 +7,14 @@ Owns `open_shard`, `close`, `park` and `Parked`. Invariants:
 3. `close` makes everything flushed and visible to any reader, or raises the first failure; the writer is closed either
    way. It never hangs on a fence, and every wait for other threads has a deadline.
 4. What is parked is durable: readers find it in the log, or in SSTables if the log would take long to read again.
-5. A parked shard keeps its epoch, its next position and its transactions. It is taken up without a claim and without a
+5. A writer that closed with everything published leaves its epoch to all sinks (RFC 0017), and does nothing after that.
+6. A parked shard keeps its epoch, its next position and its transactions. It is taken up without a claim and without a
    sentinel, after a look at the manifest: a shard that somebody claimed meanwhile is lost (`FencedError`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import MemWalError
+from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import TransactionMap
 from lance_memwal.log.wal import OpenedLog, ShardLog
@@ -34,6 +37,7 @@ from lance_memwal.write.stats import StatsHandle
 
 __all__ = ["Parked", "close", "drain", "open_shard", "park", "start"]
 
+_LOG = logging.getLogger(__name__)
 _PARK_SECONDS = 10.0  # others wait for the place meanwhile
 _HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 
@@ -86,19 +90,42 @@ def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
 
 def close(shard: Shard, stop: Callable[[float], None]) -> None:
     """Flush the log and all memtables, and `stop` within some seconds; raises the first failure. Idempotent."""
-    deadline, hangs = Deadline(shard.clock), False
+    deadline, hangs, is_flushed = Deadline(shard.clock), False, False
     if not shard.health.begin_closing(deadline):
         return
     interrupted = True
     try:
         _flush(shard, deadline)
-        interrupted = False
+        interrupted, is_flushed = False, True
     except Exception:
         interrupted, hangs = False, not deadline.left_seconds
         raise
     finally:
         if not (interrupted and shard.health.leave_closing()):
             stop(_HANGING_SECONDS if hangs else JOIN_SECONDS)
+    if is_flushed:
+        _leave_joint(shard)
+
+
+def _leave_joint(shard: Shard) -> None:
+    """Let sinks in, as the last act of a closed writer: a mark, if nothing of ours can change the shard any more.
+
+    A commit of ours that were still on its way would call entries flushed that sinks append after the mark. All are
+    decided: each flush was tried until the newest manifest said that it landed, and one of which that is unknown for good
+    poisons, so that the writer is not closed this way.
+    """
+    if not shard.config.enable_memtable or shard.columns.target.watch is None:
+        return
+    log = shard.log
+    try:
+        manifest = shard.manifests.check_fenced(log.epoch)
+        if manifest.current_generation != shard.tables.need().active.generation or shard.is_unflushed():
+            return
+        footer = shard.transactions.mark(table=log.table, joint=True)
+        reach("close.before_mark")
+        log.append(encode_mark(log.epoch, footer))
+    except MemWalError as error:  # everything is flushed: without the mark sinks wait a little, no more
+        _LOG.info("a closed shard was not opened for sinks [shard=%s]: %s", log.shard_id, error)
 
 
 def _flush(shard: Shard, deadline: Deadline) -> None:

@@ -1,11 +1,12 @@
 """Appending to a shard exactly once, from any process that is told the epoch.
 
-Owns `OnceAppender`. Whoever runs a job claims each shard once (`claim`); the claim is a small value that can be sent to
-other processes, and each of them may append with it, without a writer and without talking to the others. Invariants:
+Owns `OnceAppender`. Its epochs are joint (RFC 0017): a claim is a small value that can be sent to other processes, or found
+out by them, and each of them may append with it, without a writer and without talking to the others. Invariants:
 
 1. An append first reads the whole tail and then confirms the manifest that the reading started from, so that everything
    below the position that it creates is known: a version of an application can be in the log once only, however many
-   attempts race.
+   attempts race. What was read of a log while the manifest moved is forgotten, not only left unused: a late put may have
+   been among it, in a slot that collection emptied.
 2. All rows of one transaction are one WAL entry, or one generation where they are too large; never several entries.
 3. Every append is a transaction: the user's, or one of this appender's own. Whether it is in the shard is answered by the
    map, also after a look at the manifest says that the cursor has passed the entry.
@@ -192,7 +193,18 @@ class OnceAppender:
         """The columns of the table."""
         return self._target.schema
 
-    def _store(self, shard_id: str) -> ShardManifestStore:
+    @property
+    def table_id(self) -> str | None:
+        """The id of the table."""
+        return self._watch.table_id
+
+    @property
+    def tag(self) -> str | None:
+        """The tag that entries of the table carry."""
+        return self._watch.tag
+
+    def manifests(self, shard_id: str) -> ShardManifestStore:
+        """The manifest of a shard."""
         found = self._manifests.get(shard_id)
         if found is None:
             found = manifests_of(self.location, shard_id, self._config, self._clock)
@@ -202,10 +214,10 @@ class OnceAppender:
     # ------------------------------------------------------------------------------------------------------ claiming
 
     def claim(self, shard_id: str) -> ShardClaim:
-        """Own the shard: a new epoch, its predecessor fenced. Once per job, and again after a version that failed."""
+        """Begin a joint epoch, its predecessor fenced. Where there is one already, it is joined instead (`Sink`)."""
         self.refresh()
-        spec_id = self._target.spec_id
-        opened = claim_log(self._store(shard_id), self._config, self.schema, self._watch, spec_id, self._clock)
+        store, spec_id = self.manifests(shard_id), self._target.spec_id
+        opened = claim_log(store, self._config, self.schema, self._watch, spec_id, self._clock, joint=True)
         self._times.setdefault(shard_id, opened.transactions.time)
         return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
 
@@ -228,11 +240,15 @@ class OnceAppender:
         self._check_claim(claim)
         if self._look_up is None:
             refuse_merge(self._target, "an appender that was given no look-up")
-        transaction = as_transaction(txn) or self._own.next()
+        transaction = as_transaction(txn) or self.own_transaction()
         given = [batch for batch in batches if batch.num_rows]
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         return self._append(claim, self._rows(claim, given, terms), transaction)
+
+    def own_transaction(self) -> Transaction:
+        """A transaction for an append that has none of its user's; nobody else has it."""
+        return self._own.next()
 
     def _rows(self, claim: ShardClaim, given: list[pa.RecordBatch], terms: Terms) -> Callable[[], AppendedRows]:
         """What finds the rows that are written now, to be asked again whenever the shard moved on."""
@@ -279,6 +295,7 @@ class OnceAppender:
             run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
             generation = run.generation
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
+            footer = footer._replace(joint=True)
             capacity = self._config.max_memtable_batches
             target = blob_target(self.schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
             data = EntryEncoder(self.schema.wal, claim.epoch, generation, target).encode(fitted, footer)
@@ -311,29 +328,31 @@ class OnceAppender:
 
     def _is_above_cursor(self, claim: ShardClaim, position: int) -> bool:
         """Whether the entry that we just created is in the tail: a slot that collection emptied looks free."""
-        return position > self._store(claim.shard_id).check_fenced(claim.epoch).replay_after_wal_entry_position
+        return position > self.manifests(claim.shard_id).check_fenced(claim.epoch).replay_after_wal_entry_position
 
     # ------------------------------------------------------------------------------------------------------ the tail
 
     def catch_up(self, claim: ShardClaim) -> ShardTail:
         """The shard as it is now: manifest, then every entry up to the tip by the reader's rule; nothing is announced."""
-        store = self._store(claim.shard_id)
+        store = self.manifests(claim.shard_id)
         newest = partial(store.check_fenced, claim.epoch)
         tail = settled(store, newest(), partial(self._catch_up_to, claim), self._clock, newest)
         if tail is None:
             raise AssertionError("a shard that was claimed has a manifest")
+        self._tails[claim.shard_id] = tail
         return tail
 
     def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest) -> ShardTail:
         """What is known of the shard and every entry that came since; a generation that is announced is published."""
-        known = tail = self._tails.pop(claim.shard_id, None)  # what cannot be read now is read from its cursor on
+        known = tail = self._tails.pop(
+            claim.shard_id, None
+        )  # kept again once the manifest is confirmed, and not before
         positions = list_positions(self.location, claim.shard_id)
         if tail is None or tail.manifest != manifest:
             tail = self._restart(manifest, known, positions)
         end = max([manifest.replay_after_wal_entry_position, *positions[-1:]]) + 1
         for entry in read_run(self.location, claim.shard_id, tail.last_position + 1, end, tag=self._watch.tag):
             self._take(claim, tail, entry)
-        self._tails[claim.shard_id] = tail
         if tail.announced is not None:
             position, sstable = tail.announced
             reach("once.before_help")
@@ -403,7 +422,7 @@ class OnceAppender:
             tail = self.catch_up(claim)
             if not tail.run.batches:
                 return tail
-            footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag)
+            footer = tail.transactions.mark(seal=tail.run.generation, table=self._watch.tag, joint=True)
             reach("once.before_seal")
             self._create(claim, tail.last_position + 1, encode_mark(claim.epoch, footer))
             _BACK_OFF.wait(self._clock, attempt)
@@ -452,7 +471,7 @@ class OnceAppender:
                 table = pa.Table.from_batches(self._alike(now.batches))
                 sstable = self._write_sstable(claim, generation, table)
                 continue  # that took a while: look again
-            footer = tail.transactions.mark(table=self._watch.tag)._replace(
+            footer = tail.transactions.mark(table=self._watch.tag, joint=True)._replace(
                 txns=(EntryTransaction(txn, 0, now.num_rows),), bulk=sstable
             )
             position = tail.last_position + 1
@@ -477,7 +496,7 @@ class OnceAppender:
     def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int, *, announced: bool = False) -> bool:
         """List `sstable` as the next generation; False if another attempt was faster."""
         self._check_claim(claim)
-        store = self._store(claim.shard_id)
+        store = self.manifests(claim.shard_id)
         won = publish(store, claim.epoch, sstable, covered, shared=True, announced=announced)
         if won:
             _LOG.info(

@@ -1,0 +1,57 @@
+"""What a process keeps for the tables that its sinks write, and what it does after a commit.
+
+Owns `sink_of` and `tidy`. Invariants:
+
+1. A table has one sink per process: it remembers what it read of the logs, and which epochs it has joined.
+2. The log that sinks leave behind is bounded (`flushBytes`), and so is the number of generations
+   (`compactGenerations`); both happen after the commit and never fail it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from lance_memwal.errors import MemWalError
+from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.read.reader import Reader
+from lance_memwal.spark.options import Options
+from lance_memwal.store.location import resolve
+from lance_memwal.table import open_table
+from lance_memwal.write.joining import Patience, Sink
+from lance_memwal.write.once import OnceAppender
+
+__all__ = ["sink_of", "tidy"]
+
+_LOG = logging.getLogger(__name__)
+_SINKS: dict[tuple[str, int, int], Sink] = {}
+
+
+def sink_of(options: Options) -> Sink:
+    """The sink of a table in this process."""
+    location = resolve(options.path, options.storage_options)
+    slot = (location.key, options.max_entry_bytes, options.owner_wait_seconds)
+    found = _SINKS.get(slot)
+    if found is None or found.appender.is_replaced:
+        look_up = Reader(NewestBase(BaseTable.need(location))).stored_rows
+        appender = OnceAppender(location, max_entry_bytes=options.max_entry_bytes, look_up=look_up)
+        found = Sink(appender, patience=Patience(options.owner_wait_seconds))
+        _SINKS[slot] = found
+    return found
+
+
+def tidy(options: Options, sink: Sink, shards: Sequence[str]) -> None:
+    """Flush long tails and fold many generations; a failure is logged and left to the next commit."""
+    try:
+        due = []
+        for shard_id in shards:
+            tail = sink.tail(shard_id)
+            if tail is not None and options.flush_bytes and tail.size_bytes >= options.flush_bytes:
+                sink.flush(shard_id)
+                tail = sink.tail(shard_id)
+            if tail is not None and 0 < options.compact_generations <= len(tail.manifest.sstables):
+                due.append(shard_id)
+        if due:
+            open_table(options.path, storage_options=options.storage_options).compact(shards=due)
+    except MemWalError as error:
+        _LOG.warning("maintenance after a commit failed, the next one tries again: %s", error)

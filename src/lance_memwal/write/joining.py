@@ -1,0 +1,238 @@
+"""Appending beside other sinks, and in turn with writers: the rules of RFC 0017 for whoever has no memory.
+
+Owns `Sink`. Invariants:
+
+1. A sink joins a joint epoch, and claims a joint one where nobody owns the shard. It never fences an owner that lives: it
+   forwards to one that is served, and waits for any other until that closes, or was silent for a while.
+2. An append keeps its transaction through every attempt, whoever it is made with: whether an attempt before counts is
+   told by the map of the shard.
+3. Every wait has an end, with an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.errors import ConflictError, FencedError
+from lance_memwal.log.epochs import EpochKind, look_at_epoch
+from lance_memwal.log.transactions import as_transaction
+from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.forking import close_in_child
+from lance_memwal.types import ShardManifest, Transaction
+from lance_memwal.write.changes import Terms
+from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import AppendResult, OnceAppender, ShardTail
+
+__all__ = ["FindOwner", "OwnerGoneError", "Patience", "ServedOwner", "Sink"]
+
+_LOG = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5
+_BACK_OFF = BackOff(0.005, 0.25)
+_PLAIN = Terms()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a sink waits for the owner of a shard, and after how long a silence it takes the shard over."""
+
+    wait_seconds: float = 600.0
+    silent_seconds: float = 60.0
+
+
+class OwnerGoneError(Exception):
+    """A served owner that does not answer for its epoch any more: the shard may be claimed, the outcome is unknown."""
+
+
+class ServedOwner(Protocol):
+    """The owner of a shard, in another process, that takes rows for it."""
+
+    def append(
+        self, batches: Sequence[pa.RecordBatch], txn: Transaction, terms: Terms, deadline: Deadline
+    ) -> AppendResult:
+        """Let the owner write the rows, once; `OwnerGoneError` if it cannot be reached."""
+
+
+FindOwner = Callable[[str, int], ServedOwner | None]
+"""The served owner of (shard, epoch); None if there is none, `OwnerGoneError` if it does not answer."""
+
+
+class Sink:
+    """Appends to shards of one table. Threads may share it, and any number of processes may have one each."""
+
+    def __init__(
+        self,
+        appender: OnceAppender,
+        *,
+        patience: Patience | None = None,
+        find_owner: FindOwner | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`find_owner` finds owners that take rows of others; without it they are waited for."""
+        self.appender = appender
+        self._patience = patience or Patience()
+        self._find_owner = find_owner
+        self._clock = clock
+        self._joined: dict[str, ShardClaim] = {}
+        self.orphan()
+        close_in_child(self)
+
+    def orphan(self) -> None:
+        """Have locks of our own, at the start and in a forked child."""
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.RLock] = {}
+
+    # ------------------------------------------------------------------------------------------------------ appending
+
+    def append(
+        self,
+        shard_id: str,
+        batches: Sequence[pa.RecordBatch],
+        *,
+        txn: Transaction | tuple[str, int] | None = None,
+        terms: Terms = _PLAIN,
+    ) -> AppendResult:
+        """The rows are in the shard once when this returns, on storage; see `OnceAppender.append`.
+
+        `ConflictError` if a writer that does not share the shard kept it for too long: nothing was written then.
+        """
+        deadline = Deadline(self._clock, self._patience.wait_seconds)
+        given = as_transaction(txn)
+        transaction = given or self.appender.own_transaction()
+        with self._turn(shard_id, deadline):
+            result = self._append(shard_id, batches, transaction, terms, deadline)
+        if given is None and result.skipped:  # nobody else has this transaction: an attempt of ours wrote it
+            return replace(result, skipped=False, rows=sum(batch.num_rows for batch in batches))
+        return result
+
+    def _append(
+        self, shard_id: str, batches: Sequence[pa.RecordBatch], txn: Transaction, terms: Terms, deadline: Deadline
+    ) -> AppendResult:
+        attempt = 0
+        while True:
+            way = self._way(shard_id, deadline)
+            try:
+                if isinstance(way, ShardClaim):
+                    return self.appender.append(way, batches, txn=txn, terms=terms)
+                return way.append(batches, txn, terms, deadline)
+            except (FencedError, OwnerGoneError) as error:
+                self._joined.pop(shard_id, None)
+                if not deadline.left_seconds:
+                    raise self._kept_out(shard_id) from error
+            _BACK_OFF.wait(self._clock, attempt)
+            attempt += 1
+
+    @contextmanager
+    def _turn(self, shard_id: str, deadline: Deadline) -> Iterator[None]:
+        """One append or flush of a shard at a time, in this process."""
+        with self._lock:
+            lock = self._locks.setdefault(shard_id, threading.RLock())
+        if not lock.acquire(timeout=deadline.left_seconds):
+            raise self._kept_out(shard_id)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # -------------------------------------------------------------------------------------------------------- joining
+
+    @property
+    def claims(self) -> dict[str, ShardClaim]:
+        """The joint epochs that were joined so far; they may travel to other processes, which `learn` them."""
+        return dict(self._joined)
+
+    def learn(self, claims: Mapping[str, ShardClaim]) -> None:
+        """Know of joint epochs that another process has joined."""
+        for shard_id, claim in claims.items():
+            known = self._joined.get(shard_id)
+            if known is None or known.table_id != claim.table_id or known.epoch < claim.epoch:
+                self._joined[shard_id] = claim
+
+    def joined(self, shard_id: str) -> ShardClaim | None:
+        """The joint epoch that the shard is in now, if it is in one. Nothing is claimed, and nobody is waited for."""
+        manifest = self.appender.manifests(shard_id).read_latest()
+        return None if manifest is None else self._joint(manifest)
+
+    def flush(self, shard_id: str) -> int | None:
+        """Publish what is in the log of a joint shard, while others append; how many generations. None: it is not joint."""
+        with self._turn(shard_id, Deadline(self._clock, self._patience.wait_seconds)):
+            claim = self.joined(shard_id)
+            try:
+                return None if claim is None else self.appender.flush_tail(claim)
+            except FencedError:
+                return None
+
+    def tail(self, shard_id: str) -> ShardTail | None:
+        """What is in the log of a shard that was joined; None if it is not joint any more."""
+        with self._turn(shard_id, Deadline(self._clock, self._patience.wait_seconds)):
+            claim = self._joined.get(shard_id) or self.joined(shard_id)
+            try:
+                return None if claim is None else self.appender.catch_up(claim)
+            except FencedError:
+                self._joined.pop(shard_id, None)
+                return None
+
+    def _way(self, shard_id: str, deadline: Deadline) -> ShardClaim | ServedOwner:
+        """How the shard is written now: as one of many, or through its owner."""
+        known = self._joined.get(shard_id)
+        if known is not None:
+            return known
+        waits = 0
+        while True:
+            way = self._look(shard_id)
+            if isinstance(way, ShardClaim):
+                self._joined[shard_id] = way
+            if way is not None:
+                return way
+            if not deadline.left_seconds:
+                raise self._kept_out(shard_id)
+            if not waits:
+                _LOG.info("waiting for the writer of a shard [shard=%s]", shard_id)
+            waits += 1
+            self._clock.sleep(min(_LOOK_SECONDS, deadline.left_seconds))
+
+    def _look(self, shard_id: str) -> ShardClaim | ServedOwner | None:
+        """The way to write the shard; None: somebody else's turn is not over."""
+        manifest = self.appender.manifests(shard_id).read_latest()
+        if manifest is None or manifest.writer_epoch == 0:
+            return self._claim(shard_id)
+        look = look_at_epoch(self.appender.location, manifest, tag=self.appender.tag, clock=self._clock)
+        if look.kind is EpochKind.JOINT:
+            return self._claim_of(manifest)
+        try:
+            owner = None if self._find_owner is None else self._find_owner(shard_id, manifest.writer_epoch)
+        except OwnerGoneError:
+            return self._claim(shard_id)
+        if owner is not None:
+            return owner
+        if look.is_flushed or look.silent_seconds >= self._patience.silent_seconds:
+            _LOG.info("taking over a shard [shard=%s, silent_seconds=%.0f]", shard_id, look.silent_seconds)
+            return self._claim(shard_id)
+        return None
+
+    def _joint(self, manifest: ShardManifest) -> ShardClaim | None:
+        look = look_at_epoch(self.appender.location, manifest, tag=self.appender.tag, clock=self._clock)
+        return self._claim_of(manifest) if look.kind is EpochKind.JOINT else None
+
+    def _claim_of(self, manifest: ShardManifest) -> ShardClaim:
+        return ShardClaim(manifest.shard_id, manifest.writer_epoch, self.appender.table_id)
+
+    def _claim(self, shard_id: str) -> ShardClaim | None:
+        """A joint epoch of our own; None if another one was faster."""
+        try:
+            return self.appender.claim(shard_id)
+        except FencedError:
+            return None
+
+    def _kept_out(self, shard_id: str) -> ConflictError:
+        return ConflictError(
+            f"shard {shard_id} was kept for {self._patience.wait_seconds:g} seconds by a writer that does not share it: close "
+            "that writer, share it (table.writer(shared=True)), or wait longer"
+        )
