@@ -13,7 +13,7 @@ from typing import Any
 import lance_memwal as mw
 from lance_memwal import crash_points
 
-__all__ = ["append_ids", "serve_requests", "die_before_answers", "own_and_put"]
+__all__ = ["append_ids", "die_before_answers", "own_and_put", "put_for", "serve_requests"]
 
 
 def append_ids(uri: str, acks: str, name: int, threads: int, stop: str, pipe: Connection) -> None:
@@ -93,3 +93,26 @@ def serve_requests(uri: str, name: int, requests: int, pipe: Connection) -> None
                 failed.append(f"{type(error).__name__}: {error}")
         pipe.send((failed, len(writer.owned_shards)))
         pipe.close()
+
+
+def put_for(uri: str, name: int, threads: int, seconds: float, shared: bool, begin: str, pipe: Connection) -> None:
+    """Put single rows in threads for some time, once the file `begin` is there; says how many were acknowledged."""
+    with mw.open_table(uri).writer(shared=shared) as writer:
+        writer.put([{"id": name << 40, "v": "first"}])
+        counts = [0] * threads
+        pipe.send(("ready",))
+        while not os.path.exists(begin):
+            time.sleep(0.005)
+        end = time.monotonic() + seconds
+
+        def work(thread: int) -> None:
+            while time.monotonic() < end:
+                counts[thread] += 1
+                writer.put([{"id": (name << 40) + (thread << 32) + counts[thread], "v": "x"}])
+
+        workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        pipe.send((sum(counts),))
