@@ -31,6 +31,7 @@ from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.background import JOIN_SECONDS
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.lazy import lazy
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.memory_scan import MemTableScanner
@@ -129,6 +130,7 @@ class ShardWriter:
 
     # -------------------------------------------------------------------------------------------------------- writing
 
+    @spanned("memwal.shard.put")
     def put(
         self,
         data: Any,

@@ -32,6 +32,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.process.waiting import is_on_top, on_top_error, refuse_on_top
 from lance_memwal.read.blobs import BlobFile
 from lance_memwal.read.reader import Reader
@@ -126,6 +127,7 @@ class TableWriter:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
+    @spanned("memwal.put")
     def put(
         self,
         data: Any,

@@ -383,7 +383,7 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "wal",
     ]
     expected += ["diff", "snapshot", "checkpoints"]
-    expected += ["changes", "consumers", "serve", "maintain", "flush", "compact", "gc", "verify", "repair"]
+    expected += ["changes", "consumers", "serve", "exporter", "maintain", "flush", "compact", "gc", "verify", "repair"]
     commands = typer.main.get_command(app).commands
     assert set(commands) == set(expected)
     groups = {name: command for name, command in commands.items() if hasattr(command, "commands")}

@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 import lance_memwal
-from lance_memwal.cli import following, inspecting, maintenance, moments, reading, serving, stories, tables
+from lance_memwal.cli import exporting, following, inspecting, maintenance, moments, reading, serving, stories, tables
 from lance_memwal.cli.output import error
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
 
@@ -33,7 +33,7 @@ for _panel, _commands in {
     "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete, serving.serve),
     "Read": (reading.scan, reading.get, reading.search, moments.diff, moments.snapshot),
     "Follow": (following.changes, following.consumers),
-    "Look inside": (inspecting.shards, inspecting.stats, inspecting.manifest),
+    "Look inside": (inspecting.shards, inspecting.stats, exporting.exporter, inspecting.manifest),
     "Maintain": (
         maintenance.maintain,
         maintenance.flush,

@@ -71,6 +71,7 @@ def stats(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
         print_json(found)
         return
     listed, waiting, consumers = found.pop("shards"), found.pop("waiting_for_indexes"), found.pop("consumers")
+    del found["store_calls"]  # of this command alone
     show(found, as_json=False, title="base table, and work that is due")
     print()
     rows_as_table(listed, _STATS, "not in the base table yet")

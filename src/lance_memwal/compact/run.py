@@ -42,6 +42,7 @@ from lance_memwal.lance.marks import compacted, has_names
 from lance_memwal.lance.prepared import Unheld
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.shards import list_shards, newest_manifests
+from lance_memwal.process.telemetry import active, spanned
 from lance_memwal.rows.dictionaries import small_dictionaries
 from lance_memwal.rows.keys import KeySet
 from lance_memwal.sstable.catch_up import CatchUp
@@ -162,6 +163,7 @@ class Compactor:
 
     # ------------------------------------------------------------------------------------------------------ the run
 
+    @spanned("memwal.compact")
     def run(
         self,
         *,
@@ -192,7 +194,7 @@ class Compactor:
                 done = sum(span[1] - span[0] + 1 for span in tally.spans.values())
                 progress("compacted generations", done, done + left)
             if not left:
-                return self._report(tally, started)
+                return _told(self._report(tally, started))
 
     def _targets(self, shards: Collection[str] | None, max_generations: int | None) -> dict[str, int]:
         """Per shard the last generation that this run folds."""
@@ -363,3 +365,11 @@ def choose(
         if left <= 0:
             break
     return chosen
+
+
+def _told(report: CompactionReport) -> CompactionReport:
+    if report.generations and (told := active()) is not None:
+        told.note("lance_mem_wal_compaction_duration_seconds", report.seconds)
+        told.note("lance_mem_wal_compaction_generations_total", report.generations)
+        told.note("lance_mem_wal_compaction_rows_total", report.rows_written)
+    return report

@@ -23,6 +23,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob, with_bytes
 from lance_memwal.read.late_rows import column_parts, highest_of, highest_of_base, with_remembered
@@ -275,6 +276,7 @@ class Reader:
 
         return with_restarts(capture, lambda snapshot: read(snapshot, named))
 
+    @spanned("memwal.search")
     def search(self, request: SearchRequest, consistency: Consistency = "fresh") -> pa.Table:
         """The best live rows for a vector, a text, or both, best first."""
         return with_restarts(lambda: self._snapshots.capture(consistency=consistency), lambda s: search(s, request))

@@ -24,6 +24,7 @@ import pyarrow as pa
 from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.extras import need
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
@@ -112,6 +113,7 @@ class Scan:
         """The schema of the answer for such a library."""
         return self.schema.__arrow_c_schema__()
 
+    @spanned("memwal.scan.start")
     def _start(self, snapshot: Tiers, projection: Projection) -> Iterator[pa.RecordBatch]:
         """The stream of a snapshot after its first batch: nothing that it needs was missing up to here."""
         self._snapshot = snapshot
@@ -166,6 +168,7 @@ class Scan:
         """The rows as a table."""
         return self._read_whole(partial(pa.Table.from_batches, schema=self.schema), self._projection)
 
+    @spanned("memwal.scan")
     def _read_whole(self, consume: Callable[[Iterator[pa.RecordBatch]], T], projection: Projection) -> T:
         """What `consume` makes of all rows: nothing was handed out before its end, so it may start over."""
         if self._limit == 0:

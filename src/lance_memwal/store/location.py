@@ -136,7 +136,7 @@ def _build(
         adapter, key = open_cloud(uri, options or {})
     if wrap is not None:
         adapter = wrap(adapter)
-    recorder = metrics or Recorder()
+    recorder = metrics or Recorder("" if root is not None else uri.partition(":")[0])
     once = MeteredStore(adapter, recorder, clock)
     store = RetryingStore(once, policy, clock)
     return Location(

@@ -20,7 +20,9 @@ from typing import Any, Protocol, TypeVar
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.telemetry import UNMEASURED, Latencies, Percentiles, Telemetry, active
 from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.prices import price_of
 from lance_memwal.store.wrap import WrappedStore
 
 __all__ = ["CallStats", "MeteredStore", "Metrics", "Recorder"]
@@ -30,13 +32,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """Calls of one kind: how many, how many failed, seconds and bytes in all, the slowest."""
+    """Calls of one kind: how many, how many failed, seconds and bytes in all, the slowest; percentiles of their times, and
+    what they cost by list prices (`store.prices`)."""
 
     count: int = 0
     errors: int = 0
     seconds: float = 0.0
     size_bytes: int = 0
     max_seconds: float = 0.0
+    latency: Percentiles = UNMEASURED
+    cost_dollars: float = 0.0
 
 
 class Metrics(Protocol):
@@ -48,9 +53,12 @@ class Metrics(Protocol):
 
 
 class Recorder:
-    """Keeps totals per kind in memory; `snapshot` is consistent per kind."""
+    """Keeps totals per kind in memory, and tells OpenTelemetry; `snapshot` is consistent per kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheme: str = "") -> None:
+        """`scheme` is that of the store's URI: requests have its prices."""
+        self._scheme = scheme
+        self._latencies: dict[str, Latencies] = {}
         self._lock = threading.RLock()  # reentrant: a signal handler may use the store, too
         close_in_child(self)
         self._totals: dict[str, list[float]] = {}
@@ -61,12 +69,26 @@ class Recorder:
             totals = self._totals.get(kind)
             if totals is None:
                 totals = self._totals[kind] = [0, 0, 0.0, 0, 0.0]
+                self._latencies[kind] = Latencies()
             totals[0] += 1
             totals[1] += failed
             totals[2] += seconds
             totals[3] += size_bytes
             if seconds > totals[4]:
                 totals[4] = seconds
+            self._latencies[kind].add(seconds)
+        if (told := active()) is not None:
+            self._tell(told, kind, seconds, size_bytes, failed)
+
+    def _tell(self, told: Telemetry, kind: str, seconds: float, size_bytes: int, failed: bool) -> None:
+        told.note("lance_object_store_requests_total", operation=kind)
+        told.note("lance_object_store_request_duration_seconds", seconds, operation=kind)
+        if size_bytes:
+            told.note("lance_object_store_request_bytes_total", size_bytes, operation=kind)
+        if failed:
+            told.note("lance_object_store_errors_total", operation=kind)
+        if price := price_of(self._scheme, kind):
+            told.note("lance_object_store_request_cost_dollars_total", price, operation=kind)
 
     def orphan(self) -> None:
         """Go on in a forked child, whoever held the lock."""
@@ -76,13 +98,23 @@ class Recorder:
         """Totals so far, by kind."""
         with self._lock:
             return {
-                kind: CallStats(int(t[0]), int(t[1]), t[2], int(t[3]), t[4]) for kind, t in sorted(self._totals.items())
+                kind: CallStats(
+                    int(t[0]),
+                    int(t[1]),
+                    t[2],
+                    int(t[3]),
+                    t[4],
+                    self._latencies[kind].percentiles(),
+                    t[0] * price_of(self._scheme, kind),
+                )
+                for kind, t in sorted(self._totals.items())
             }
 
     def reset(self) -> None:
         """Start again from zero."""
         with self._lock:
             self._totals.clear()
+            self._latencies.clear()
 
 
 class MeteredStore(WrappedStore):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.process.telemetry import active
 from lance_memwal.store.port import ObjectStore, PutResult
 from lance_memwal.store.wrap import WrappedStore
 
@@ -84,6 +85,8 @@ class _Attempts:
         delay = self._policy.delay_seconds(self._failed, self._clock.random())
         if self._clock.monotonic() - self._started + delay > self._policy.deadline_seconds:
             raise self._final(f"past the deadline of {self._policy.deadline_seconds:g} s", error) from error
+        if (told := active()) is not None:
+            told.note("lance_object_store_retryable_responses_total")
         self._clock.sleep(delay)
 
     def _final(self, why: str, error: UnavailableError) -> UnavailableError:

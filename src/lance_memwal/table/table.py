@@ -720,7 +720,11 @@ class Table:
             check_choice("restored", restored, ("keep_base", "bring_back"))
         return repair_table(self.location, self._newest.readable, dry_run=dry_run, restored=restored)
 
-    def stats(self) -> TableStats:
-        """Tiers, rows and bytes, and what compaction and collection would do."""
+    def stats(self, *, live_rows: bool = True) -> TableStats:
+        """Tiers, rows and bytes, what compaction and collection would do, and the store calls of this process.
+
+        `live_rows=False` leaves the count of live rows out, which looks up the keys of fresh rows in the base table.
+        """
         garbage = Collector(self.location, self._newest).run(dry_run=True)
-        return collect_stats(self.location, self.base, garbage, CompactionPolicy())
+        live = self._reader.capture() if check_flag("live_rows", live_rows) else None
+        return collect_stats(self.location, self.base, garbage, CompactionPolicy(), live=live)

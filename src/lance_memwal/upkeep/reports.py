@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from lance_memwal.compact.reports import CompactionReport
 from lance_memwal.rows.notebook import html_of_report
+from lance_memwal.store.metering import CallStats
 from lance_memwal.types import ShardStatus
 
 __all__ = [
@@ -236,7 +237,9 @@ class TableStats:
 
     `cache_bytes` is what this process keeps of all tables now (`set_cache_bytes` says how much it may).
     `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
-    `consumers` are those who follow its changes by name, with their lag.
+    `consumers` are those who follow its changes by name, with their lag. `live_rows` is what a scan would count now.
+    `store_calls` are the calls that this process made for the table, by operation, with the percentiles of their times and
+    what they cost by list prices; Lance's own requests for data files are not among them.
     """
 
     base_version: int
@@ -250,6 +253,13 @@ class TableStats:
     cache_bytes: int = 0
     waiting_for_indexes: dict[str, int] = field(default_factory=dict)
     consumers: tuple[ConsumerInfo, ...] = ()
+    live_rows: int | None = None
+    store_calls: dict[str, CallStats] = field(default_factory=dict, compare=False)
+
+    @property
+    def request_cost_dollars(self) -> float:
+        """What `store_calls` cost in all, by list prices."""
+        return sum(calls.cost_dollars for calls in self.store_calls.values())
 
     def _sum(self, name: str) -> int:
         return sum(int(getattr(shard, name)) for shard in self.shards)

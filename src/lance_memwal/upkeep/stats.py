@@ -5,6 +5,8 @@ Owns what is counted and told of shards. Invariant: it reads only, and every num
 
 from __future__ import annotations
 
+import numpy as np
+
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.compact.policy import CompactionPolicy, due_shards
 from lance_memwal.lance.base import BaseTable
@@ -12,6 +14,9 @@ from lance_memwal.lance.marks import compacted
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
+from lance_memwal.read.merge import Merge, Projection
+from lance_memwal.read.superseded_rows import superseded_rows
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -19,13 +24,18 @@ from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.consumer_records import read_consumers
 from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, ShardInfo, ShardStats, TableStats
 
-__all__ = ["collect_stats", "consumer_infos", "newest_transactions", "shard_infos"]
+__all__ = ["collect_stats", "consumer_infos", "live_rows", "newest_transactions", "shard_infos"]
 
 
 def collect_stats(
-    location: Location, base: BaseTable, garbage: GcReport, policy: CompactionPolicy, clock: Clock = SYSTEM_CLOCK
+    location: Location,
+    base: BaseTable,
+    garbage: GcReport,
+    policy: CompactionPolicy,
+    clock: Clock = SYSTEM_CLOCK,
+    live: Tiers | None = None,
 ) -> TableStats:
-    """The statistics of the table; `garbage` is a dry run of collection."""
+    """The statistics of the table; `garbage` is a dry run of collection, `live` what a scan would read now."""
     marks = compacted(base)
     manifests = list(newest_manifests(location))
     fragments = base.manifest.fragments()
@@ -41,7 +51,19 @@ def collect_stats(
         cache_bytes=CACHE.size_bytes,
         waiting_for_indexes=CatchUp.of(base).waiting(manifests),
         consumers=tuple(consumer_infos(location, base.table_id, clock)),
+        live_rows=None if live is None else live_rows(live),
+        store_calls=location.metrics.snapshot(),
     )
+
+
+def live_rows(tiers: Tiers) -> int:
+    """How many rows a scan would count: those of the base table that nothing fresh hides, and the fresh ones."""
+    merge = Merge(tiers, Projection(tiers.schema.primary_key or tuple(tiers.schema.columns.names[:1])), None)
+    merge.prepare()
+    fresh = sum(int(batch.num_rows) for batch in merge.fresh_batches())
+    hidden = superseded_rows(merge)
+    count = len(np.union1d(hidden.by_sstables, hidden.by_memory))
+    return int(tiers.base.dataset.count_rows()) - count + fresh
 
 
 def shard_infos(location: Location) -> list[ShardInfo]:

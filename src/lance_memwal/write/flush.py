@@ -20,6 +20,7 @@ import logging
 from lance_memwal.clock import BackOff
 from lance_memwal.crash_points import reach
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
+from lance_memwal.process.telemetry import spanned
 from lance_memwal.sstable.write import commit_sstable, not_published
 from lance_memwal.types import FlushResult, ShardManifest, SsTable
 from lance_memwal.write.shard import Shard
@@ -57,6 +58,7 @@ def publish(
     return landed(commit_sstable(manifests, epoch, sstable, update, landed, announced=announced))
 
 
+@spanned("memwal.flush")
 def flush_once(shard: Shard) -> FlushResult | None:
     """Publish the oldest frozen memtable; None if there is none."""
     frozen = shard.tables.frozen

@@ -41,6 +41,7 @@ from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import TransactionMap, is_repeat
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.process.background import Task
+from lance_memwal.process.telemetry import active
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
@@ -314,7 +315,10 @@ class GroupCommit:
                     next_warning = now + interval
         finally:
             if found_full:
-                self._wait_seconds += self._clock.monotonic() - started
+                waited = self._clock.monotonic() - started
+                self._wait_seconds += waited
+                if (told := active()) is not None:
+                    told.note("lance_mem_wal_backpressure_wait_seconds", waited)
 
     def _warn_of_wait(self, held_bytes: int, size_bytes: int, waited_seconds: float) -> None:
         _LOG.warning(
@@ -487,15 +491,14 @@ class GroupCommit:
         with health.lock:
             self._settle(entry)
             health.changed.wake_all()
-            puts, put_seconds = 0, 0.0
+            puts = []
             for item in entry.group:
                 put = item.put
                 if put is not None:
-                    count = len(put.txns) or 1
-                    puts, put_seconds = puts + count, put_seconds + count * (ended - put.started)
+                    puts.append((ended - put.started, len(put.txns) or 1))
                     if put is not own:
                         self._puts.serve(put)
-            self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts, put_seconds)
+            self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts)
 
     def _next_entry(self) -> Entry:
         """The entry that must be written next: one that an interrupted leader left, or a new one."""

@@ -32,6 +32,7 @@ from lance_memwal.errors import (
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.process.background import Task, is_ending
 from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.telemetry import active
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, Place, Waiters
 
 __all__ = ["Health"]
@@ -152,6 +153,11 @@ class Health:
             self.poison, self.fenced, self.replaced, self.has_failed = poison, fenced, replaced, True  # one step
             self.wake_all()
         if not known:
+            if (told := active()) is not None:
+                told.note(
+                    "lance_mem_wal_writers_stopped_total",
+                    kind="fenced" if fenced else "poisoned" if poison else "replaced",
+                )
             _LOG.warning("writer stops [shard=%s, epoch=%d]: %s", self.shard_id, self.epoch, why)
 
     def flush_failed(self, error: BaseException) -> bool:

@@ -25,6 +25,7 @@ from lance_memwal.errors import CorruptDataError
 from lance_memwal.log.json_texts import with_texts
 from lance_memwal.log.tail import is_reserved, may_follow, unflushed_of
 from lance_memwal.log.wal import OpenedLog
+from lance_memwal.process.telemetry import active
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.sstable.write import not_published
 from lance_memwal.store import paths
@@ -40,7 +41,7 @@ _Item: TypeAlias = tuple[int, int, pa.RecordBatch, pa.BooleanArray | None]
 def replay(shard: Shard, opened: OpenedLog) -> None:
     """Load the tail of the log into the memtables."""
     tables, commits = shard.tables.need(), shard.commits
-    tail = _Tail(shard, opened)
+    tail, started = _Tail(shard, opened), shard.clock.monotonic()
     rows = 0
     for generation, position, batch, flags in tail:
         if generation != tables.active.generation:
@@ -57,6 +58,9 @@ def replay(shard: Shard, opened: OpenedLog) -> None:
     tables.active.index_rows()
     tables.cover(tables.active.generation, opened.log.next_position - 1)
     if rows:
+        if (told := active()) is not None:
+            told.note("lance_mem_wal_replay_rows_total", rows)
+            told.note("lance_mem_wal_replay_duration_seconds", shard.clock.monotonic() - started)
         _LOG.info("replayed [shard=%s, epoch=%d, rows=%d]", shard.log.shard_id, shard.log.epoch, rows)
 
 

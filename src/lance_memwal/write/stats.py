@@ -2,7 +2,7 @@
 
 Owns the public statistics values and the live counter behind them. Invariants:
 
-1. Counting costs no lock on the put path beyond the writer's own.
+1. Counting costs no lock on the put path beyond the writer's own. OpenTelemetry is told where the application measures.
 2. A stats handle stays usable after close.
 3. Averages are None and throughputs 0.0 where nothing was counted.
 """
@@ -10,8 +10,11 @@ Owns the public statistics values and the live counter behind them. Invariants:
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
+
+from lance_memwal.process.telemetry import UNMEASURED, Latencies, Percentiles, Telemetry, active
 
 __all__ = ["BackpressureStats", "MemTableStats", "StatsHandle", "WalStats", "WriteStats"]
 
@@ -35,6 +38,7 @@ class WriteStats:
     memtable_flush_count: int = 0
     memtable_flush_time: float = 0.0
     memtable_flush_rows: int = 0
+    put_latency: Percentiles = UNMEASURED
 
     @property
     def avg_put_latency(self) -> float | None:
@@ -115,7 +119,7 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-_NAMES = tuple(field.name for field in fields(WriteStats))
+_NAMES = tuple(field.name for field in fields(WriteStats) if field.name != "put_latency")
 
 
 class StatsHandle:
@@ -137,18 +141,34 @@ class StatsHandle:
             self.index_update_count = self.index_update_rows = self.memtable_flush_count = self.memtable_flush_rows = 0
             self.put_time = self.wal_flush_time = self.wal_io_time = 0.0
             self.index_update_time = self.memtable_flush_time = 0.0
+            self._latencies = Latencies()
 
     def count_put(self, seconds: float) -> None:
         """Count one put or delete; the lock is held, as for all counts."""
-        self.put_count += 1
-        self.put_time += seconds
+        self._count_puts(seconds, 1, active())
+
+    def _count_puts(self, seconds: float, puts: int, told: Telemetry | None) -> None:
+        """Count `puts` that took so long, each."""
+        self.put_count += puts
+        self.put_time += puts * seconds
+        self._latencies.add(seconds, puts)
+        if told is not None:
+            told.note("lance_mem_wal_puts_total", puts)
+            for _ in range(puts):
+                told.note("lance_mem_wal_put_duration_seconds", seconds)
 
     def count_entry(
-        self, size_bytes: int, seconds: float, io_seconds: float, puts: int = 0, put_seconds: float = 0.0
+        self, size_bytes: int, seconds: float, io_seconds: float, puts: Sequence[tuple[float, int]] = ()
     ) -> None:
-        """Count one entry of the log, and the puts that it ended."""
-        self.put_count += puts
-        self.put_time += put_seconds
+        """Count one entry of the log, and the puts that it ended: how long they took, and how many took so long."""
+        told = active()
+        for put_seconds, count in puts:
+            self._count_puts(put_seconds, count, told)
+        if told is not None:
+            told.note("lance_mem_wal_entries_total")
+            told.note("lance_mem_wal_entry_bytes", size_bytes)
+            told.note("lance_mem_wal_group_puts", sum(count for _, count in puts))
+            told.note("lance_mem_wal_flush_duration_seconds", seconds, kind="wal")
         self.wal_flush_count += 1
         self.wal_flush_bytes += size_bytes
         self.wal_flush_time += seconds
@@ -160,17 +180,23 @@ class StatsHandle:
         self.index_update_count += 1
         self.index_update_rows += rows
         self.index_update_time += seconds
+        if (told := active()) is not None:
+            told.note("lance_mem_wal_index_update_duration_seconds", seconds)
 
     def count_flush(self, rows: int, seconds: float) -> None:
         """Count one published generation."""
         self.memtable_flush_count += 1
         self.memtable_flush_rows += rows
         self.memtable_flush_time += seconds
+        if (told := active()) is not None:
+            told.note("lance_mem_wal_flush_duration_seconds", seconds, kind="memtable")
+            told.note("lance_mem_wal_flush_rows_total", rows)
 
     def snapshot(self) -> WriteStats:
         """The totals now."""
         with self._lock:
-            return WriteStats(**{name: getattr(self, name) for name in _NAMES})
+            counted = {name: getattr(self, name) for name in _NAMES}
+            return WriteStats(**counted, put_latency=self._latencies.percentiles())
 
     def __repr__(self) -> str:
         return f"StatsHandle({self.snapshot()!r})"

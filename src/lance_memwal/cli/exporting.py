@@ -1,0 +1,143 @@
+"""The command that lets Prometheus watch tables: exporter.
+
+Owns the text that Prometheus reads. Invariants:
+
+1. It only reads, and claims nothing. Storage is looked at at most once per `--every-seconds`, however often it is asked.
+2. Labels are tables, indexes and consumers, never shards: a table may have ten thousand.
+3. A table that cannot be read is `lance_mem_wal_table_up 0`, and the others are told all the same.
+"""
+
+from __future__ import annotations
+
+import http.server
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import typer
+
+from lance_memwal.cli.options import Options, open_for
+from lance_memwal.cli.output import note
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.errors import MemWalError
+from lance_memwal.table import Table
+from lance_memwal.upkeep.reports import TableStats
+
+__all__ = ["exporter"]
+
+_PREFIX = "lance_mem_wal_table"
+_TEXTS = {
+    "up": "Whether the table could be read",
+    "base_version": "The newest version of the base table",
+    "base_rows": "Rows of the base table, those that fresh ones hide included",
+    "base_fragments": "Fragments of the base table",
+    "base_bytes": "Bytes of the base table's files",
+    "shards": "Shards on storage",
+    "uncompacted_generations": "SSTables that the base table does not hold yet",
+    "uncompacted_rows": "Rows in those SSTables",
+    "uncompacted_bytes": "Bytes of those SSTables in memory",
+    "wal_lag_entries": "Log entries that no SSTable holds yet",
+    "wal_lag_bytes": "Bytes of those entries",
+    "compaction_due_shards": "Shards that compaction should fold",
+    "collectable_bytes": "Bytes that collection would delete",
+    "index_lag_generations": "Compacted SSTables that are kept until an index has their rows",
+    "feed_lag_entries": "Log entries that a consumer of the change feed has not read",
+    "feed_silent_seconds": "Time since a consumer last committed",
+    "store_requests": "Requests of this exporter, by operation",
+    "store_request_cost_dollars": "What they cost by list prices, by operation",
+}
+Sample = tuple[str, Mapping[str, str], float]
+
+
+def samples(uri: str, stats: TableStats | None) -> Iterator[Sample]:
+    """What is told of one table; `stats` is None if it could not be read."""
+    table = {"table": uri}
+    yield "up", table, 0 if stats is None else 1
+    if stats is None:
+        return
+    counted = {"shards": len(stats.shards), "compaction_due_shards": len(stats.compaction_due)}
+    for name in list(_TEXTS)[1:13]:
+        yield name, table, counted[name] if name in counted else getattr(stats, name)
+    for index, generations in stats.waiting_for_indexes.items():
+        yield "index_lag_generations", table | {"index": index}, generations
+    for consumer in stats.consumers:
+        yield "feed_lag_entries", table | {"consumer": consumer.name}, consumer.lag_entries
+        yield "feed_silent_seconds", table | {"consumer": consumer.name}, consumer.silent_seconds
+    for operation, calls in stats.store_calls.items():
+        yield "store_requests", table | {"operation": operation}, calls.count
+        yield "store_request_cost_dollars", table | {"operation": operation}, calls.cost_dollars
+
+
+def exposition(found: list[Sample]) -> str:
+    """The samples as Prometheus reads them."""
+    lines = []
+    for name, text in _TEXTS.items():
+        values = [(labels, value) for given, labels, value in found if given == name]
+        if values:
+            lines += [f"# HELP {_PREFIX}_{name} {text}", f"# TYPE {_PREFIX}_{name} gauge"]
+            lines += [f"{_PREFIX}_{name}{{{_labels(labels)}}} {value}" for labels, value in values]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    quoted = {
+        name: text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for name, text in labels.items()
+    }
+    return ",".join(f'{name}="{text}"' for name, text in quoted.items())
+
+
+class _Pages:
+    """The page, made anew when it is older than it may be."""
+
+    def __init__(self, tables: list[Table], every_seconds: float) -> None:
+        self._tables = tables
+        self._every_seconds = every_seconds
+        self._page, self._made = "", -every_seconds - 1.0
+
+    def read(self) -> str:
+        """The page as it is now."""
+        now = SYSTEM_CLOCK.monotonic()
+        if not self._page or now - self._made >= self._every_seconds:
+            found = [sample for table in self._tables for sample in samples(table.uri, _stats_of(table))]
+            self._page, self._made = exposition(found), now
+        return self._page
+
+
+def _stats_of(table: Table) -> TableStats | None:
+    try:
+        return table.stats(live_rows=False)
+    except MemWalError as error:
+        note(f"{table.uri}: {error}")
+        return None
+
+
+def exporter(
+    uris: Annotated[list[str], typer.Argument(help="The tables.", show_default=False)],
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0: any that is free.", min=0, max=65535)] = 9464,
+    every_seconds: Annotated[float, typer.Option(help="How often storage is looked at, at most.", min=0.0)] = 15.0,
+    storage_option: Options = None,
+) -> None:
+    """Tell Prometheus about tables, at http://HOST:PORT/metrics, until Ctrl-C.
+
+    It reads storage only: lags, sizes, work that is due. What writers measure themselves goes to OpenTelemetry.
+    """
+    pages = _Pages([open_for(uri, storage_option) for uri in uris], every_seconds)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        timeout = 30
+
+        def do_GET(self) -> None:
+            """Answer with the page."""
+            body = pages.read().encode() if self.path in ("/", "/metrics") else b"see /metrics\n"
+            self.send_response(200 if self.path in ("/", "/metrics") else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing about single requests."""
+
+    with http.server.HTTPServer((host, port), Handler) as server:
+        note(f"serving http://{host}:{server.server_address[1]}/metrics; stop with Ctrl-C")
+        server.serve_forever()

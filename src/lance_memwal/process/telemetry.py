@@ -1,0 +1,186 @@
+"""Metrics and traces for OpenTelemetry, if the application has set it up.
+
+Owns the names of our metrics and spans, and `Latencies`. Only the API of OpenTelemetry is used, and only if the application has
+loaded it and set a provider. Invariants:
+
+1. Off, a call costs one look-up: nothing is imported, nothing is kept.
+2. Labels have few values: kinds and operations, never a shard, a key or a table.
+3. Recording never raises and never waits for I/O; it happens per call, never per row.
+4. Names are those of Lance where it has them (`lance_mem_wal_…`, `lance_object_store_…`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from math import log2
+from typing import Any, Final, ParamSpec, TypeVar
+
+__all__ = ["UNMEASURED", "Latencies", "Percentiles", "Telemetry", "active", "spanned"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_COUNTER, _HISTOGRAM = "counter", "histogram"
+_SECONDS: Final = "s"
+METRICS: Final[dict[str, tuple[str, str, str]]] = {
+    "lance_mem_wal_puts_total": (_COUNTER, "1", "Puts and deletes that were acknowledged"),
+    "lance_mem_wal_put_duration_seconds": (_HISTOGRAM, _SECONDS, "Time of one put, waiting for room and commit included"),
+    "lance_mem_wal_entries_total": (_COUNTER, "1", "Entries that were written to logs"),
+    "lance_mem_wal_entry_bytes": (_HISTOGRAM, "By", "Bytes of one entry"),
+    "lance_mem_wal_group_puts": (_HISTOGRAM, "1", "Puts that shared one entry"),
+    "lance_mem_wal_flush_duration_seconds": (_HISTOGRAM, _SECONDS, "Time of one flush; kind: wal (an entry) or memtable"),
+    "lance_mem_wal_flush_rows_total": (_COUNTER, "1", "Rows of published SSTables"),
+    "lance_mem_wal_index_update_duration_seconds": (_HISTOGRAM, _SECONDS, "Time of one update of a memtable's indexes"),
+    "lance_mem_wal_backpressure_wait_seconds": (_HISTOGRAM, _SECONDS, "Time that a put waited for room"),
+    "lance_mem_wal_writers_stopped_total": (_COUNTER, "1", "Writers that stopped; kind: fenced, poisoned or replaced"),
+    "lance_mem_wal_replay_duration_seconds": (_HISTOGRAM, _SECONDS, "Time of one replay of a log's tail"),
+    "lance_mem_wal_replay_rows_total": (_COUNTER, "1", "Rows that were replayed"),
+    "lance_mem_wal_compaction_duration_seconds": (_HISTOGRAM, _SECONDS, "Time of one compaction run"),
+    "lance_mem_wal_compaction_generations_total": (_COUNTER, "1", "SSTables that were folded into base tables"),
+    "lance_mem_wal_compaction_rows_total": (_COUNTER, "1", "Rows that compaction wrote to base tables"),
+    "lance_object_store_requests_total": (_COUNTER, "1", "Requests to stores, by operation"),
+    "lance_object_store_errors_total": (_COUNTER, "1", "Requests that failed, by operation"),
+    "lance_object_store_request_bytes_total": (_COUNTER, "By", "Bytes that were stored or read, by operation"),
+    "lance_object_store_request_duration_seconds": (_HISTOGRAM, _SECONDS, "Time of one request, by operation"),
+    "lance_object_store_request_cost_dollars_total": (_COUNTER, "1", "What the requests cost by list prices, by operation"),
+    "lance_object_store_retryable_responses_total": (_COUNTER, "1", "Failures after which a request was tried again"),
+}  # fmt: skip
+CACHE_BYTES: Final = "lance_mem_wal_cache_bytes"
+_SCOPE: Final = "lance_memwal"
+_OFF: Final = frozenset({"_ProxyMeterProvider", "NoOpMeterProvider", "ProxyTracerProvider", "NoOpTracerProvider"})
+
+
+class Telemetry:
+    """The instruments of one meter provider."""
+
+    def __init__(self, meter: Any) -> None:
+        make = {_COUNTER: meter.create_counter, _HISTOGRAM: meter.create_histogram}
+        made = {name: make[kind](name, unit=unit, description=text) for name, (kind, unit, text) in METRICS.items()}
+        self._note: dict[str, Callable[..., None]] = {
+            name: instrument.add if METRICS[name][0] == _COUNTER else instrument.record
+            for name, instrument in made.items()
+        }
+
+    def note(self, name: str, value: float = 1, /, **labels: str) -> None:
+        """Add `value` to the metric `name`."""
+        self._note[name](value, labels or None)
+
+
+class _Slot:
+    """What was made for the provider that was seen last."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Any, Any] = (None, None)
+
+
+_METERS: Final = _Slot()
+_TRACERS: Final = _Slot()
+
+
+def active() -> Telemetry | None:
+    """The instruments to record with; None if the application measures nothing."""
+    api = sys.modules.get("opentelemetry.metrics")
+    if api is None:
+        return None
+    provider = api.get_meter_provider()
+    known, telemetry = _METERS.found
+    if provider is not known:
+        off = type(provider).__name__ in _OFF
+        telemetry = None if off else _instruments(provider.get_meter(_SCOPE), api)
+        _METERS.found = provider, telemetry
+    return telemetry  # type: ignore[no-any-return]
+
+
+def _instruments(meter: Any, api: Any) -> Telemetry:
+    def cached(_: Any) -> list[Any]:
+        from lance_memwal.process.cache import CACHE
+
+        return [api.Observation(CACHE.size_bytes)]
+
+    meter.create_observable_gauge(
+        CACHE_BYTES, [cached], unit="By", description="Bytes that this process keeps of tables"
+    )
+    return Telemetry(meter)
+
+
+def _tracer() -> Any:
+    """What makes spans; None if the application traces nothing."""
+    api = sys.modules.get("opentelemetry.trace")
+    if api is None:
+        return None
+    provider = api.get_tracer_provider()
+    known, tracer = _TRACERS.found
+    if provider is not known:
+        tracer = None if type(provider).__name__ in _OFF else provider.get_tracer(_SCOPE)
+        _TRACERS.found = provider, tracer
+    return tracer
+
+
+def spanned(name: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Puts a span around every call."""
+
+    def around(call: Callable[_P, _T]) -> Callable[_P, _T]:
+        @wraps(call)
+        def inside(*args: _P.args, **options: _P.kwargs) -> _T:
+            tracer = _tracer()
+            if tracer is None:
+                return call(*args, **options)
+            with tracer.start_as_current_span(name):
+                return call(*args, **options)
+
+        return inside
+
+    return around
+
+
+# ------------------------------------------------------------------------------------------------------- percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Times in seconds that a half, 95 %, 99 % and all of what was measured did not exceed, to 5 %; None: nothing was."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    slowest: float | None = None
+
+
+UNMEASURED: Final = Percentiles()
+_STEPS: Final = 8  # per doubling
+_FINEST: Final = 1e-6
+_BUCKETS: Final = 40 * _STEPS  # up to 12 days
+
+
+class Latencies:
+    """A histogram of times, in fixed memory; whoever adds holds a lock of his own."""
+
+    __slots__ = ("_counts", "_slowest")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_BUCKETS + 1)
+        self._slowest = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Count a time; 3 µs are in bucket 12: between 8 · log2(3) and the next whole number."""
+        bucket = int(_STEPS * log2(seconds * 1e6)) if seconds > _FINEST else 0
+        self._counts[bucket if bucket < _BUCKETS else _BUCKETS] += times
+        if seconds > self._slowest:
+            self._slowest = seconds
+
+    def percentiles(self) -> Percentiles:
+        """What was measured so far; the middle of a bucket stands for what is in it."""
+        total = sum(self._counts)
+        if not total:
+            return UNMEASURED
+        return Percentiles(self._at(0.5 * total), self._at(0.95 * total), self._at(0.99 * total), self._slowest)
+
+    def _at(self, rank: float) -> float:
+        seen = 0
+        for bucket, count in enumerate(self._counts):
+            seen += count
+            if seen >= rank:
+                return min(self._slowest, _FINEST * 2 ** ((bucket + 0.5) / _STEPS))
+        return self._slowest
