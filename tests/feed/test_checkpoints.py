@@ -23,6 +23,7 @@ from lance_memwal.store.location import resolve
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
+from tests.kit.caches import nothing_kept
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -326,6 +327,22 @@ def test_two_who_create_one_name_do_not_both_win(table: mw.Table) -> None:
     with pytest.raises(mw.ConflictError):
         create_checkpoint(lambda: table.base, take, "a", None)
     assert [checkpoint.name for checkpoint in table.checkpoints()] == ["a"]
+
+
+def test_verify_names_a_checkpoint_of_which_something_is_missing(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    live_on(table)
+    assert table.verify().ok
+    assert table.gc(grace_seconds=0).pinned > 0
+    (kept,) = read_pins(table.base).of(SHARD).sstables
+    shutil.rmtree(Path(table.uri) / paths.sstable_dir(SHARD, kept))
+    with nothing_kept():
+        report = table.verify()
+        with pytest.raises(mw.CollectedError):
+            table.at("a").count_rows()
+    assert [(problem.invariant, "'a'" in problem.what) for problem in report.problems] == [("V-13", True)]
+    table.checkpoint_drop("a")
+    assert table.verify().ok
 
 
 def test_a_record_that_is_damaged_stops_collection_before_it_removes_anything(table: mw.Table) -> None:

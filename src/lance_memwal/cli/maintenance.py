@@ -130,7 +130,8 @@ def gc(
         report = table.gc(dry_run=not delete, grace_seconds=grace_seconds, progress=progress)
     answer = {"dry_run": report.dry_run, "objects": len(report.objects), "bytes": report.size_bytes}
     answer |= {name: report.count(kind) for kind, name in _KINDS.items()}
-    show({**answer, "refused_shards": len(report.refused), "objects_left": report.objects_left}, as_json=json)
+    answer |= {"pinned": report.pinned, "refused_shards": len(report.refused), "objects_left": report.objects_left}
+    show(answer, as_json=json)
     if not delete and report.objects and not json:
         note("nothing was deleted: run again with --delete")
     for shard_id in report.refused:

@@ -123,7 +123,7 @@ class Collector:
         removed: list[CollectedObject] = []
         refused: dict[str, list[Problem]] = {}
         expired: list[str] = []
-        waiting = left = 0
+        waiting = left = pinned = 0
         shards = list_shards(self._location)
         for done, shard_id in enumerate(shards):
             shard = self._look(shard_id, grace_ms)
@@ -139,9 +139,11 @@ class Collector:
             places = _Places(shard_id, findings)
             found = list(self._propose(shard, findings, grace_ms))
             pins = self._without_expired(pins, places, found, expired, dry_run=dry_run)
+            unneeded = len(found)
             found = [item for item in found if not _is_pinned(item, places, pins)]
+            pinned += unneeded - len(found)
             if not dry_run:
-                found = self._delete(shard, found, watch, places)
+                found = self._delete(shard, found, watch, places, pins)
             removed += found
             left += self._left(shard, found, dry_run=dry_run)
             if progress is not None:
@@ -154,6 +156,7 @@ class Collector:
             objects=(*removed, *staged),
             refused=refused,
             waiting=waiting,
+            pinned=pinned,
             objects_left=left,
             expired_consumers=tuple(expired),
             seconds=self._clock.monotonic() - started,
@@ -302,7 +305,7 @@ class Collector:
     # ------------------------------------------------------------------------------------------------------ deleting
 
     def _delete(
-        self, shard: _Shard, found: Sequence[CollectedObject], watch: TableWatch, places: _Places
+        self, shard: _Shard, found: Sequence[CollectedObject], watch: TableWatch, places: _Places, pins: Pins
     ) -> list[CollectedObject]:
         """Delete what was proposed, if the shard still proves it; otherwise leave it for the next run. Returns what went."""
         shard_id = shard.shard_id
@@ -317,7 +320,7 @@ class Collector:
         if not still:
             return []
         self._raise_floor(places, still, shard.witness)
-        pins = read_pins(watch.look())
+        pins = read_pins(watch.look(), pins)
         still = [item for item in still if not _is_pinned(item, places, pins)]
         if any(item.kind == "manifest" for item in still):
             self._write_hint(shard_id, newest.version)

@@ -61,9 +61,10 @@ _NOTHING = ShardPins()
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """All that must stay: versions of the base table, and parts of shards."""
+    """All that must stay: versions of the base table, and parts of shards; `snapshots` says for which moments."""
 
     base_versions: frozenset[int] = frozenset()
+    snapshots: Mapping[Snapshot, Mapping[str, ShardPins]] = field(default_factory=dict)
     shards: Mapping[str, ShardPins] = field(default_factory=dict)
     consumers: ConsumerFloors = field(default_factory=ConsumerFloors)
 
@@ -83,16 +84,24 @@ def pinned_versions(base: BaseTable) -> frozenset[int]:
     return frozenset({base.version, *(int(tag["version"]) for tag in tags.values())})
 
 
-def read_pins(base: BaseTable) -> Pins:
-    """All that must stay now; `base` is the newest version."""
+def read_pins(base: BaseTable, known: Pins | None = None) -> Pins:
+    """All that must stay now; `base` is the newest version.
+
+    With what was `known` a moment ago only the records are read again, and what they name anew: the parts of a snapshot never
+    change.
+    """
     consumers = ConsumerFloors.of(read_consumers(base.location, base.table_id))
-    snapshots = _pinned_snapshots(base, consumers)
+    before = {} if known is None else known.snapshots
+    snapshots = {
+        snapshot: before[snapshot] if snapshot in before else dict(_pins_of(base, snapshot))
+        for snapshot in _pinned_snapshots(base, consumers)
+    }
     shards: dict[str, ShardPins] = {}
-    for snapshot in snapshots:
-        for shard_id, pins in _pins_of(base, snapshot):
+    for parts in snapshots.values():
+        for shard_id, pins in parts.items():
             shards[shard_id] = shards.get(shard_id, _NOTHING).joined(pins)
-    versions = pinned_versions(base).union(snapshot.base_version for snapshot in snapshots)
-    return Pins(versions, shards, consumers)
+    tagged = pinned_versions(base) if known is None else known.base_versions
+    return Pins(tagged.union(snapshot.base_version for snapshot in snapshots), snapshots, shards, consumers)
 
 
 def is_pinned(base: BaseTable, snapshot: Snapshot) -> bool:

@@ -76,7 +76,8 @@ class CollectedObject:
 class GcReport:
     """One call of `Table.gc`. `objects` are what was removed (or would be, in a dry run); `refused` shards had faults.
 
-    `waiting` counts SSTables that only an index keeps; `objects_left` is what is left below the shards' directories.
+    `waiting` counts SSTables that only an index keeps, `pinned` objects that only checkpoints and consumers keep;
+    `objects_left` is what is left below the shards' directories.
     `expired_consumers` held something back for longer than they may, and were passed.
     """
 
@@ -84,6 +85,7 @@ class GcReport:
     objects: tuple[CollectedObject, ...] = ()
     refused: dict[str, list[Problem]] = field(default_factory=dict)
     waiting: int = 0
+    pinned: int = 0
     objects_left: int = 0
     expired_consumers: tuple[str, ...] = ()
     seconds: float = field(default=0.0, compare=False)

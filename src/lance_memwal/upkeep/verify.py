@@ -16,6 +16,8 @@ V-9  Nothing is marked as compacted that was not published.
 V-10 The entries of published generations are at or below the cursor (where only this implementation wrote).
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
 V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
+
+V-13, about checkpoints, is in `lance_memwal.upkeep.verify_checkpoints`.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable, WalEntry
 from lance_memwal.upkeep.reports import Problem, VerifyReport
+from lance_memwal.upkeep.verify_checkpoints import inspect_checkpoints
 
 __all__ = [
     "EntryInfo",
@@ -110,7 +113,7 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
     started = clock.monotonic()
     base = newest_base()
     shards = list_shards(base.location)
-    problems = inspect_base(base, shards)
+    problems = inspect_base(base, shards) + inspect_checkpoints(base)
     found = [inspect_shard(base.location, shard_id, newest_base, clock=clock) for shard_id in shards]
     return VerifyReport(
         problems=problems + [problem for findings in found for problem in findings.problems],
