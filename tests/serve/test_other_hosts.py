@@ -160,16 +160,19 @@ def test_a_stranger_gets_nothing_however_it_comes(table: mw.Table, owned: mw.Tab
 
 
 def test_a_caller_that_does_not_trust_the_certificate_says_so_and_takes_nothing_over(
-    table: mw.Table, owned: mw.TableWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: mw.Table, owned: mw.TableWriter, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for roots in (str(self_signed(tmp_path, "stranger").certificate), ""):
         monkeypatch.setenv("LANCE_MEMWAL_TLS_CA", roots)
         with table.writer(shared=True) as other, pytest.raises(mw.UnavailableError, match="certificate") as found:
             other.put([{"id": 1, "v": "a"}])
         assert not found.value.retryable
+    monkeypatch.setenv("LANCE_MEMWAL_TLS_CA", str(files.certificate))
+    with table.writer(shared=True) as other:
+        assert other.put([{"id": 1, "v": "a"}]).written == 1, "the right one counts from now on"
     assert len(owned.owned_shards) == 1
     assert table.shards()[0].epoch == 1
-    assert ids(table) == [0]
+    assert ids(table) == [0, 1]
 
 
 def test_a_caller_without_the_token_is_told_so(

@@ -106,12 +106,11 @@ class _Exchange:
 class Channel:
     """The connection to one address. Threads may share it."""
 
-    def __init__(self, address: str) -> None:
-        """Nothing is sent yet."""
+    def __init__(self, address: str, secret: Secret, roots: bytes | None) -> None:
+        """Nothing is sent yet. `roots`: the certificates that are trusted, where not the system says."""
         self.address = address
-        roots = trusted_roots() if is_for_other_hosts(address) else None
         self._client = _flight().FlightClient(address, tls_root_certs=roots, generic_options=list(_OPTIONS))
-        self._secret = Secret(token())
+        self._secret = secret
         self._turns: SimpleQueue[None] = SimpleQueue()
         for _ in range(_MOST_EXCHANGES):
             self._turns.put(None)
@@ -296,17 +295,18 @@ class Channel:
 # ---------------------------------------------------------------------------------------------------------- all of them
 
 _lock = threading.Lock()
-_channels: weakref.WeakValueDictionary[tuple[str, str], Channel] = weakref.WeakValueDictionary()
+_channels: weakref.WeakValueDictionary[tuple[str, str, bytes | None], Channel] = weakref.WeakValueDictionary()
 
 
 def channel_to(address: str) -> Channel:
-    """The channel of this process to an address."""
+    """The channel of this process to an address, under the token and the certificates that count now."""
     run_in_child(_forget_in_child)
-    name = (address, token())
+    known, roots = token(), trusted_roots() if is_for_other_hosts(address) else None
+    name = (address, known, roots)
     with _lock:
         found = _channels.get(name)
         if found is None:
-            found = _channels[name] = Channel(address)
+            found = _channels[name] = Channel(address, Secret(known), roots)
         return found
 
 
