@@ -12,6 +12,9 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.log.entry import EntryEncoder
+from lance_memwal.store import paths
+from lance_memwal.write.once import OnceAppender
 from tests.kit.feeds import mirrored, ops_of
 from tests.kit.tables import create, keyed, rows_of
 
@@ -91,6 +94,51 @@ def test_a_cursor_inside_of_a_large_write_goes_on_inside_of_it(tmp_path: Path) -
     assert ids == list(range(150_000))
     again = list(table.changes(until=kept))
     assert sum(batch.num_rows for batch in again) == first.num_rows, "it can end there, too"
+
+
+def test_images_inside_of_a_large_write_are_those_before_each_row(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.writer(**LARGE) as writer:
+        writer.put(large(0, 70_000))
+        writer.put({"id": [5, 69_999], "v": [-1, -2], "s": ["", ""]})
+    feed = table.changes(until="now")
+    first = next(iter(feed))
+    assert first.num_rows < 70_000
+    found = ops_of(table.changes(start=feed.cursor, until="now", before=True), "id", "v")
+    assert found[: 70_000 - first.num_rows] == [("insert", n, n) for n in range(first.num_rows, 70_000)]
+    assert found[70_000 - first.num_rows :] == [
+        ("update_before", 5, 5),
+        ("update_after", 5, -1),
+        ("update_before", 69_999, 69_999),
+        ("update_after", 69_999, -2),
+    ]
+
+
+def test_large_writes_of_appenders_without_a_writer_are_in_the_feed(tmp_path: Path) -> None:
+    uri, shard = str(tmp_path / "t"), mw.shard_id_for(mw.Unsharded())
+    table = create(uri)
+    appender = OnceAppender(uri, max_entry_bytes=4096)
+    claim = appender.claim(shard)
+    for number in range(3):
+        appender.append(claim, [pa.record_batch(large(500 * number), schema=table.schema)], txn=("job", number))
+        appender.append(claim, [pa.record_batch(large(9000 + number, 1), schema=table.schema)])
+    rows = [row for batch in table.changes(until="now") for row in batch.to_pylist()]
+    assert [row["id"] for row in rows if row["id"] < 9000] == list(range(1500))
+    assert [row["id"] for row in rows if row["id"] >= 9000] == [9000, 9001, 9002]
+    assert {row["_txn"]["version"] for row in rows if row["_txn"] is not None} == {0, 1, 2}
+
+
+def test_a_generation_that_an_earlier_release_did_not_announce_is_an_error(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    with table.shard_writer() as writer:
+        writer.put({"id": [1], "v": [1], "s": ["one"]})
+        epoch, shard = writer.epoch, writer.shard_id
+        rows = pa.record_batch({**large(2, 1), "_tombstone": [False]}, schema=table.base.columns.memory)
+        data = EntryEncoder(table.base.columns.wal, epoch, 3).encode([rows])
+        table.location.store.put_new(paths.wal_entry_path(shard, 2), data)
+        with pytest.raises(mw.CollectedError, match="generation 2"):
+            list(table.changes(until="now"))
+        writer.abort()
 
 
 def test_a_large_write_that_is_not_decided_ends_the_feed(tmp_path: Path) -> None:

@@ -245,6 +245,19 @@ def test_a_damaged_record_is_named_and_can_be_dropped(tmp_path: Path) -> None:
     assert ids_of(consumer(table)) == []
 
 
+def test_the_clean_up_of_lance_leaves_the_place_of_a_consumer(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    put(table, [1])
+    reader = consumer(table)
+    list(reader)
+    reader.commit()
+    table.compact()
+    table.dataset.cleanup_old_versions(timedelta(0), delete_unverified=True)
+    assert [info.name for info in table.consumers()] == ["sync"]
+    put(table, [2])
+    assert ids_of(consumer(table)) == [2]
+
+
 def test_lag_is_in_the_statistics(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), SCHEMA)
     reader = consumer(table, start="earliest")

@@ -46,7 +46,7 @@ def state_of(snapshot: Snapshot, base: BaseTable) -> State:
 
 
 def state_at(newest: NewestBase, places: Mapping[str, Place]) -> State:
-    """The table as it was when its logs were read up to `places`; not inside of a bulk write."""
+    """The table as it was when its logs were read up to the positions of `places`, without rows of the next ones."""
     base = newest()
     chosen = {s: m for s, place in places.items() if (m := _manifest_at(base.location, s, place.position)) is not None}
     version = next((v for v in _versions(base) if _shows(base.location, v, places, chosen)), None)
@@ -56,7 +56,7 @@ def state_at(newest: NewestBase, places: Mapping[str, Place]) -> State:
         SnapshotShard(s, m.version, m.replay_after_wal_entry_position, places[s].position) for s, m in chosen.items()
     ]
     snapshot = Snapshot(base.tag, version, tuple(sorted(shards, key=lambda shard: shard.shard_id)))
-    return State(snapshot, dict(places))
+    return State(snapshot, {shard_id: Place(place.position) for shard_id, place in places.items()})
 
 
 def _gone(why: str) -> CollectedError:
