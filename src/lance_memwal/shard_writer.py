@@ -46,9 +46,9 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import EntryTransaction, SeenTransaction, ShardManifest, Transaction
+from lance_memwal.types import TOMBSTONE, EntryTransaction, SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write import changes, columns, life, resolved, writes
-from lance_memwal.write.changes import Change, Settings
+from lance_memwal.write.changes import Change, Settings, Terms
 from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.in_order import put_in_order
 from lance_memwal.write.life import Parked
@@ -173,6 +173,16 @@ class ShardWriter:
         """
         refuse_merge(self._shard.columns.target, "put_together")
         return writes.put_together(self._shard, data, txns)
+
+    def append(
+        self, batches: Sequence[pa.RecordBatch], terms: Terms, txn: Transaction | tuple[str, int] | None
+    ) -> WriteResult:
+        """Rows of a sink, of which `_tombstone`, if they have it, says which are tombstones; all are one transaction."""
+        flagged = [batch for batch in batches if TOMBSTONE in batch.schema.names]
+        if not terms.need_a_look and not any(batch.column(TOMBSTONE).true_count for batch in flagged):
+            plain = [batch.drop_columns([TOMBSTONE]) if TOMBSTONE in batch.schema.names else batch for batch in batches]
+            return self.put(plain, txn=txn, missing=terms.missing)
+        return self._resolved(changes.appended(list(batches), terms), txn)
 
     def update(
         self,

@@ -60,7 +60,7 @@ from lance_memwal.write.results import WriteResult
 from lance_memwal.write.stats import WriteStats
 from lance_memwal.write.writes import Ack
 
-__all__ = ["SharedShard", "SharedTable"]
+__all__ = ["SharedShard", "SharedTable", "is_near"]
 
 _LOST = (OwnerLostError, FencedError, ClosedError, WriterPoisonedError)
 _BACK_OFF = BackOff(0.005, 0.5)
@@ -306,7 +306,7 @@ class SharedShard:
                 return self._own(epoch)
             owner = self._records.find(epoch)
             try:
-                if owner is not None and _is_near(owner):
+                if owner is not None and is_near(owner):
                     return RemoteShard(owner, self._table.table_id, self.shard_id, epoch)
                 if is_left_alone(self._table.location, manifest, idle_seconds=_IDLE_SECONDS, tag=self._table.tag):
                     return self._own(epoch)
@@ -436,7 +436,7 @@ class SharedShard:
         self._turn, self._closed = threading.RLock(), True
 
 
-def _is_near(owner: Owner) -> bool:
+def is_near(owner: Owner) -> bool:
     """Whether the owner can be reached from here."""
     if not is_for_other_hosts(owner.address):
         return owner.host == socket.gethostname()

@@ -32,7 +32,7 @@ from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.rows.dictionaries import dictionaries
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import EntryTransaction, Transaction
-from lance_memwal.write.changes import Settings
+from lance_memwal.write.changes import Settings, Terms
 from lance_memwal.write.results import WriteResult
 
 __all__ = [
@@ -94,6 +94,8 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
             return writer.delete(_batch(parts[0]), txn=txn, count=options["count"], sequence=sequence)
         case "update":
             return writer.update(parts[0], txn=txn, insert=options["insert"])
+        case "append":
+            return writer.append(parts[0] or [], Terms(**options), txn)
         case "insert":
             return writer.insert(parts[0], txn=txn, missing=options["missing"])
         case "update_matching":

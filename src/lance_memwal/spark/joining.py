@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from lance_memwal.errors import MemWalError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.reader import Reader
+from lance_memwal.serve.sink_owners import SinkOwners
 from lance_memwal.spark.options import Options
 from lance_memwal.store.location import resolve
 from lance_memwal.table import open_table
@@ -35,7 +36,8 @@ def sink_of(options: Options) -> Sink:
     if found is None or found.appender.is_replaced:
         look_up = Reader(NewestBase(BaseTable.need(location))).stored_rows
         appender = OnceAppender(location, max_entry_bytes=options.max_entry_bytes, look_up=look_up)
-        found = Sink(appender, patience=Patience(options.owner_wait_seconds))
+        owners = None if appender.table_id is None else SinkOwners(location, appender.table_id)
+        found = Sink(appender, patience=Patience(options.owner_wait_seconds), find_owner=owners)
         _SINKS[slot] = found
     return found
 
