@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,19 @@ def test_collection_keeps_the_blobs_of_a_log_that_nobody_has_flushed(table: mw.T
     peer("put", table, f"10={PACKED}", f"11={DEDICATED}")
     table.gc(grace_seconds=0)
     check(table, {**FIRST, 10: PACKED, 11: DEDICATED})
+
+
+def test_a_checkpoint_keeps_the_blobs_beside_the_entries_that_it_reads(table: mw.Table) -> None:
+    peer("put", table, f"10={PACKED}", f"11={DEDICATED}")
+    table.checkpoint_create("then")
+    with table.shard_writer(fsync=False) as writer:
+        ours(writer, 10, "0")
+        ours(writer, 11, "null")
+    table.compact()
+    table.maintain(versions=timedelta(0), grace_seconds=0)
+    check(table, {**FIRST, 10: "0", 11: "null"})
+    view = table.at("then")
+    assert view.get_blob(10, "image").read() == blob_of(10, PACKED)
+    assert view.get_blob(11, "image").read() == blob_of(11, DEDICATED)
+    table.checkpoint_drop("then")
+    assert table.gc(grace_seconds=0).count("orphan") or not list(Path(table.uri).glob("_mem_wal/*/*.blob"))
