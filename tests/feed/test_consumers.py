@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import crash_points
+from lance_memwal.clock import SystemClock
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.feed.cursor import Place
@@ -321,6 +323,42 @@ def test_a_consumer_that_begins_with_a_snapshot_while_collection_runs_can_read_i
         crash_points.install(None)
     if came:
         assert sorted(mirrored(came[0])) == [10, 11, 12]
+
+
+class InterruptedClock(SystemClock):
+    """Does something when it is asked for the time first."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then: Callable[[], object] | None = then
+
+    def now_ms(self) -> int:
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+        return super().now_ms()
+
+
+def test_a_snapshot_that_is_collected_before_the_first_record_is_taken_again(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"), SCHEMA)
+    life(table, 10)
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [20], "v": [0]})
+        writer.flush()
+
+        def collect_all() -> None:
+            put(table, [30])
+            life(table, 40)
+            collect(table)
+            collect(table)
+
+        clock = InterruptedClock(collect_all)
+        reader = Consumer(NewestBase(table.base), "sync", Request(), until="now", clock=clock)
+        first = reader.cursor
+        found = mirrored(reader)
+        writer.abort()
+    assert reader.cursor != first
+    assert sorted(found) == [10, 11, 12, 20, 30, 40, 41, 42]
+    reader.commit()
 
 
 def test_a_restarted_consumer_knows_what_rows_were_before(tmp_path: Path) -> None:

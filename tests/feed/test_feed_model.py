@@ -10,6 +10,9 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.feed.changes import ChangeFeed, Request
+from lance_memwal.lance.base import NewestBase
+from lance_memwal.testing.clocks import SkippingClock
 from tests.harness.profile import scaled
 from tests.kit.feeds import EXTRA, apply
 from tests.kit.tables import create, keyed
@@ -180,6 +183,36 @@ def test_every_change_comes_exactly_once_whatever_happens(tmp_path: Path, seed: 
     assert after == life.rows
     life.writer.close()
     assert table.verify().ok
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_images_are_right_when_their_snapshot_is_renewed(tmp_path: Path, seed: int) -> None:
+    """An hour passes now and then, while some shards have changes that were not read yet."""
+    table = create(str(tmp_path / "t"), SCHEMA, sharding=mw.Bucket("id", 3))
+    life = Life(table, seed)
+    life.put()
+    rows_then, began = dict(life.rows), {key: len(changes) for key, changes in life.changes.items()}
+    clock = SkippingClock()
+    feed = ChangeFeed(NewestBase(table.base), Request(before=True), "latest", None, clock=clock)
+    batches, rows = iter(feed), list[dict[str, Any]]()
+    first = feed.needed[0]
+
+    def expected() -> dict[int, list[tuple[str, int | None]]]:
+        found = {k: with_images(c[began.get(k, 0) :], rows_then.get(k)) for k, c in life.changes.items()}
+        return {key: images for key, images in found.items() if images}
+
+    for _ in range(40):
+        life.random.choice([life.put, life.put, life.delete, life.put_many, life.flush, life.compact])()
+        if life.random.random() < 0.2:
+            clock.sleep(3600)
+        if life.random.random() < 0.5 and len(rows) < sum(map(len, expected().values())):
+            rows += next(batches).to_pylist()
+    while len(rows) < sum(map(len, expected().values())):
+        rows += next(batches).to_pylist()
+    assert per_key(rows) == expected()
+    assert feed.needed[0] != first, "another snapshot is in use"
+    feed.stop()
+    life.writer.close()
 
 
 def test_net_is_the_difference_of_two_snapshots(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ from lance_memwal.rows.filter import FilterLike
 
 __all__ = ["ChangeFeed", "Request"]
 
-_SHARDS_AT_ONCE = 4
+_SHARDS_AT_ONCE = 4  # each holds a chunk
+_ASK_AT_ONCE = 16
 _LOCAL_POLLS = BackOff(0.002, 0.01, jitter=0.0)
 _REMOTE_POLLS = BackOff(0.1, 1.0, jitter=0.0)
 _SHARDS_EVERY = 2.5
@@ -204,8 +205,10 @@ class ChangeFeed:
 
     def _round(self) -> Iterator[tuple[ShardChanges, Chunk]]:
         """The next chunk of every shard that has one."""
-        shards = [shard for shard in self._current() if self._goes_on(shard)]
-        at_once = self._base.location.at_once(_SHARDS_AT_ONCE)
+        location, current = self._base.location, self._current()
+        asked = in_order(self._goes_on, current, location.at_once(_ASK_AT_ONCE), "memwal-changes")
+        shards = [shard for shard, goes_on in zip(current, asked, strict=True) if goes_on]
+        at_once = location.at_once(_SHARDS_AT_ONCE)
         for shard, chunk in zip(shards, in_order(self._take, shards, at_once, "memwal-changes"), strict=True):
             if chunk is not None:
                 yield shard, chunk

@@ -189,21 +189,26 @@ class Consumer:
         """Use `Table.consumer`."""
         base = newest.with_index()
         self.name = name
+        self._newest, self._request, self._until, self._clock = newest, request, until, clock
         self._where = base.location.describe()
         self._place = ConsumerPlace(base, name, max_age, clock)
         known = self._place.find()
+        self._begins_now = known is None and start == "snapshot"
         begin: Start = start if known is None else Cursor.parse(known.cursor)
         state = None if known is None or known.snapshot is None else Snapshot.parse(known.snapshot)
-        self._feed = ChangeFeed(
-            newest,
-            request,
-            begin,
-            until,
-            state=state if request.before else None,
-            on_look=self._place.look,
-            clock=clock,
-        )
+        self._feed = self._open(begin, state if request.before else None)
         self._place.claim(self._standing(), known)
+
+    def _open(self, start: Start, state: Snapshot | None) -> ChangeFeed:
+        return ChangeFeed(
+            self._newest,
+            self._request,
+            start,
+            self._until,
+            state=state,
+            on_look=self._place.look,
+            clock=self._clock,
+        )
 
     def _standing(self) -> Standing:
         return Standing(self._feed.cursor, *self._feed.needed)
@@ -236,9 +241,24 @@ class Consumer:
         self._place.move(self._standing())
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._feed:
-            self._place.give_sign()
-            yield batch
+        for _ in range(_MAX_TRIES):
+            try:
+                for batch in self._feed:
+                    self._begins_now = False
+                    self._place.give_sign()
+                    yield batch
+            except CollectedError:
+                if not self._begins_now:
+                    raise
+                self._begin_again()
+            else:
+                return
+        raise ConflictError("snapshots of the table are collected faster than they can be read: raise grace_seconds")
+
+    def _begin_again(self) -> None:
+        """Take another snapshot: collection began before our record was there, and removed what the first one needs."""
+        self._feed = self._open("snapshot", None)
+        self._place.move(self._standing())
 
     def stop(self) -> None:
         """Let the iteration end, now or at its next wait; any thread may call it."""
