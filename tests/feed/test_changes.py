@@ -404,3 +404,17 @@ def test_an_append_only_table_has_only_inserts(tmp_path: Path) -> None:
 def test_what_is_no_cursor_is_refused(text: str) -> None:
     with pytest.raises(mw.InvalidInputError):
         mw.Cursor.parse(text)
+
+
+def test_a_feed_has_the_columns_of_its_start_and_a_later_one_those_of_today(tmp_path: Path) -> None:
+    table = create(str(tmp_path / "t"))
+    put(table, [1], 1)
+    old = table.changes()
+    batches = iter(old)
+    assert ops_of([next(batches)], "id", "v") == [("u", 1, 1)]
+    table.dataset.add_columns({"extra": "cast(null as int)"})
+    with table.writer() as writer:
+        writer.put({"id": [2], "v": [2], "s": ["two"], "extra": [7]})
+    assert next(batches).schema.names == old.schema.names
+    old.stop()
+    assert ops_of(table.changes(until="now"), "id", "extra") == [("u", 1, None), ("u", 2, 7)]
