@@ -345,15 +345,20 @@ def test_verify_names_a_checkpoint_of_which_something_is_missing(table: mw.Table
     assert table.verify().ok
 
 
-def test_a_record_that_is_damaged_stops_collection_before_it_removes_anything(table: mw.Table) -> None:
+@pytest.mark.parametrize("text", ['{"format": 1}', "{", '{"format": 1, "state": "active", "snapshot": "memwal1:x"}'])
+def test_a_record_that_is_damaged_stops_collection_until_it_is_dropped(table: mw.Table, text: str) -> None:
     table.checkpoint_create("a")
-    (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "1.json").write_text('{"format": 1}')
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "1.json").write_text(text)
     put(table, [1], "new")
     table.compact()
     before = {item.path for item in table.location.store.list(paths.MEM_WAL_DIR)}
     with pytest.raises(mw.CorruptDataError, match=r"checkpoints/a/1\.json"):
         table.gc(grace_seconds=0)
     assert before <= {item.path for item in table.location.store.list(paths.MEM_WAL_DIR)}
+    assert [problem.invariant for problem in table.verify().problems] == ["V-13"]
+    table.checkpoint_drop("a")
+    assert table.verify().ok
+    assert table.gc(grace_seconds=0).objects
 
 
 def test_pins_name_what_a_checkpoint_needs(table: mw.Table) -> None:

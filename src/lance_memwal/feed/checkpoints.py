@@ -10,11 +10,11 @@ Owns `Checkpoint` and the verbs; the records are those of `lance_memwal.upkeep.c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import CollectedError, ConflictError, InvalidInputError
+from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError
 from lance_memwal.feed.moments import is_plain_name
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.table_ids import for_writing
@@ -24,6 +24,7 @@ from lance_memwal.store.paths import check_record_name
 from lance_memwal.upkeep.checkpoint_records import (
     CheckpointRecord,
     checkpoint_record,
+    newest_number,
     read_checkpoints,
     write_checkpoint,
 )
@@ -97,12 +98,13 @@ def checkpoint_of(base: BaseTable, name: str) -> Checkpoint:
 
 
 def drop_checkpoint(base: BaseTable, name: str, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Let collection have what only this checkpoint keeps; `base` is the newest version."""
-    checkpoint_of(base, name)
-    record = checkpoint_record(base.location, name)
-    if record is None:
-        raise ConflictError(f"the records of the checkpoint {name!r} were removed meanwhile")
-    ended = replace(record, number=record.number + 1, state="dropped", by=clock.uuid4())
+    """Let collection have what only this checkpoint keeps, also if its record is damaged; `base` is the newest version."""
+    number, by = newest_number(base.location, check_record_name(name)), clock.uuid4()
+    try:
+        snapshot = checkpoint_of(base, name).snapshot
+    except CorruptDataError:  # nobody can say what it kept
+        snapshot = Snapshot(base.tag, base.version)
+    ended = CheckpointRecord(name, number + 1, "dropped", base.table_id, snapshot, clock.now_ms(), None, by)
     if not write_checkpoint(base, ended):
         raise ConflictError(f"somebody else creates or drops the checkpoint {name!r} right now; retry")
 

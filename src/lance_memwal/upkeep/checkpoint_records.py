@@ -28,6 +28,7 @@ __all__ = [
     "CheckpointRecord",
     "CheckpointState",
     "checkpoint_record",
+    "newest_number",
     "read_checkpoints",
     "tidy_checkpoints",
     "write_checkpoint",
@@ -84,6 +85,11 @@ def checkpoint_record(location: Location, name: str) -> CheckpointRecord | None:
     records = _records(location, name)
     newest = records.newest()
     return None if newest is None else _parse(name, newest, paths.record_path(records.directory, newest.number))
+
+
+def newest_number(location: Location, name: str) -> int:
+    """The number of the record that counts, whole or not; 0 if there is none."""
+    return max(_records(location, name).numbers(), default=0)
 
 
 def read_checkpoints(location: Location, table_id: str | None) -> list[CheckpointRecord]:
