@@ -35,6 +35,7 @@ __all__ = ["BaseLookup", "BaseRows", "ids_of_keys", "row_ids_of", "rows_by_id", 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
 _INDEX_AFTER_LOOKUPS = 8
+_MANY_KEYS, _ROWS_PER_KEY = 10_000, 100
 _OTHER_NULLS = "2.0"  # files of this version hold a null blob as one
 
 
@@ -52,7 +53,7 @@ class BaseLookup:
         schema = pa.schema([base.columns.shown.columns.field(name) for name in wanted])
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
             return no_rows(schema)
-        index = self._index_for(base)
+        index = self._index_for(base, keys.num_rows)
         if index is None:
             return _by_filter(base, keys, wanted)
         row_ids = index.propose(keys.columns)
@@ -65,7 +66,7 @@ class BaseLookup:
         """The row id of the row of `base` that has this one key, or None."""
         if base.dataset.count_rows() == 0:
             return None
-        index = self._index_for(base)
+        index = self._index_for(base, 1)
         if index is None:
             found = _by_filter(base, key, [*base.primary_key, ROW_ID]).column(ROW_ID).to_pylist()
             return found[0] if found else None
@@ -75,7 +76,7 @@ class BaseLookup:
                 return int(proposed)
         return None
 
-    def _index_for(self, base: BaseTable) -> _HashIndex | None:
+    def _index_for(self, base: BaseTable, keys: int) -> _HashIndex | None:
         with self._lock:
             version = version_of(base)
             found: _HashIndex | None = CACHE.find(_slot_of(base), version)
@@ -84,12 +85,17 @@ class BaseLookup:
             if version != self._known:
                 self._known, self._asked = version, 0
             self._asked += 1
-            if not self._worth_building(base):
+            if not self._worth_building(base, keys):
                 return None
             return _key_index(base)
 
-    def _worth_building(self, base: BaseTable) -> bool:
-        return _keys_fit(base) and (not base.is_key_indexed or self._asked > _INDEX_AFTER_LOOKUPS)
+    def _worth_building(self, base: BaseTable, keys: int) -> bool:
+        if not _keys_fit(base):
+            return False
+        many = (
+            keys * _ROWS_PER_KEY >= base.dataset.count_rows() and keys >= _MANY_KEYS
+        )  # a filter would name all of them
+        return many or not base.is_key_indexed or self._asked > _INDEX_AFTER_LOOKUPS
 
 
 def version_of(base: BaseTable) -> tuple[object, ...]:
