@@ -29,3 +29,10 @@ def rows_of(table: mw.Table) -> dict[int, tuple[Any, ...]]:
     found = {row["id"]: tuple(row.values())[1:] for row in rows}
     assert len(found) == len(rows), "a key is there twice"
     return found
+
+
+def entries_with_rows(table: mw.Table) -> int:
+    """How many entries of the logs hold rows: what claims a shard, or ends a generation, holds none."""
+    tailers = [mw.WalTailer(table.location, info.shard_id) for info in table.shards()]
+    read = [tailer.read_entry(at) for tailer in tailers for at in range(1, tailer.next_position())]
+    return sum(entry is not None and entry.num_rows > 0 for entry in read)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import lance_memwal.spark as ms
 from lance_memwal.spark import executor_mode
 from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_sql import run_statements
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
 SLOW_HOST = "127.0.0.2"
@@ -88,6 +89,7 @@ def everything(spark: Any, root: Path) -> dict[str, Any]:
         "base": [(row["id"], row["value"]) for row in base] == EXPECTED,
         "read": spark.read.format("memwal").load(uri).count(),
         "ids": len(ids_of(table)),
+        "sql": run_statements(spark, ms.face(spark), str(root / "warehouse")),
         "stream": judge(streamed, expected),
     }
 

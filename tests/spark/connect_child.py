@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 import lance_memwal.spark as ms
 from lance_memwal.spark.java import provide_java
 from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_sql import run_statements
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
 
@@ -44,6 +45,7 @@ def main(root: str) -> None:
         "ids": len(ids_of(table)),
         "stream": judge(streamed, expected),
         "written": again,
+        "sql": run_statements(spark, ms.face(spark), f"{root}/warehouse"),
     }
     Path(root, "result.json").write_text(json.dumps(result))
     spark.stop()

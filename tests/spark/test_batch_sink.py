@@ -121,15 +121,6 @@ def test_a_column_that_the_frame_leaves_out_is_refused_unless_it_may_be_null(spa
     assert table.get(1) == {"id": 1, "value": "b", "n": None}
 
 
-def test_overwriting_is_refused(spark: Any, uri: str) -> None:
-    table = keyed(uri)
-    with table.writer() as writer:
-        writer.put({"id": [1]}, missing="null")
-    with pytest.raises(Exception, match="not overwritten"):
-        spark.range(3).write.format("memwal").mode("overwrite").save(uri)
-    assert ids_of(table) == [1]
-
-
 def test_a_writer_that_the_sink_superseded_is_fenced(spark: Any, uri: str) -> None:
     table = keyed(uri, 1)
     writer = table.writer()

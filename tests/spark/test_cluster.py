@@ -14,6 +14,7 @@ import pytest
 from killing import MODULES, Driver, wait_for
 
 from lance_memwal.spark.java import provide_java
+from tests.kit.spark_sql import EXPECTED_SQL
 
 LAUNCHER = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
@@ -71,4 +72,5 @@ def test_sinks_source_compaction_and_speculation_on_two_workers(master: str, tmp
         "read": 160,
         "ids": 160,
         "stream": [0, 0],
+        "sql": EXPECTED_SQL,
     }

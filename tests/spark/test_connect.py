@@ -7,6 +7,8 @@ from pathlib import Path
 
 from killing import Driver
 
+from tests.kit.spark_sql import EXPECTED_SQL
+
 
 def test_sinks_source_and_compaction_work_over_connect(tmp_path: Path) -> None:
     driver = Driver([str(tmp_path)], tmp_path / "log", script="connect_child.py")
@@ -24,4 +26,5 @@ def test_sinks_source_and_compaction_work_over_connect(tmp_path: Path) -> None:
         "ids": 160,
         "stream": [0, 0],
         "written": [10, 0],
+        "sql": EXPECTED_SQL,
     }

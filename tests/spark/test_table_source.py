@@ -1,4 +1,4 @@
-"""The table source: merged, fresh, one snapshot per load."""
+"""The table source: merged, fresh; of the pure Python source one snapshot per load, of the JVM face one per query."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.kit.spark_tables import append_only, keyed
 from tests.kit.spark_values import VALUES
 
 
-def load(spark: Any, uri: str, **options: Any) -> Any:
-    return spark.read.format("memwal").options(**options).load(uri)
+def load(spark: Any, uri: str, source: str = "memwal", **options: Any) -> Any:
+    return spark.read.format(source).options(**options).load(uri)
 
 
 def as_dict(frame: Any) -> dict[int, tuple[Any, ...]]:
@@ -47,14 +47,17 @@ def mixed_table(uri: str, seed: int) -> tuple[mw.Table, dict[int, tuple[Any, ...
     return table, model
 
 
-def test_the_source_equals_a_dict_after_random_upserts_and_deletes(spark: Any, uri: str) -> None:
+@pytest.mark.parametrize("source", ["memwal", "memwal_py"])
+def test_the_source_equals_a_dict_after_random_upserts_and_deletes(spark: Any, uri: str, source: str) -> None:
     table, model = mixed_table(uri, 1)
     assert {len(info.generations) > 0 and info.wal_tail > 0 for info in table.shards()} == {True}
     assert table.dataset.count_rows() > 0
-    assert as_dict(load(spark, uri)) == model
+    assert as_dict(load(spark, uri, source)) == model
+    assert load(spark, uri, source).count() == len(model)
     old = {i: row for i, row in model.items() if row[1] == 2}
-    assert as_dict(load(spark, uri, filter="n = 2")) == old  # newer rows that do not match still hide older ones
-    narrow = load(spark, uri, columns="n,id", filter="id >= 100")
+    assert as_dict(load(spark, uri, source, filter="n = 2")) == old  # newer rows that do not match hide older ones
+    assert as_dict(load(spark, uri, source).where("n = 2")) == old
+    narrow = load(spark, uri, source, columns="n,id", filter="id >= 100")
     assert narrow.columns == ["n", "id"]
     assert {row["id"]: row["n"] for row in narrow.collect()} == {i: row[1] for i, row in model.items() if i >= 100}
 
@@ -63,7 +66,7 @@ def test_one_load_is_one_snapshot_over_all_its_actions_and_flushed_leaves_the_lo
     table = keyed(uri)
     with table.writer() as writer:
         writer.put({"id": list(range(50)), "n": [0] * 50}, missing="null")
-    before = load(spark, uri)
+    before = load(spark, uri, "memwal_py")
     other = table.writer()
     other.put({"id": list(range(40, 60)), "n": [1] * 20}, missing="null")
     assert before.count() == 50
@@ -92,7 +95,7 @@ def test_a_snapshot_that_collection_passed_says_load_again(spark: Any, uri: str)
     table = keyed(uri, 1)
     with table.writer() as writer:
         writer.put({"id": [1, 2]}, missing="null")
-    frame = load(spark, uri)
+    frame = load(spark, uri, "memwal_py")
     with table.writer() as writer:
         writer.put({"id": [3]}, missing="null")
     table.compact()

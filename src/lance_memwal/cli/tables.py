@@ -28,8 +28,8 @@ from lance_memwal.cli.output import show
 from lance_memwal.cli.progress import file_bar
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
-from lance_memwal.rows.merging import FirstRow, LastWrite, Merge
-from lance_memwal.rows.sharding import Bucket, Identity, Manual, Sharding, Unsharded
+from lance_memwal.rows.merging import LastWrite, Merge, merge_of_text, text_of_merge
+from lance_memwal.rows.sharding import Sharding, sharding_of_text
 from lance_memwal.table import create_table
 from lance_memwal.table import enable as enable_table
 
@@ -65,34 +65,17 @@ _Missing = Annotated[
 
 
 def _sharding(text: str) -> Sharding:
-    name, _, rest = text.strip().partition("(")
-    arguments = [part.strip() for part in rest.rstrip(") ").split(",") if part.strip()]
-    if name == "manual" and not arguments:
-        return Manual()
-    if name == "unsharded" and not arguments:
-        return Unsharded()
-    if name == "bucket" and len(arguments) == 2 and arguments[1].isdigit():
-        return Bucket(arguments[0], int(arguments[1]))
-    if name == "identity" and len(arguments) == 1:
-        return Identity(arguments[0])
-    raise typer.BadParameter(
-        f"{text!r} is none of unsharded, bucket(column,n), identity(column), manual", param_hint="--sharding"
-    )
+    try:
+        return sharding_of_text(text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(str(error), param_hint="--sharding") from None
 
 
 def _merge(text: str | None) -> Merge | None:
-    name, _, column = (text or "").strip().partition(":")
-    if text is None or (name == "none" and not column):
-        return None
-    if name == "first-row" and not column:
-        return FirstRow()
-    if name == "last-write" and column.strip():
-        return LastWrite(sequence=column.strip())
-    raise typer.BadParameter(f"{text!r} is none of last-write:column, first-row, none", param_hint="--merge")
-
-
-def _merge_text(merge: Merge | None) -> str:
-    return "none" if merge is None else "first-row" if isinstance(merge, FirstRow) else f"last-write:{merge.sequence}"
+    try:
+        return None if text is None else merge_of_text(text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(str(error), param_hint="--merge") from None
 
 
 def _schema(columns: str) -> pa.Schema:
@@ -138,7 +121,7 @@ def create(
         exist_ok=exist_ok,
     )
     answer = {"table": table.uri, "columns": table.schema.names, "primary_key": table.primary_key}
-    rules = {"sharding": str(table.sharding), "merge": _merge_text(table.merge)}
+    rules = {"sharding": str(table.sharding), "merge": text_of_merge(table.merge)}
     show({**answer, **rules, "version": int(table.dataset.version)}, as_json=json)
 
 
@@ -160,7 +143,7 @@ def enable(
         allow_keys_across_shards=allow_keys_across_shards,
         storage_options=storage_options(storage_option),
     )
-    rules = {"sharding": str(table.sharding), "merge": _merge_text(table.merge)}
+    rules = {"sharding": str(table.sharding), "merge": text_of_merge(table.merge)}
     show({"table": table.uri, "primary_key": table.primary_key, **rules}, as_json=json)
 
 

@@ -22,7 +22,18 @@ import pyarrow as pa
 from lance_memwal.arguments import check_column, check_instance, check_text
 from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
 
-__all__ = ["MERGE_KEY", "FirstRow", "LastWrite", "Merge", "check_merge", "encode_merge", "order_of", "stored_merge"]
+__all__ = [
+    "MERGE_KEY",
+    "FirstRow",
+    "LastWrite",
+    "Merge",
+    "check_merge",
+    "encode_merge",
+    "merge_of_text",
+    "order_of",
+    "stored_merge",
+    "text_of_merge",
+]
 
 MERGE_KEY = "memwal.merge"
 _LAST_WRITE, _FIRST_ROW = "last_write", "first_row"
@@ -109,6 +120,23 @@ def stored_merge(text: str | None, column_ids: Mapping[str, int]) -> Merge | Non
             "the sequence column of the table was dropped: its rows cannot be put in order any more"
         )
     return LastWrite(names[0], timedelta(milliseconds=remember_ms))
+
+
+def text_of_merge(merge: Merge | None) -> str:
+    """A merge for people: "none", "last-write:column" or "first-row"."""
+    return "none" if merge is None else "first-row" if isinstance(merge, FirstRow) else f"last-write:{merge.sequence}"
+
+
+def merge_of_text(text: str) -> Merge | None:
+    """The merge that `text_of_merge` writes."""
+    name, _, column = text.strip().partition(":")
+    if name == "none" and not column:
+        return None
+    if name == "first-row" and not column:
+        return FirstRow()
+    if name == "last-write" and column.strip():
+        return LastWrite(column.strip())
+    raise InvalidInputError(f"{text!r} is none of last-write:column, first-row, none")
 
 
 def order_of(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:

@@ -47,6 +47,7 @@ __all__ = [
     "from_specs",
     "route",
     "shard_id_for",
+    "sharding_of_text",
     "shards_of_filter",
     "shards_of_keys",
 ]
@@ -448,3 +449,18 @@ def _stored_buckets(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MAX_BUCKETS:
         raise CorruptDataError(f"the table's sharding has a bad number of buckets: {text[:20]!r}")
     return int(text)
+
+
+def sharding_of_text(text: str) -> Sharding:
+    """The sharding that `str` of it writes: "unsharded", "bucket(column,n)", "identity(column)" or "manual"."""
+    name, _, rest = text.strip().partition("(")
+    arguments = [part.strip() for part in rest.rstrip(") ").split(",") if part.strip()]
+    if name == "manual" and not arguments:
+        return Manual()
+    if name == "unsharded" and not arguments:
+        return Unsharded()
+    if name == "bucket" and len(arguments) == 2 and arguments[1].isdigit():
+        return Bucket(arguments[0], int(arguments[1]))
+    if name == "identity" and len(arguments) == 1:
+        return Identity(arguments[0])
+    raise InvalidInputError(f"{text!r} is none of unsharded, bucket(column,n), identity(column), manual")

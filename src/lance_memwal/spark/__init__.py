@@ -5,6 +5,7 @@ from lance_memwal.process.extras import need
 need("pyspark", "spark", "lance_memwal.spark")
 
 from lance_memwal.spark.executor_mode import BatchReport, write_batch
+from lance_memwal.spark.face.load import face
 from lance_memwal.spark.jobs import CompactionMode, compact, flush, gc, maintain
 from lance_memwal.spark.merging import MergeBuilder, merge_into
 from lance_memwal.spark.progress import ProgressListener, QueryStats
@@ -19,6 +20,7 @@ __all__ = [
     "QueryStats",
     "arrow_schema_for",
     "compact",
+    "face",
     "flush",
     "gc",
     "maintain",

@@ -1,10 +1,11 @@
 """The entry points of `format("memwal")` and `format("memwal_changes")`: what serves a call of Spark.
 
-Owns `MemWalSource` and `ChangesSource`. Invariants:
+Owns `MemWalSource`, which has a second name for the JVM face to call it by, and `ChangesSource`. Invariants:
 
 1. One `load` is one snapshot: it is pinned when Spark makes the source, and travels with it to every plan and task.
-2. Filters are never pushed down by Spark (it caches one read plan per relation, so that one DataFrame used with two
-   filters would return wrong rows); the options `filter` and `columns` do it instead.
+2. Filters are never pushed down by Spark itself (it caches one read plan per relation, so that one DataFrame used with two
+   filters would return wrong rows); the options `filter` and `columns` do it instead, and so does the JVM face, which makes
+   a source of its own for every scan (option `pushed`).
 3. A source that only writes pins nothing.
 """
 
@@ -17,16 +18,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.spark.evolving import with_columns_of
+from lance_memwal.spark.face.pushed import planned, with_pushed
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, pin_table
+from lance_memwal.spark.replacing import all_gone, overwriting
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import BatchSink, StreamSink
 from lance_memwal.spark.source import TableReader
 from lance_memwal.spark.types import struct_type
 from lance_memwal.table import open_table
 
-__all__ = ["ChangesSource", "MemWalSource"]
+__all__ = ["ChangesSource", "MemWalSource", "PythonSource"]
 
 
 class MemWalSource(DataSource):
@@ -50,6 +54,7 @@ class MemWalSource(DataSource):
 
     def _pinned(self) -> Pin:
         if self._pin is None:
+            self._options = with_pushed(self._options)
             self._pin = pin_table(self._options)
         return self._pin
 
@@ -57,6 +62,9 @@ class MemWalSource(DataSource):
         """The table's columns, or those of the option `columns`; the change feed has three more."""
         if self._options.change_feed:
             return _feed_schema(self._options)
+        if self._options.pushed is not None:
+            pin = self._pinned()
+            return planned(self._options, pin)
         return struct_type(self._pinned().schema.columns, self._options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -76,17 +84,27 @@ class MemWalSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
         """The batch sink."""
-        return BatchSink(self._plan(schema, overwrite))
+        return BatchSink(self._plan(schema, overwrite), all_gone if overwrite else None)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802
         """The streaming sink."""
-        return StreamSink(self._plan(schema, overwrite))
+        return StreamSink(self._plan(schema, overwrite), all_gone if overwrite else None)
 
     def _plan(self, schema: StructType, overwrite: bool) -> WritePlan:
-        if overwrite:
-            raise InvalidInputError("a memwal table is not overwritten: use mode('append'), or delete rows")
         table = open_table(self._options.path, storage_options=self._options.storage_options)
-        return WritePlan.make(table, schema, self._options)
+        options = overwriting(table, self._options) if overwrite else self._options
+        if options.merge_schema:
+            table = with_columns_of(table, schema)
+        return WritePlan.make(table, schema, options)
+
+
+class PythonSource(MemWalSource):
+    """The same source by the name that is never the JVM face's."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "memwal_py"
 
 
 class ChangesSource(DataSource):

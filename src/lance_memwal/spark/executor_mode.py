@@ -144,7 +144,7 @@ def _through_sink(df: Any, given: dict[str, str], uri: str, operation: str, txn:
 
 
 def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> BatchReport:
-    sink = sink_of(plan.options)
+    sink = sink_of(plan)
     answers = spread.mapInArrow(_append_task(plan, sink.claims, txn), _ANSWER).collect()
     tidy(plan.options, sink, sorted({answer["shard"] for answer in answers}))
     stats = sum((_stats_of(answer) for answer in answers), BatchStats())
@@ -170,7 +170,7 @@ def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transac
             raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
         for shard_id, parts in by_shard.items():
             newest = rows_in_order(plan, parts)
-            sink = sink_of(plan.options)
+            sink = sink_of(plan)
             sink.learn(claims)
             result = sink.append(shard_id, newest, txn=txn, terms=plan.terms)
             answer = {

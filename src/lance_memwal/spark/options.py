@@ -37,15 +37,19 @@ class Options:
     consistency: Literal["fresh", "flushed"] = "fresh"
     rows_per_partition: int = 1_000_000
     as_of: str | None = None
+    pushed: str | None = None  # by the JVM face: see `face.pushed`, which makes `filter`, `limit` and `count` of it
+    limit: int | None = None
+    count: bool = False
     # writing
     operation: Operation | None = None
     txn_app_id: str | None = None
     txn_version: int | None = None
     sequence_by: str | None = None
-    duplicates: Literal["error", "last"] = "error"
+    duplicates: Literal["error", "last", "live"] = "error"
     missing: Literal["error", "null", "keep"] | None = None
     if_absent: bool = False
     where: str | None = None
+    merge_schema: bool = False
     inline_bytes: int = 4 * _MIB
     max_entry_bytes: int = 64 * _MIB
     flush_bytes: int = 64 * _MIB
@@ -88,7 +92,7 @@ class Options:
             raise InvalidInputError(
                 "option 'asOf' is for reads of the whole table: leave out changeFeed and consistency"
             )
-        if self.sequence_by is not None and self.duplicates == "last":
+        if self.sequence_by is not None and self.duplicates != "error":
             raise InvalidInputError("options 'sequenceBy' and 'duplicates' exclude each other: one rule decides")
         if self.if_absent and self.operation in ("update", "delete"):
             raise InvalidInputError(
@@ -161,14 +165,16 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "consistency": ("consistency", _one_of("fresh", "flushed")),
     "rowsPerPartition": ("rows_per_partition", _positive),
     "asOf": ("as_of", _text),
+    "pushed": ("pushed", _text),
     "operation": ("operation", _one_of("upsert", "append", "update", "delete")),
     "txnAppId": ("txn_app_id", _text),
     "txnVersion": ("txn_version", _number),
     "sequenceBy": ("sequence_by", _text),
-    "duplicates": ("duplicates", _one_of("error", "last")),
+    "duplicates": ("duplicates", _one_of("error", "last", "live")),
     "missing": ("missing", _one_of("error", "null", "keep")),
     "ifAbsent": ("if_absent", _flag),
     "where": ("where", _text),
+    "mergeSchema": ("merge_schema", _flag),
     "inlineBytes": ("inline_bytes", _bytes),
     "maxEntryBytes": ("max_entry_bytes", _bytes),
     "flushBytes": ("flush_bytes", _bytes),

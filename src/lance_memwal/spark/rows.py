@@ -6,13 +6,16 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
 2. A row goes to the shard that the table's sharding names, whatever partition it came from.
 3. Rows of one key in one version count in the order of the table's sequence and of `sequenceBy`; without both, duplicates
    are an error, since the order of rows inside a partition is not repeatable, unless the user says that it is.
+4. Where one statement both deletes keys and writes rows (`duplicates=live`), a row wins over a delete of its key, and two rows
+   are an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
@@ -21,7 +24,7 @@ from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.fit import Fitter, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import refuse_missing
-from lance_memwal.rows.keys import key_array, last_of_each
+from lance_memwal.rows.keys import KeySet, key_array, last_of_each
 from lance_memwal.rows.merging import FirstRow, LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
@@ -31,12 +34,20 @@ from lance_memwal.table import Table
 from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.changes import Terms
 
-__all__ = ["OP", "SEQUENCE", "WritePlan", "rows_in_order"]
+__all__ = ["OP", "SEQUENCE", "WritePlan", "needed_for_delete", "rows_in_order"]
 
 OP = "_op"
 SEQUENCE = "_memwal_sequence"
 _DELETES = pa.array(["d"])
 _KNOWN_OPS = pa.array(["u", "i", "d"])
+
+
+def needed_for_delete(key: Sequence[str], sharding: Sharding, merge: Merge | None) -> list[str]:
+    """The columns that a tombstone has: the key, and those that say to which shard it goes, and when it was."""
+    names, column = list(key), sharding.column
+    if isinstance(merge, LastWrite):
+        names.append(merge.sequence)
+    return names if column is None or column in names else [*names, column]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,7 @@ class WritePlan:
     operation: Operation
     merge: Merge | None = None
     given: frozenset[str] = frozenset()
+    table_id: str | None = None
 
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
@@ -66,8 +78,8 @@ class WritePlan:
             raise InvalidInputError(
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
-        schema = table.base.columns
-        plan = cls(options, schema, sharding, operation, table.merge, frozenset(frame.names))
+        base = table.base
+        plan = cls(options, base.columns, sharding, operation, table.merge, frozenset(frame.names), base.table_id)
         plan._check(frame)
         return plan
 
@@ -111,8 +123,7 @@ class WritePlan:
 
     @property
     def _needed_for_delete(self) -> list[str]:
-        merge = self.merge
-        return [*self._address, *([merge.sequence] if isinstance(merge, LastWrite) else [])]
+        return needed_for_delete(self.schema.primary_key, self.sharding, self.merge)
 
     @property
     def _needed(self) -> list[str]:
@@ -193,15 +204,18 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
     """The rows of one shard and version in the order in which they count, without those that a later one replaces anyway."""
     if not plan.schema.primary_key or not batches:
         return batches
-    table = pa.Table.from_batches(batches)
+    # Rows and tombstones of an overwrite differ in what may be null.
+    table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
     order = plan.order
     if order:
         table = table.take(pc.sort_indices(table, sort_keys=order, null_placement="at_start"))
     if SEQUENCE in table.column_names:
         table = table.drop_columns([SEQUENCE])
+    if plan.options.duplicates == "live":
+        table = _without_taken(plan, table)
     last = last_of_each(key_array([table.column(name) for name in plan.schema.primary_key]))
     repeated = table.num_rows - len(last)
-    if repeated and not order and plan.options.duplicates == "error":
+    if repeated and not order and plan.options.duplicates != "last":
         raise InvalidInputError(
             f"{repeated} rows of this write repeat the key of another one, and nothing says which wins: "
             "give the option 'sequenceBy' (the largest wins), or 'duplicates=last' if the order of rows is repeatable"
@@ -210,3 +224,17 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
         table = table.take(pa.array(last))
     in_order: list[pa.RecordBatch] = table.to_batches()
     return in_order
+
+
+def _without_taken(plan: WritePlan, table: pa.Table) -> pa.Table:
+    """The rows without tombstones of keys that a row takes, and each tombstone once."""
+    gone = np.asarray(table.column(TOMBSTONE))
+    rows, tombstones = table.filter(pa.array(~gone)), table.filter(pa.array(gone))
+    if not tombstones.num_rows:
+        return table
+    keys = key_array([tombstones.column(name) for name in plan.schema.primary_key])
+    tombstones = tombstones.take(pa.array(last_of_each(keys)))
+    if rows.num_rows:
+        taken = KeySet(key_array([rows.column(name) for name in plan.schema.primary_key]))
+        tombstones = tombstones.filter(pa.array(~taken.of_rows(tombstones, plan.schema.primary_key)))
+    return pa.concat_tables([rows, tombstones])

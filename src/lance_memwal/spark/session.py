@@ -11,8 +11,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lance_memwal.spark.data_source import ChangesSource, MemWalSource
+from lance_memwal.spark.data_source import ChangesSource, MemWalSource, PythonSource
+from lance_memwal.spark.face.commands import FaceSource
+from lance_memwal.spark.face.load import load_face
 from lance_memwal.spark.java import provide_java
+from lance_memwal.spark.searching import search_function
 from lance_memwal.spark.streams import mark_streams
 
 __all__ = ["register", "session"]
@@ -42,10 +45,18 @@ def session(master: str = "local[2]", **conf: Any) -> SparkSession:
 
 
 def register(spark: Any) -> None:
-    """Make the formats known to this session, and let `readStream.format("memwal")` mean the change feed.
+    """Make the formats known to this session, let `readStream.format("memwal")` mean the change feed, and load the JVM face.
 
-    Needed over Connect, and for that shorthand; elsewhere an installed package is found by itself.
+    Needed over Connect, for that shorthand, and for SQL; else an installed package is found by itself. `face` tells whether
+    the JVM face could be loaded; everywhere else the pure Python source does the work.
     """
     mark_streams(type(spark.readStream))
-    spark.dataSource.register(MemWalSource)
-    spark.dataSource.register(ChangesSource)
+    for source in (MemWalSource, ChangesSource, PythonSource, FaceSource):
+        spark.dataSource.register(source)
+    spark.udtf.register("memwal_search", search_function(settings_of(spark)))
+    load_face(spark)
+
+
+def settings_of(spark: Any) -> dict[str, str]:
+    """The settings of a session by name; of catalogs, those that were set before this call."""
+    return dict(spark.conf.getAll)

@@ -17,8 +17,9 @@ from __future__ import annotations
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -61,6 +62,10 @@ class Pieces(WriterCommitMessage):
     pieces: tuple[Piece, ...] = ()
     query_id: str | None = None
     run_id: str | None = None
+
+
+Also: TypeAlias = Callable[[WritePlan, str], Pieces]
+"""What is written besides the rows of the tasks, made on the driver for a plan and a job."""
 
 
 # ---------------------------------------------------------------------------------------------------------- in a task
@@ -140,8 +145,11 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
             by_shard.setdefault(piece.shard_id, []).append(piece)
     if not by_shard:
         return []
-    sink = sink_of(plan.options)
+    sink = sink_of(plan)
     location = sink.appender.location
+    if plan.options.duplicates == "live":  # a statement is refused before its first shard is written
+        for pieces in by_shard.values():
+            rows_in_order(plan, _load(location, pieces))
 
     def append(shard_id: str) -> AppendResult:
         batches = rows_in_order(plan, _load(location, by_shard[shard_id]))
@@ -193,12 +201,16 @@ def _log_commit(plan: WritePlan, txn: Transaction | None, results: Sequence[Appe
 
 
 class BatchSink(DataSourceArrowWriter):
-    """`df.write.format("memwal")`: exactly once per (txnAppId, txnVersion), at least once without them."""
+    """`df.write.format("memwal")`: exactly once per (txnAppId, txnVersion), at least once without them.
 
-    def __init__(self, plan: WritePlan) -> None:
+    What `also` gives at commit goes with the rows, under the same mark: the tombstones of an overwrite.
+    """
+
+    def __init__(self, plan: WritePlan, also: Also | None = None) -> None:
         if plan.options.txn_app_id is not None and plan.options.txn_version is None:
             raise InvalidInputError("a batch write needs 'txnVersion' beside 'txnAppId'")
         self._plan = plan
+        self._also = also
         self._job = SYSTEM_CLOCK.uuid4()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Pieces:
@@ -211,19 +223,20 @@ class BatchSink(DataSourceArrowWriter):
         txn = None
         if options.txn_app_id is not None and options.txn_version is not None:
             txn = Transaction(options.txn_app_id, options.txn_version)
-        commit_pieces(self._plan, _pieces(messages), txn)
+        commit_pieces(self._plan, _with(self._also, self._plan, self._job, messages), txn)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove nothing: a commit that failed may have written some shards already."""
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("memwal")`: exactly once per (query id, batch id)."""
+    """`df.writeStream.format("memwal")`: exactly once per (query id, batch id); `also` as in `BatchSink`."""
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: WritePlan, also: Also | None = None) -> None:
         if plan.options.txn_version is not None:
             raise InvalidInputError("a stream has its own versions (the batch ids); leave 'txnVersion' out")
         self._plan = plan
+        self._also = also
         self._job = SYSTEM_CLOCK.uuid4()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Pieces:
@@ -232,7 +245,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Write every piece of this micro-batch to its shard, once."""
-        pieces = _pieces(messages)
+        pieces = _with(self._also, self._plan, self._job, messages)
         query = next((m.query_id for m in pieces if m is not None and m.query_id), None)
         run = next((m.run_id for m in pieces if m is not None and m.run_id), None)
         if query is None:
@@ -252,5 +265,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         """Remove nothing: a commit that failed may have written some shards already."""
 
 
-def _pieces(messages: Sequence[WriterCommitMessage | None]) -> list[Pieces | None]:
-    return [message if isinstance(message, Pieces) else None for message in messages]
+def _with(
+    also: Also | None, plan: WritePlan, job: str, messages: Sequence[WriterCommitMessage | None]
+) -> list[Pieces | None]:
+    handed_in = [message if isinstance(message, Pieces) else None for message in messages]
+    return handed_in if also is None else [*handed_in, also(plan, job)]

@@ -7,6 +7,7 @@ Invariants:
 1. A base task hides every row whose key any fresh tier of the snapshot has, whether or not the newer row matches the
    filter; a shard task decides by key first and filters afterwards.
 2. Every batch has exactly the Arrow schema that Spark expects.
+3. A task of a count gives one row, the number of its rows; with a limit it gives no more rows than that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, rebuild
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 
-__all__ = ["TableReader"]
+__all__ = ["TableReader", "fresh_rows"]
 
 T = TypeVar("T")
 _SLACK = 1.25  # a part may be so much larger if that saves a task
@@ -47,7 +48,8 @@ class TableReader(DataSourceReader):
         self._options = options
         self._pin = pin
         self._schema = schema
-        struct_type(pin.schema.columns, schema.names)  # names the column that the table has not
+        if not options.count:
+            struct_type(pin.schema.columns, schema.names)  # names the column that the table has not
         as_filter(options.filter, pin.schema.columns)  # a wrong one is refused before a task meets it, or no row
 
     def partitions(self) -> list[InputPartition]:
@@ -56,7 +58,7 @@ class TableReader(DataSourceReader):
         fragments = _grouped(
             ((f.fragment_id, f.metadata.physical_rows or 0) for f in snapshot.base.dataset.get_fragments()), limit
         )
-        shards = _grouped(((view.shard_id, _fresh_rows(view)) for view in snapshot.shards if _is_fresh(view)), limit)
+        shards = _grouped(((view.shard_id, fresh_rows(view)) for view in snapshot.shards if _is_fresh(view)), limit)
         parts = [_Part(fragments=group) for group, _ in fragments]
         if fragments and shards and fragments[-1][1] + shards[0][1] <= limit * _SLACK:
             parts[-1] = replace(parts[-1], shards=shards.pop(0)[0])
@@ -65,17 +67,25 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        part: _Part | None = partition.value
-        if part is None:  # Spark's own partition for a table without any
-            return
+        part: _Part = partition.value or _Part()  # Spark makes a partition for a table without any
         wanted = spark_arrow_schema(self._schema)
         with missing_is_collected("load again"):
-            for batch in self._batches(part):
+            if self._options.count:
+                yield pa.RecordBatch.from_arrays([pa.array([self._count(part)], pa.int64())], schema=wanted)
+                return
+            for batch in _first(self._batches(part, tuple(self._schema.names)), self._options.limit):
                 yield to_spark_batch(batch, wanted)
 
-    def _batches(self, part: _Part) -> Iterator[pa.RecordBatch]:
+    def _count(self, part: _Part) -> int:
+        schema = self._pin.schema
+        columns = tuple(schema.primary_key) or tuple(schema.columns.names[:1])
+        return sum(int(batch.num_rows) for batch in self._batches(part, columns))
+
+    def _batches(self, part: _Part, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+        if not (part.fragments or part.shards):
+            return
         snapshot = rebuild(self._options, self._pin)
-        projection = Projection(tuple(self._schema.names))
+        projection = Projection(columns)
         row_filter = as_filter(self._options.filter, snapshot.schema.columns)
         if part.fragments:
             yield from Merge(snapshot, projection, row_filter).base_batches(part.fragments)
@@ -88,9 +98,21 @@ def _is_fresh(view: ShardView) -> bool:
     return bool(view.memory or view.sstables)
 
 
-def _fresh_rows(view: ShardView) -> int:
+def fresh_rows(view: ShardView) -> int:
+    """The rows of a shard above the base table, superseded ones and tombstones included."""
     listed = sum(sstable.physical_rows or 0 for sstable in view.sstables)
     return listed + sum(ref.num_rows for ref in view.memory)
+
+
+def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The first `limit` rows, or all."""
+    left = limit
+    for batch in batches:
+        yield batch if left is None else batch.slice(0, left)
+        if left is not None:
+            left -= batch.num_rows
+            if left <= 0:
+                return
 
 
 def _grouped(items: Iterable[tuple[T, int]], limit: int) -> list[tuple[tuple[T, ...], int]]:

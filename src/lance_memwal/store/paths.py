@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError
 from lance_memwal.types import check_shard_id
@@ -33,6 +34,7 @@ __all__ = [
     "manifest_dir",
     "manifest_hint_path",
     "manifest_path",
+    "namespace_path",
     "number_name",
     "owner_path",
     "parse_entry_name",
@@ -40,7 +42,9 @@ __all__ = [
     "parse_number_name",
     "parse_owner_name",
     "parse_record_name",
+    "parse_namespace_name",
     "parse_sstable_name",
+    "parse_table_name",
     "pk_index_dir",
     "quarantine_path",
     "record_dir",
@@ -51,17 +55,22 @@ __all__ = [
     "sstable_name",
     "stage_path",
     "txn_map_path",
+    "warehouse_dir",
+    "warehouse_table",
     "wal_dir",
     "wal_entry_path",
 ]
 
 MEM_WAL_DIR = "_mem_wal"
+TABLE_SUFFIX = ".lance"
+NAMESPACE_MARK = "memwal_namespace.json"
 STAGE_DIR = "memwal_stage"
 CONSUMERS_DIR = "memwal_consumers"
 CHECKPOINTS_DIR = "memwal_checkpoints"
 HINT_NAME = "version_hint.json"
 _MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[01]{64}")
+_WAREHOUSE_NAME = re.compile(r"[^\W_][\w-]{0,199}")
 _OWNER = re.compile(r"memwal_owner_([0-9]{1,20})\.json")
 _RECORD = re.compile(r"([1-9][0-9]{0,18})\.json")
 _RECORD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -246,3 +255,40 @@ def stage_path(job: str, token: str) -> str:
     if re.fullmatch(r"[0-9a-f-]{1,64}", job) is None or re.fullmatch(r"[0-9a-f-]{1,64}", token) is None:
         raise InvalidInputError("staged rows are named by hexadecimal digits")
     return f"{STAGE_DIR}/{job}/{token}.arrow"
+
+
+# ------------------------------------------------------------------------------------------------------------ warehouses
+
+
+def _checked(name: str) -> str:
+    if _WAREHOUSE_NAME.fullmatch(name) is None:
+        raise InvalidInputError(
+            f"a table or a namespace is called by letters, digits, '_' and '-', not {repr(name)[:120]}"
+        )
+    return name
+
+
+def warehouse_dir(namespace: Sequence[str]) -> str:
+    """Directory of a namespace below its warehouse; the warehouse itself for none."""
+    return "/".join(_checked(part) for part in namespace)
+
+
+def warehouse_table(namespace: Sequence[str], name: str) -> str:
+    """Directory of a table below its warehouse."""
+    return "/".join([*(_checked(part) for part in namespace), _checked(name) + TABLE_SUFFIX])
+
+
+def parse_table_name(name: str) -> str | None:
+    """The table of a directory in a warehouse, or None."""
+    table = name.removesuffix(TABLE_SUFFIX)
+    return table if table != name and _WAREHOUSE_NAME.fullmatch(table) else None
+
+
+def parse_namespace_name(name: str) -> str | None:
+    """The namespace of a directory in a warehouse, or None."""
+    return name if _WAREHOUSE_NAME.fullmatch(name) else None
+
+
+def namespace_path(namespace: Sequence[str]) -> str:
+    """The object that says that a namespace exists, also without tables."""
+    return f"{warehouse_dir(namespace)}/{NAMESPACE_MARK}"

@@ -1,0 +1,123 @@
+package io.memwal.spark;
+
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import org.apache.spark.sql.connector.expressions.Expressions;
+import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.BatchWrite;
+import org.apache.spark.sql.connector.write.DeltaBatchWrite;
+import org.apache.spark.sql.connector.write.DeltaWrite;
+import org.apache.spark.sql.connector.write.DeltaWriteBuilder;
+import org.apache.spark.sql.connector.write.DeltaWriterFactory;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.PhysicalWriteInfo;
+import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
+import org.apache.spark.sql.connector.write.SupportsDelta;
+import org.apache.spark.sql.connector.write.WriterCommitMessage;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonWriteBuilder;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * UPDATE, DELETE and MERGE: Spark finds the rows, and what becomes of them goes to the Python sink.
+ *
+ * <p>Rows that go are tombstones there. A row whose key changes leaves a tombstone at the old one, unless another row takes it.
+ */
+final class RowChanges implements SupportsDelta {
+  static final String TOMBSTONE = "_tombstone";
+
+  private final MemWalTable table;
+  private final RowLevelOperationInfo info;
+
+  RowChanges(MemWalTable table, RowLevelOperationInfo info) {
+    this.table = table;
+    this.info = info;
+  }
+
+  public Command command() {
+    return info.command();
+  }
+
+  public String description() {
+    return "memwal " + info.command();
+  }
+
+  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+    return table.newScanBuilder(options);
+  }
+
+  /** What a tombstone needs: the key, and the columns that say where it goes and when. */
+  public NamedReference[] rowId() {
+    List<String> names = table.about().forDelete;
+    NamedReference[] found = new NamedReference[names.size()];
+    for (int i = 0; i < found.length; i++) {
+      found[i] = Expressions.column(quoted((String) names.get(i)));
+    }
+    return found;
+  }
+
+  private static String quoted(String name) {
+    return "`" + name.replace("`", "``") + "`";
+  }
+
+  public DeltaWriteBuilder newWriteBuilder(LogicalWriteInfo given) {
+    Map<String, String> options = new HashMap<String, String>(table.with(info.options()));
+    options.put("duplicates", "live");
+    StructType columns = written(table.about().schema);
+    WriteInfo inner = new WriteInfo(given, new CaseInsensitiveStringMap(options), columns);
+    final BatchWrite sink =
+        new PythonWriteBuilder(Python.source(Python.TABLE), Python.TABLE, inner).build().toBatch();
+    final Shape shape =
+        new Shape(columns, given.schema(), (StructType) given.rowIdSchema().orElse(new StructType()), table.about().key);
+    return new DeltaWriteBuilder() {
+      public DeltaWrite build() {
+        return new DeltaWrite() {
+          public DeltaBatchWrite toBatch() {
+            return new ChangedRows(sink, shape);
+          }
+        };
+      }
+    };
+  }
+
+  /** The columns of the table, of which a tombstone has only some, and the mark of tombstones. */
+  private static StructType written(StructType table) {
+    StructType found = new StructType();
+    StructField[] fields = table.fields();
+    for (int i = 0; i < fields.length; i++) {
+      found = found.add(fields[i].name(), fields[i].dataType(), true);
+    }
+    return found.add(TOMBSTONE, DataTypes.BooleanType, false);
+  }
+
+  /** The write: the Python sink's own, whose tasks hand in one message per chunk. */
+  private static final class ChangedRows implements DeltaBatchWrite {
+    private final BatchWrite sink;
+    private final Shape shape;
+
+    ChangedRows(BatchWrite sink, Shape shape) {
+      this.sink = sink;
+      this.shape = shape;
+    }
+
+    public DeltaWriterFactory createBatchWriterFactory(PhysicalWriteInfo physical) {
+      return new ChangeWriters(sink.createBatchWriterFactory(physical), shape);
+    }
+
+    public boolean useCommitCoordinator() {
+      return sink.useCommitCoordinator();
+    }
+
+    public void commit(WriterCommitMessage[] messages) {
+      sink.commit(Chunks.of(messages));
+    }
+
+    public void abort(WriterCommitMessage[] messages) {
+      sink.abort(Chunks.of(messages));
+    }
+  }
+}

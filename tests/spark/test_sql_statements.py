@@ -1,0 +1,336 @@
+"""SQL on a catalog of memwal tables: a test per statement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import lance_memwal as mw
+from tests.kit.spark_tables import entries_with_rows
+
+CATALOG = "io.memwal.spark.MemWalCatalog"
+
+
+@pytest.fixture(scope="module")
+def lake(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A warehouse, as the catalog `lake`."""
+    warehouse = str(tmp_path_factory.mktemp("warehouse"))
+    spark.conf.set("spark.sql.catalog.lake", CATALOG)
+    spark.conf.set("spark.sql.catalog.lake.warehouse", warehouse)
+    return warehouse
+
+
+@pytest.fixture
+def sql(spark: Any, lake: str) -> Any:
+    """Runs a statement; its rows as tuples."""
+    return lambda text: [tuple(row) for row in spark.sql(text).collect()]
+
+
+@pytest.fixture
+def orders(sql: Any, request: pytest.FixtureRequest) -> Any:
+    """A keyed table with three rows, of a name of its own."""
+    name = f"lake.{request.node.name.partition('[')[0][:60]}"
+    sql(
+        f"CREATE TABLE {name} (id BIGINT NOT NULL, item STRING, n INT) "
+        "TBLPROPERTIES ('primary_key' = 'id', 'sharding' = 'bucket(id, 2)')"
+    )
+    sql(f"INSERT INTO {name} VALUES (1, 'ice', 1), (2, 'tea', 2), (3, 'salt', 3)")
+    yield name
+    sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def rows(sql: Any, table: str) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = sql(f"SELECT * FROM {table} ORDER BY 1")
+    return found
+
+
+def opened(lake: str, name: str) -> mw.Table:
+    return mw.open_table(f"{lake}/{name.removeprefix('lake.').replace('.', '/')}.lance")
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_create_table_makes_key_sharding_and_merge(sql: Any, lake: str) -> None:
+    sql(
+        "CREATE TABLE lake.made (id BIGINT NOT NULL, ts TIMESTAMP NOT NULL, price DECIMAL(10, 2), v ARRAY<FLOAT>) "
+        "TBLPROPERTIES ('primary_key' = 'id', 'sharding' = 'bucket(id, 4)', 'merge' = 'last-write:ts')"
+    )
+    table = opened(lake, "made")
+    assert (table.primary_key, str(table.sharding)) == (["id"], "bucket(id,4)")
+    assert table.merge == mw.LastWrite("ts")
+    with pytest.raises(Exception, match="already exists"):
+        sql("CREATE TABLE lake.made (id BIGINT)")
+    sql("CREATE TABLE IF NOT EXISTS lake.made (id BIGINT)")
+
+
+def test_a_primary_key_and_buckets_may_be_given_in_sql(sql: Any, lake: str) -> None:
+    sql("CREATE TABLE lake.sqlish (id BIGINT NOT NULL PRIMARY KEY, n INT) PARTITIONED BY (bucket(4, id))")
+    table = opened(lake, "sqlish")
+    assert (table.primary_key, str(table.sharding)) == (["id"], "bucket(id,4)")
+    sql("CREATE TABLE lake.by_value (region STRING NOT NULL, id INT NOT NULL, PRIMARY KEY (region, id)) "
+        "PARTITIONED BY (region)")  # fmt: skip
+    by_value = opened(lake, "by_value")
+    assert (by_value.primary_key, str(by_value.sharding)) == (["region", "id"], "identity(region)")
+
+
+@pytest.mark.parametrize(
+    ("columns", "more", "message"),
+    [
+        ("id BIGINT", "TBLPROPERTIES ('primray_key' = 'id')", "primray_key.*not known"),
+        ("id BIGINT", "TBLPROPERTIES ('merge' = 'biggest')", "none of last-write"),
+        ("id BIGINT", "TBLPROPERTIES ('sharding' = 'hash(id)')", "none of unsharded"),
+        ("id BIGINT", "PARTITIONED BY (years(id))", "spread by one column"),
+        ("id BIGINT, m INTERVAL YEAR", "", "cannot hold"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_in_words(sql: Any, columns: str, more: str, message: str) -> None:
+    with pytest.raises(Exception, match=message) as raised:
+        sql(f"CREATE TABLE lake.refused ({columns}) {more}")
+    assert "Traceback" not in str(raised.value)
+    assert "refused" not in [name for _, name, _ in sql("SHOW TABLES IN lake")]
+
+
+def test_create_table_as_select(sql: Any, orders: str, lake: str) -> None:
+    sql(f"CREATE TABLE lake.chosen TBLPROPERTIES ('primary_key' = 'id') AS SELECT id, item FROM {orders} WHERE n > 1")
+    assert rows(sql, "lake.chosen") == [(2, "tea"), (3, "salt")]
+    sql(f"CREATE OR REPLACE TABLE lake.chosen AS SELECT item FROM {orders} WHERE n = 1")
+    assert rows(sql, "lake.chosen") == [("ice",)]
+    assert opened(lake, "chosen").primary_key == []
+
+
+def test_save_as_table_and_write_to(spark: Any, sql: Any, orders: str) -> None:
+    frame = spark.createDataFrame([(3, "sea salt", 3), (4, "oil", 4)], "id long, item string, n int")
+    frame.write.mode("append").saveAsTable(orders)
+    frame.select("n", "id", "item").writeTo(orders).append()  # by name
+    assert rows(sql, orders)[2:] == [(3, "sea salt", 3), (4, "oil", 4)]
+    frame.write.saveAsTable("lake.saved")
+    frame.writeTo("lake.written").tableProperty("primary_key", "id").create()
+    frame.writeTo("lake.written").append()
+    assert (len(rows(sql, "lake.saved")), len(rows(sql, "lake.written"))) == (2, 2)
+    with pytest.raises(Exception, match="unknown option 'primary_key'"):  # it would make a table without a key
+        frame.write.option("primary_key", "id").saveAsTable("lake.saved_2")
+    assert not spark.catalog.tableExists("lake.saved_2")
+
+
+def test_show_describe_and_properties(sql: Any, orders: str, lake: str) -> None:
+    name = orders.removeprefix("lake.")
+    assert name in [found for _, found, _ in sql("SHOW TABLES IN lake")]
+    described = {row[0]: row[1] for row in sql(f"DESCRIBE TABLE EXTENDED {orders}")}
+    assert (described["id"], described["Provider"]) == ("bigint", "memwal")
+    assert described["Location"] == f"{lake}/{name}.lance"
+    properties = dict(sql(f"SHOW TBLPROPERTIES {orders}"))
+    assert properties == {"primary_key": "id", "sharding": "bucket(id,2)", "merge": "none"}
+
+
+def test_history_and_shards_are_tables(sql: Any, orders: str) -> None:
+    sql(f"ALTER TABLE {orders} ADD COLUMN more DOUBLE")
+    history = sql(f"SELECT version, operation, timestamp <= now() FROM {orders}.history")
+    assert [version for version, _, _ in history] == [3, 2, 1]
+    assert {past for _, _, past in history} == {True}
+    assert sql(f"SELECT count(*), min(log_entries) > 0 FROM {orders}.shards") == [(2, True)]
+
+
+def test_drop_table_and_create_it_again(sql: Any, orders: str) -> None:
+    for number in range(2):
+        sql(f"DROP TABLE {orders}")
+        with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
+            sql(f"SELECT * FROM {orders}")
+        sql(f"CREATE TABLE {orders} (id BIGINT NOT NULL PRIMARY KEY, item STRING, n INT)")
+        sql(f"INSERT INTO {orders} VALUES ({number}, 'new', 1)")
+        assert rows(sql, orders) == [(number, "new", 1)]
+
+
+def test_namespaces(sql: Any) -> None:
+    sql("CREATE NAMESPACE lake.sales")
+    sql("CREATE TABLE lake.sales.deep (id BIGINT)")
+    assert ("sales",) in sql("SHOW NAMESPACES IN lake")
+    assert sql("SHOW TABLES IN lake.sales") == [("sales", "deep", False)]
+    with pytest.raises(Exception, match=r"(?i)not.empty"):
+        sql("DROP NAMESPACE lake.sales")
+    sql("DROP NAMESPACE lake.sales CASCADE")
+    assert ("sales",) not in sql("SHOW NAMESPACES IN lake")
+    with pytest.raises(Exception, match="SCHEMA_NOT_FOUND"):
+        sql("CREATE TABLE lake.nowhere.t (id BIGINT)")
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def test_insert_into_replaces_rows_of_a_key(sql: Any, orders: str) -> None:
+    sql(f"INSERT INTO {orders} VALUES (1, 'iced tea', 9)")
+    sql(f"INSERT INTO {orders} (n, id) VALUES (4, 4)")
+    assert rows(sql, orders) == [(1, "iced tea", 9), (2, "tea", 2), (3, "salt", 3), (4, None, 4)]
+
+
+def test_insert_overwrite_replaces_all_rows_under_one_mark(sql: Any, orders: str, lake: str) -> None:
+    before = entries_with_rows(opened(lake, orders))
+    sql(f"INSERT OVERWRITE {orders} VALUES (2, 'green tea', 2), (5, 'oil', 5)")
+    assert rows(sql, orders) == [(2, "green tea", 2), (5, "oil", 5)]
+    assert entries_with_rows(opened(lake, orders)) == before + 2  # one per shard, rows and tombstones together
+    sql(f"INSERT OVERWRITE {orders} SELECT * FROM {orders} WHERE id = 5")
+    assert rows(sql, orders) == [(5, "oil", 5)]
+    with pytest.raises(Exception, match="repeat the key"):
+        sql(f"INSERT OVERWRITE {orders} VALUES (1, 'a', 1), (1, 'b', 2)")
+    assert rows(sql, orders) == [(5, "oil", 5)]
+
+
+def test_what_cannot_be_overwritten_or_changed_is_refused(sql: Any) -> None:
+    sql("CREATE TABLE lake.plain (id BIGINT, n INT)")
+    sql("INSERT INTO lake.plain VALUES (1, 1)")
+    with pytest.raises(Exception, match="without a primary key is not overwritten"):
+        sql("INSERT OVERWRITE lake.plain VALUES (2, 2)")
+    for text in ("DELETE FROM lake.plain WHERE id = 1", "UPDATE lake.plain SET n = 2"):
+        with pytest.raises(Exception, match="no primary key"):
+            sql(text)
+    assert rows(sql, "lake.plain") == [(1, 1)]
+    sql("CREATE TABLE lake.firsts (id BIGINT NOT NULL PRIMARY KEY, n INT) TBLPROPERTIES ('merge' = 'first-row')")
+    sql("INSERT INTO lake.firsts VALUES (1, 1), (2, 2)")
+    with pytest.raises(Exception, match="first row of a key stays"):
+        sql("UPDATE lake.firsts SET n = 2")
+    with pytest.raises(Exception, match="decides which row of a key wins"):
+        sql("INSERT OVERWRITE lake.firsts VALUES (1, 2)")
+    sql("DELETE FROM lake.firsts WHERE id = 1")
+    assert rows(sql, "lake.firsts") == [(2, 2)]
+
+
+def test_truncate_and_delete_of_all_rows(sql: Any, orders: str) -> None:
+    sql(f"TRUNCATE TABLE {orders}")
+    assert rows(sql, orders) == []
+    sql(f"INSERT INTO {orders} VALUES (7, 'x', 7)")
+    sql(f"DELETE FROM {orders}")
+    assert sql(f"SELECT count(*) FROM {orders}") == [(0,)]
+
+
+def test_delete(sql: Any, orders: str) -> None:
+    sql(f"DELETE FROM {orders} WHERE n >= 2 AND item LIKE 's%'")
+    assert rows(sql, orders) == [(1, "ice", 1), (2, "tea", 2)]
+    sql(f"DELETE FROM {orders} WHERE id IN (SELECT max(id) FROM {orders})")
+    assert rows(sql, orders) == [(1, "ice", 1)]
+
+
+def test_update(sql: Any, orders: str) -> None:
+    sql(f"UPDATE {orders} SET item = upper(item), n = n * 10 WHERE id < 3")
+    assert rows(sql, orders) == [(1, "ICE", 10), (2, "TEA", 20), (3, "salt", 3)]
+
+
+def test_an_update_of_keys_moves_rows(sql: Any, orders: str) -> None:
+    sql(f"UPDATE {orders} SET id = id + 1")  # every key but the first is taken by another row
+    assert rows(sql, orders) == [(2, "ice", 1), (3, "tea", 2), (4, "salt", 3)]
+    with pytest.raises(Exception, match="repeat the key"):
+        sql(f"UPDATE {orders} SET id = 9")
+    assert [row[0] for row in rows(sql, orders)] == [2, 3, 4]
+
+
+def test_merge_into(sql: Any, orders: str) -> None:
+    sql(
+        f"MERGE INTO {orders} t "
+        "USING (SELECT * FROM VALUES (1, 'gone', 0), (2, 'tea', 20), (8, 'new', 8) v(id, item, n)) s "
+        "ON t.id = s.id WHEN MATCHED AND s.item = 'gone' THEN DELETE WHEN MATCHED THEN UPDATE SET n = s.n "
+        "WHEN NOT MATCHED THEN INSERT * WHEN NOT MATCHED BY SOURCE THEN UPDATE SET item = 'unknown'"
+    )
+    assert rows(sql, orders) == [(2, "tea", 20), (3, "unknown", 3), (8, "new", 8)]
+    with pytest.raises(Exception, match="MERGE_CARDINALITY_VIOLATION"):
+        sql(
+            f"MERGE INTO {orders} t USING (SELECT * FROM VALUES (2), (2) v(id)) s ON t.id = s.id "
+            "WHEN MATCHED THEN UPDATE SET n = 0"
+        )
+
+
+def test_changes_of_a_table_with_a_sequence_keep_it(sql: Any) -> None:
+    sql("CREATE TABLE lake.seq (id BIGINT NOT NULL PRIMARY KEY, ts INT NOT NULL, n INT) "
+        "TBLPROPERTIES ('merge' = 'last-write:ts')")  # fmt: skip
+    sql("INSERT INTO lake.seq VALUES (1, 10, 1), (2, 10, 2), (3, 10, 3)")
+    sql("UPDATE lake.seq SET n = 5 WHERE id = 1")
+    sql("DELETE FROM lake.seq WHERE id = 2")
+    sql("INSERT INTO lake.seq VALUES (1, 9, 0), (2, 9, 0), (3, 11, 4)")  # two are late
+    assert rows(sql, "lake.seq") == [(1, 10, 5), (3, 11, 4)]
+
+
+def test_many_changed_rows_come_in_chunks(spark: Any, sql: Any, lake: str) -> None:
+    frame = spark.range(50_000).selectExpr("id", "cast(id % 10 as int) as n")
+    frame.writeTo("lake.many").tableProperty("primary_key", "id").tableProperty("sharding", "bucket(id, 2)").create()
+    sql("UPDATE lake.many SET n = 100")
+    assert sql("SELECT count(*), sum(n) FROM lake.many") == [(50_000, 5_000_000)]
+
+
+# ------------------------------------------------------------------------------------------------------------ columns
+
+
+def test_alter_table_adds_renames_and_drops_columns(sql: Any, orders: str) -> None:
+    sql(f"ALTER TABLE {orders} ADD COLUMNS (price DOUBLE, tags ARRAY<STRING>)")
+    sql(f"ALTER TABLE {orders} RENAME COLUMN n TO amount")
+    sql(f"UPDATE {orders} SET price = amount * 1.5, tags = array(item) WHERE id = 2")
+    assert rows(sql, orders)[1] == (2, "tea", 2, 3.0, ["tea"])
+    sql(f"ALTER TABLE {orders} DROP COLUMN item")
+    assert rows(sql, orders)[:2] == [(1, 1, None, None), (2, 2, 3.0, ["tea"])]
+    for text, message in (
+        ("DROP COLUMN id", "part of the key"),
+        ("ADD COLUMN first INT FIRST", "the last one"),
+        ("ALTER COLUMN amount TYPE BIGINT", "nothing else"),
+    ):
+        with pytest.raises(Exception, match=message):
+            sql(f"ALTER TABLE {orders} {text}")
+
+
+def test_schema_evolution_of_insert_and_merge(sql: Any, orders: str) -> None:
+    sql(f"INSERT WITH SCHEMA EVOLUTION INTO {orders} SELECT 4L AS id, 'oil' AS item, 4 AS n, 2.5D AS price")
+    sql(
+        f"MERGE WITH SCHEMA EVOLUTION INTO {orders} t USING (SELECT 1L id, 'ice' item, 1 n, 1.0D price, 'x' note) s "
+        "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    )
+    assert rows(sql, orders)[::3] == [(1, "ice", 1, 1.0, "x"), (4, "oil", 4, 2.5, None)]
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+
+def test_version_and_timestamp_as_of(spark: Any, sql: Any, orders: str, lake: str) -> None:
+    table = opened(lake, orders)
+    snapshot = str(table.snapshot())
+    table.checkpoint_create("before")
+    sql(f"DELETE FROM {orders} WHERE id < 3")
+    for version in (snapshot, "before"):
+        assert sql(f"SELECT count(*) FROM {orders} VERSION AS OF '{version}' WHERE n > 1") == [(2,)]
+        assert len(sql(f"SELECT * FROM {orders} VERSION AS OF '{version}'")) == 3
+    assert sql(f"SELECT * FROM {orders} VERSION AS OF 1") == []  # of the base table, which has no rows yet
+    assert sql(f"SELECT count(*) FROM {orders} TIMESTAMP AS OF current_timestamp()") == [(1,)]
+    assert len(rows(sql, orders)) == 1
+    with pytest.raises(Exception, match="no checkpoint 'never'"):
+        sql(f"SELECT * FROM {orders} VERSION AS OF 'never'")
+
+
+# --------------------------------------------------------------------------------------------------------- procedures
+
+
+def test_procedures(sql: Any, orders: str, lake: str) -> None:
+    name = orders.removeprefix("lake.")
+    table = opened(lake, name)
+    table.flush(force=True)
+    compacted = dict(sql(f"CALL lake.compact('{name}')"))
+    assert (compacted["rows_written"], table.dataset.count_rows()) == ("3", 3)
+    assert sql(f"CALL lake.verify(table => '{name}')") == []
+    assert dict(sql(f"CALL lake.gc('{name}')"))["dry_run"] == "False"
+    assert "versions_removed" in dict(sql(f"CALL lake.maintain('{name}')"))
+    sql(f"INSERT INTO {orders} VALUES (9, 'x', 9)")
+    assert [skipped is None for _, _, skipped in sql(f"CALL lake.flush('{name}')")].count(False) == 1  # it is young
+    with pytest.raises(Exception, match="there is no table nowhere"):
+        sql("CALL lake.flush('nowhere')")
+    with pytest.raises(Exception, match="FAILED_TO_LOAD_ROUTINE"):
+        sql("CALL lake.defragment('x')")
+
+
+# ------------------------------------------------------------------------------------------- tables of Spark's catalog
+
+
+def test_a_table_of_sparks_own_catalog(spark: Any, sql: Any, orders: str, lake: str) -> None:
+    uri = opened(lake, orders).uri
+    sql(f"CREATE TABLE linked USING memwal OPTIONS (path '{uri}')")
+    try:
+        sql("INSERT INTO linked VALUES (4, 'oil', 4)")
+        sql("UPDATE linked SET n = 0 WHERE id = 4")
+        sql("DELETE FROM linked WHERE id < 3")
+        assert rows(sql, "linked") == rows(sql, orders) == [(3, "salt", 3), (4, "oil", 0)]
+    finally:
+        sql("DROP TABLE linked")
