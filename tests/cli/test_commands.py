@@ -85,7 +85,7 @@ def test_tables_may_say_what_a_later_write_of_a_key_does(tmp_path: Path) -> None
     assert "last-write" in run("delete", tmp_path / "last", 1, "--sequence", 6, status=1).stderr
 
     lance.write_dataset(pa.table({"id": [1]}), tmp_path / "plain")
-    assert answer("enable", tmp_path / "plain", "-k", "id", "--merge", "first-row")["merge"] == "first-row"
+    assert answer("enable", tmp_path / "plain", "-p", "id", "--merge", "first-row")["merge"] == "first-row"
     assert mw.open_table(str(tmp_path / "plain")).merge == mw.FirstRow()
 
 
@@ -235,7 +235,7 @@ def test_maintain_does_every_step_and_says_what_it_did(table: Path) -> None:
 def test_a_table_that_is_created_without_options_replaces_rows_by_key(tmp_path: Path) -> None:
     uri, data = tmp_path / "t", tmp_path / "a.csv"
     data.write_text("id,name\n1,ann\n2,bob\n")
-    assert answer("create", uri, "--columns", "id:int64,name:string", "-k", "id")["sharding"] == "unsharded"
+    assert answer("create", uri, "--columns", "id:int64,name:string", "-p", "id")["sharding"] == "unsharded"
     run("put", uri, data)
     run("put", uri, data)
     run("delete", uri, 2)
@@ -245,7 +245,7 @@ def test_a_table_that_is_created_without_options_replaces_rows_by_key(tmp_path: 
 def test_tables_with_manual_shards_ask_for_the_shard(tmp_path: Path) -> None:
     uri, data = tmp_path / "t", tmp_path / "a.csv"
     data.write_text("id\n1\n")
-    columns = ("--columns", "id:int64", "-k", "id", "--sharding", "manual")
+    columns = ("--columns", "id:int64", "-p", "id", "--sharding", "manual")
     assert "allow_keys_across_shards" in one_line(run("create", uri, *columns, status=1))
     run("create", uri, *columns, "--allow-keys-across-shards")
     run("put", uri, data, "--shard", "new")
@@ -282,7 +282,7 @@ def test_text_files_are_read_with_the_types_of_the_table(tmp_path: Path) -> None
 def test_create_takes_the_columns_of_a_file(tmp_path: Path) -> None:
     empty = pa.schema([("id", pa.int32()), ("when", pa.timestamp("us"))]).empty_table()
     pq.write_table(empty, tmp_path / "empty.parquet")
-    made = answer("create", tmp_path / "t", "--like", tmp_path / "empty.parquet", "-k", "id")
+    made = answer("create", tmp_path / "t", "--like", tmp_path / "empty.parquet", "-p", "id")
     assert made["columns"] == ["id", "when"]
 
 
@@ -359,7 +359,15 @@ def test_long_work_shows_progress_with_a_rate_on_a_terminal_only(table: Path, tm
 
 def test_the_shell_completes_commands_and_options() -> None:
     environment = {"_MEMWAL_COMPLETE": "complete_bash", "COMP_WORDS": "memwal s", "COMP_CWORD": "1"}
-    assert run(environment=environment).stdout.split() == ["serve", "scan", "search", "snapshot", "shards", "stats"]
+    assert run(environment=environment).stdout.split() == [
+        "serve",
+        "scan",
+        "search",
+        "snapshot",
+        "schema",
+        "shards",
+        "stats",
+    ]
     environment |= {"COMP_WORDS": "memwal scan t --expl", "COMP_CWORD": "3"}
     assert run(environment=environment).stdout.split() == ["--explain"]
 
@@ -383,7 +391,21 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "wal",
     ]
     expected += ["diff", "snapshot", "checkpoints"]
-    expected += ["changes", "consumers", "serve", "exporter", "maintain", "flush", "compact", "gc", "verify", "repair"]
+    expected += [
+        "changes",
+        "consumers",
+        "serve",
+        "exporter",
+        "head",
+        "schema",
+        "tables",
+        "maintain",
+        "flush",
+        "compact",
+        "gc",
+        "verify",
+        "repair",
+    ]
     commands = typer.main.get_command(app).commands
     assert set(commands) == set(expected)
     groups = {name: command for name, command in commands.items() if hasattr(command, "commands")}
@@ -412,7 +434,7 @@ def test_bench_measures_and_tells_programs() -> None:
 
 def test_dates_of_a_json_file_are_texts(tmp_path: Path) -> None:
     """Arrow's reader takes days as numbers for a date."""
-    answer("create", tmp_path / "t", "--columns", "day:date,v:int64", "-k", "day")
+    answer("create", tmp_path / "t", "--columns", "day:date,v:int64", "-p", "day")
     (tmp_path / "rows.json").write_text('{"day": "2026-01-31", "v": 1}\n')
     assert answer("put", tmp_path / "t", tmp_path / "rows.json")["rows"] == 1
     assert answer("get", tmp_path / "t", "2026-01-31") == {"day": "2026-01-31", "v": 1}

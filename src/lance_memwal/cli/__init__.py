@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 import lance_memwal
 from lance_memwal.cli import exporting, following, inspecting, maintenance, moments, reading, serving, stories, tables
 from lance_memwal.cli.output import error
+from lance_memwal.cli.wording import in_our_words
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
 
 __all__ = ["app", "main"]
@@ -29,11 +30,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _TYPED = {"ignore_unknown_options": True}  # keys may be negative numbers
-for _panel, _commands in {
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make and fill": (tables.create, tables.enable, tables.put, tables.update, tables.delete, serving.serve),
-    "Read": (reading.scan, reading.get, reading.search, moments.diff, moments.snapshot),
+    "Read": (reading.scan, reading.head, reading.get, reading.search, moments.diff, moments.snapshot),
     "Follow": (following.changes, following.consumers),
-    "Look inside": (inspecting.shards, inspecting.stats, exporting.exporter, inspecting.manifest),
+    "Look inside": (
+        inspecting.tables,
+        inspecting.schema,
+        inspecting.shards,
+        inspecting.stats,
+        exporting.exporter,
+        inspecting.manifest,
+    ),
     "Maintain": (
         maintenance.maintain,
         maintenance.flush,
@@ -43,7 +51,8 @@ for _panel, _commands in {
         maintenance.repair,
     ),
     "Try": (stories.demo, stories.bench),
-}.items():
+}
+for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
         _typed = _TYPED if _command in (reading.get, tables.delete) else None
         app.command(rich_help_panel=_panel, context_settings=_typed)(_command)
@@ -83,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as problem:
         if debug:
             raise
-        error(_explain(problem))
+        error(_in_our_words(_explain(problem)))
         return 1
     return int(status) if isinstance(status, int) else 0
 
@@ -92,6 +101,13 @@ def _command_of(arguments: Sequence[str]) -> str:
     named = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
     known = named[:2] if named[:1] in (["wal"], ["checkpoints"]) else named[:1]
     return "".join(f"{name} " for name in known)
+
+
+def _in_our_words(text: str) -> str:
+    """`text` with the spelling of the command line where it names options or calls of the library."""
+    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
+    options = {name for command in commands.values() for param in command.params for name in param.opts}
+    return in_our_words(text, options, commands)
 
 
 def _explain(problem: Exception) -> str:

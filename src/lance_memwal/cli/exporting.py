@@ -10,13 +10,14 @@ Owns the text that Prometheus reads. Invariants:
 from __future__ import annotations
 
 import http.server
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
 
-from lance_memwal.cli.options import Options, open_for
-from lance_memwal.cli.output import note
+from lance_memwal.cli.options import Json, Options, open_for
+from lance_memwal.cli.output import note, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.table import Table
@@ -116,6 +117,7 @@ def exporter(
     port: Annotated[int, typer.Option(help="The port; 0: any that is free.", min=0, max=65535)] = 9464,
     every_seconds: Annotated[float, typer.Option(help="How often storage is looked at, at most.", min=0.0)] = 15.0,
     storage_option: Options = None,
+    json: Json = False,
 ) -> None:
     """Tell Prometheus about tables, at http://HOST:PORT/metrics, until Ctrl-C.
 
@@ -139,5 +141,7 @@ def exporter(
             """Say nothing about single requests."""
 
     with http.server.HTTPServer((host, port), Handler) as server:
-        note(f"serving http://{host}:{server.server_address[1]}/metrics; stop with Ctrl-C")
+        where = f"http://{host}:{server.server_address[1]}/metrics"
+        print_json({"serves": where}) if json else note(f"serving {where}; stop with Ctrl-C")
+        sys.stdout.flush()
         server.serve_forever()

@@ -2,15 +2,18 @@
 
 Owns reading of input files. Invariants:
 
-1. A file is streamed, never loaded whole.
+1. A file is streamed, never loaded whole; so is standard input, except for Parquet, which is kept in a temporary file.
 2. Text (CSV, JSON) is read with the types of the table's columns where it has them, so that the key "007" stays a text.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pyarrow as pa
@@ -23,17 +26,26 @@ from lance_memwal.errors import InvalidInputError, reason_of
 
 __all__ = ["DataFile"]
 
+_SUFFIXES = {"csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet", "arrow": ".arrow"}
 _KINDS = ".parquet, .csv, .json, .jsonl, .ndjson, .arrow, .arrows, .feather"
 
 
 class DataFile:
     """One input file. `size_bytes` and `done_bytes` say how much there is and how much of it was read."""
 
-    def __init__(self, path: Path, columns: pa.Schema | None = None) -> None:
-        """`columns`: those of the table, whose types text is read with."""
+    def __init__(self, path: Path, columns: pa.Schema | None = None, kind: str | None = None) -> None:
+        """`columns`: those of the table, whose types text is read with. `kind` says what the name does not; the path "-" is
+        standard input, which has no name."""
         self._path = path
         self._columns = columns
+        self._suffix = path.suffix.lower() if kind is None else _SUFFIXES[kind]
         self._done: Callable[[], int] = lambda: 0
+        self._is_pipe = str(path) == "-"
+        self.size_bytes = 0
+        if self._is_pipe:
+            if kind is None:
+                raise InvalidInputError("standard input has no name: say with --format what it holds")
+            return
         try:
             self.size_bytes = path.stat().st_size
         except OSError as error:
@@ -71,15 +83,17 @@ class DataFile:
             raise InvalidInputError(f"{self._path} cannot be read: {reason_of(error)}") from None
 
     def _open(self, batch_rows: int, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        suffix = self._path.suffix.lower()
+        suffix = self._suffix
         if suffix == ".parquet":
             return self._parquet(batch_rows, open_files)
-        if suffix in (".arrow", ".feather"):
+        if suffix in (".arrow", ".feather") and not self._is_pipe:
             return self._arrow_file(open_files)
+        suffix = ".arrows" if suffix == ".arrow" else suffix
         if suffix not in (".csv", ".json", ".jsonl", ".ndjson", ".arrows"):
             raise InvalidInputError(f"{self._path.name}: unknown kind of file; known: {_KINDS}")
-        source = open_files.enter_context(pa.OSFile(str(self._path)))
-        self._done = lambda: int(source.tell())
+        source = open_files.enter_context(self._source())
+        if not self._is_pipe:
+            self._done = lambda: int(source.tell())
         if suffix == ".csv":
             types = {field.name: field.type for field in self._known(pa.types.is_nested)}
             reader = pyarrow.csv.open_csv(source, convert_options=pyarrow.csv.ConvertOptions(column_types=types))
@@ -89,6 +103,9 @@ class DataFile:
             return self._json(source, open_files)
         open_files.callback(reader.close)  # first, since it may read ahead
         return reader.schema, iter(reader)
+
+    def _source(self) -> pa.NativeFile:
+        return pa.PythonFile(sys.stdin.buffer, "r") if self._is_pipe else pa.OSFile(str(self._path))
 
     def _json(self, source: Any, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Dates are texts in JSON; Arrow's reader would take numbers for them."""
@@ -106,7 +123,11 @@ class DataFile:
         return [field for field in self._columns or () if not leave_out(field.type)]
 
     def _parquet(self, batch_rows: int, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        file = open_files.enter_context(pq.ParquetFile(self._path))
+        where: Any = self._path
+        if self._is_pipe:  # its end comes first
+            where = open_files.enter_context(TemporaryFile())  # noqa: SIM115 (the stack closes it)
+            shutil.copyfileobj(sys.stdin.buffer, where)
+        file = open_files.enter_context(pq.ParquetFile(where))
         total, done = max(file.metadata.num_rows, 1), 0
 
         def batches() -> Iterator[pa.RecordBatch]:

@@ -42,7 +42,7 @@ def changes(
     uri: Uri,
     start: _Start = None,
     until: _Until = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more; stop with Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more; stop with Ctrl-C.")] = False,
     columns: Columns = None,
     where: Annotated[str | None, typer.Option("--where", "-w", help="Only rows that match, in SQL.")] = None,
     before: Annotated[bool, typer.Option("--before", help="Show what rows were before, too.")] = False,

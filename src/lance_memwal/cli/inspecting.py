@@ -15,6 +15,7 @@ from lance_memwal.cli.options import Json, Options, Uri, open_for, storage_optio
 from lance_memwal.cli.output import note, print_batches, print_json, rows_as_json, rows_as_table, show, to_plain
 from lance_memwal.cli.progress import step_bars
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer, list_positions
@@ -22,7 +23,7 @@ from lance_memwal.rows.blobs import shown_batch, shown_field
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import WalEntry
 
-__all__ = ["manifest", "shards", "stats", "wal"]
+__all__ = ["manifest", "schema", "shards", "stats", "tables", "wal"]
 
 _Shard = Annotated[str | None, typer.Option("--shard", help="The shard; may be left out if there is only one.")]
 _SHARDS = {
@@ -62,6 +63,62 @@ def shards(uri: Uri, storage_option: Options = None, json: Json = False) -> None
     rows_as_table(records, _SHARDS)
     if not records:
         note("no shards: nothing was written yet")
+
+
+def schema(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
+    """Print the columns: name, type, whether nulls are allowed, place in the key."""
+    table = open_for(uri, storage_option)
+    key = table.primary_key
+    records = [
+        {
+            "column": field.name,
+            "type": str(field.type),
+            "nullable": field.nullable,
+            "key": key.index(field.name) + 1 if field.name in key else None,
+        }
+        for field in table.schema
+    ]
+    if json:
+        rows_as_json(records)
+        return
+    rows_as_table(records, {"column": "column", "type": "type", "nullable": "nullable", "key": "key"})
+    note(f"sharding: {table.sharding}")
+
+
+def tables(
+    directory: Annotated[str, typer.Argument(help="A directory or bucket that holds tables.", show_default=False)],
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """List the Lance tables of a directory, and which of them have a write path."""
+    options = storage_options(storage_option)
+    place = resolve(directory, options)
+    records = []
+    for name in sorted(place.store.list_names("")):
+        base = BaseTable.open(resolve(f"{directory.rstrip('/')}/{name}", options))
+        if base is not None:
+            records.append(
+                {
+                    "table": name,
+                    "version": base.version,
+                    "rows": int(base.dataset.count_rows()),
+                    "primary_key": list(base.primary_key),
+                    "write_path": base.details is not None,
+                }
+            )
+    if json:
+        rows_as_json(records)
+        return
+    headings = {
+        "table": "table",
+        "version": "version",
+        "rows": "base rows",
+        "primary_key": "key",
+        "write_path": "write path",
+    }
+    rows_as_table(records, headings)
+    if not records:
+        note("no tables here")
 
 
 def stats(uri: Uri, storage_option: Options = None, json: Json = False) -> None:

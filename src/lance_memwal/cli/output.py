@@ -20,7 +20,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from rich import box
@@ -161,14 +161,14 @@ def _size(number: int) -> str:
 
 def print_batches(batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, as_json: bool) -> int:
     """Rows of a table as they come; returns how many."""
-    count = 0
+    count, widths = 0, list[int]()
     for batch in batches:
         for start in range(0, batch.num_rows, _CHUNK_ROWS):
             rows = batch.slice(start, _CHUNK_ROWS).to_pylist()
             if as_json:
                 rows_as_json(rows)
             else:
-                _rows(rows, columns, first=count + 1)
+                widths = _rows(rows, columns, first=count + 1, widths=widths)
             count += len(rows)
     if not as_json and not count:
         _rows([], columns, first=1)
@@ -183,15 +183,19 @@ def print_row(row: Mapping[str, Any], *, as_json: bool) -> None:
         _record({_clean(name): _cell(value) for name, value in row.items()})
 
 
-def _rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, first: int) -> None:
+def _rows(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, first: int, widths: Sequence[int] = ()
+) -> list[int]:
+    """Print rows; `widths` are those of the rows above, which have the header. Returns the widths of these."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     names = [_clean(name) for name in columns]
     if sum(min(width, _NARROWEST) + _GAP for width in _natural(names, cells)) - _GAP > _OUT.width:
         for number, row in enumerate(cells, first):
             _OUT.print(Text(f"row {number}", style="bold"))
             _record(dict(zip(names, row, strict=True)))
-        return
-    _grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns])
+        return []
+    _grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns], widths)
+    return list(widths) or _natural(names, cells)
 
 
 def _cell(value: Any) -> str:
@@ -233,11 +237,24 @@ def _natural(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
     return [max(cell_len(name), *(cell_len(row[i]) for row in cells), 1) for i, name in enumerate(names)]
 
 
-def _grid(names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool]) -> None:
-    """One line per row; the widest columns are cut where the terminal is too narrow."""
-    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
-    for name, number in zip(names, numbers, strict=True):
-        grid.add_column(_line(name), justify="right" if number else "left")
+def _grid(
+    names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool], below: Sequence[int] = ()
+) -> None:
+    """One line per row; the widest columns are cut where the terminal is too narrow.
+
+    `below` are the widths of a grid that these rows go on with: it has the header.
+    """
+    grid = Grid(
+        box=None if below else box.SIMPLE_HEAD,
+        show_header=not below,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, _GAP if below else _GAP - 1, 0, 0),
+        header_style="bold",
+    )
+    for number, name in enumerate(names):
+        side: Literal["left", "right"] = "right" if numbers[number] else "left"
+        grid.add_column(_line(name), justify=side, min_width=below[number] if below else None)
     for row in cells:
         grid.add_row(*map(_line, row))
     _OUT.print(grid)

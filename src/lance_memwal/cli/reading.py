@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
+from lance_memwal.cli.formats import Format, write_rows
 from lance_memwal.cli.options import At, Columns, Json, Options, Uri, as_of, key_of, open_for, split_names
 from lance_memwal.cli.output import note, print_batches, print_bytes, print_json, print_row, show
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["get", "scan", "search"]
+__all__ = ["get", "head", "scan", "search"]
 
 _SHOWN_ROWS = 20
 _Filter = Annotated[str | None, typer.Option("--filter", "-f", help="A condition in Lance's SQL.")]
@@ -26,7 +27,7 @@ def scan(
     filter: _Filter = None,  # noqa: A002
     order_by: Annotated[
         str | None,
-        typer.Option("--order-by", "-s", help="Columns, separated by commas; -name puts the largest first."),
+        typer.Option("--order-by", help="Columns, separated by commas; -name puts the largest first."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, help="Rows (default: 20, with --json all).")
@@ -35,17 +36,22 @@ def scan(
     count: Annotated[bool, typer.Option("--count", help="Only count the rows.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say what would be read.")] = False,
     flushed: Annotated[bool, typer.Option("--flushed", help="Leave out what is only in logs and memory.")] = False,
+    kind: Annotated[
+        Format | None, typer.Option("--format", help="Write all rows as such a file, to standard output.")
+    ] = None,
     at: At = None,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
     """Print the live rows of all tiers."""
+    if kind is not None and (json or count or explain):
+        raise typer.BadParameter("it is for rows: leave out --json, --count and --explain", param_hint="--format")
     if flushed and at is not None:
         raise typer.BadParameter("a moment has logs, too: leave it out, or --at", param_hint="--flushed")
     table = as_of(open_for(uri, storage_option), at)
     options: dict[str, Any] = {"consistency": "flushed"} if flushed else {}
     rows = None if everything or count else limit
-    cut = _SHOWN_ROWS if rows is None and not (everything or count or json) else None
+    cut = _SHOWN_ROWS if rows is None and not (everything or count or json or kind) else None
     found = table.scan(
         split_names(columns),
         filter,
@@ -57,6 +63,8 @@ def scan(
         print_json({"plan": found.explain()}) if json else print(found.explain())
     elif count:
         show({"rows": found.count_rows()}, as_json=json)
+    elif kind is not None:
+        write_rows(found.to_batches(), found.schema, kind)
     elif cut is not None:
         read = found.to_table()
         shown = print_batches(read.slice(0, cut).to_batches(), found.schema.names, as_json=False)
@@ -65,6 +73,20 @@ def scan(
         shown = print_batches(found.to_batches(), found.schema.names, as_json=json)
         if not json:
             note(_rows(shown))
+
+
+def head(
+    uri: Uri,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many rows.")] = 10,
+    columns: Columns = None,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Print the first rows that come."""
+    found = open_for(uri, storage_option).scan(split_names(columns), limit=limit)
+    shown = print_batches(found.to_batches(), found.schema.names, as_json=json)
+    if not json:
+        note(_rows(shown))
 
 
 def _rows(count: int) -> str:

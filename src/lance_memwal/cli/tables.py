@@ -12,6 +12,7 @@ import pyarrow as pa
 import typer
 
 from lance_memwal.cli.files import DataFile
+from lance_memwal.cli.formats import Format
 from lance_memwal.cli.options import (
     Json,
     Options,
@@ -24,17 +25,20 @@ from lance_memwal.cli.options import (
     split_names,
     storage_options,
 )
-from lance_memwal.cli.output import show
+from lance_memwal.cli.output import note, show
 from lance_memwal.cli.progress import file_bar
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.log.shards import newest_manifests
 from lance_memwal.rows.merging import LastWrite, Merge, merge_of_text, text_of_merge
 from lance_memwal.rows.sharding import Sharding, sharding_of_text
-from lance_memwal.table import create_table
+from lance_memwal.table import Table, create_table
 from lance_memwal.table import enable as enable_table
+from lance_memwal.upkeep.tails import is_left_alone
 
 __all__ = ["create", "delete", "enable", "put", "update"]
 
+_AT_WORK_SECONDS = 60
 _TYPES = {
     "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
     "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
@@ -42,7 +46,7 @@ _TYPES = {
     "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "timestamp": pa.timestamp("us"),
     "uuid": pa.uuid(), "json": pa.json_(),
 }  # fmt: skip
-_Key = Annotated[str | None, typer.Option("--primary-key", "-k", help="Key columns, separated by commas.")]
+_Key = Annotated[str | None, typer.Option("--primary-key", "-p", help="Key columns, separated by commas.")]
 _Sharding = Annotated[
     str, typer.Option("--sharding", "-s", help="unsharded, bucket(column,n), identity(column) or manual.")
 ]
@@ -149,7 +153,13 @@ def enable(
 
 def put(
     uri: Uri,
-    files: Annotated[list[Path], typer.Argument(help="Parquet, CSV, JSON lines or Arrow files.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Parquet, CSV, JSON lines or Arrow files; - is standard input.", show_default=False),
+    ],
+    kind: Annotated[
+        Format | None, typer.Option("--format", help="What the files hold, if their names do not say it.")
+    ] = None,
     batch_rows: Annotated[int, typer.Option(help="Rows per put: each is durable when it returns.", min=1)] = 8192,
     fsync: Annotated[bool, typer.Option(help="Survive power loss (local paths).")] = True,
     missing: _Missing = None,
@@ -162,8 +172,9 @@ def put(
     The shards that the rows go to are taken over: a writer that is at work on them is fenced.
     """
     table = open_for(uri, storage_option)
-    inputs = [DataFile(path, table.schema) for path in files]
+    inputs = [DataFile(path, table.schema, kind) for path in files]
     started, rows, total = SYSTEM_CLOCK.monotonic(), 0, sum(file.size_bytes for file in inputs)
+    say_taken_over(table)
     try:
         with (
             table.writer(fsync=fsync, **shard_for_writing(table, shard)) as writer,
@@ -178,9 +189,22 @@ def put(
         if rows:
             error.add_note(f"{rows:,} rows were durable before that")
         raise
+    except KeyboardInterrupt:
+        note(f"stopped: {rows:,} rows are in, and durable; put the same files again to write the rest")
+        raise
     seconds = SYSTEM_CLOCK.monotonic() - started
     figures = {"rows": rows, "seconds": round(seconds, 3), "rows_per_second": round(rows / max(seconds, 1e-9))}
     show(figures, as_json=json)
+
+
+def say_taken_over(table: Table) -> None:
+    """Tell of shards whose writer seems to be at work, before it is fenced."""
+    tag = table.base.tag
+    for manifest in newest_manifests(table.location):
+        if not is_left_alone(table.location, manifest, idle_seconds=_AT_WORK_SECONDS, tag=tag):
+            note(
+                f"shard {manifest.shard_id} has a writer that seems to be at work: it is taken over, and that writer stops"
+            )
 
 
 def update(
@@ -188,7 +212,7 @@ def update(
     where: Annotated[str, typer.Option("--where", "-w", help="The rows for which this SQL filter is true.")],
     values: Annotated[
         list[str],
-        typer.Option("--set", "-s", help="column=expression, in SQL over the columns of the row; repeatable."),
+        typer.Option("--set", help="column=expression, in SQL over the columns of the row; repeatable."),
     ],
     shard: Shard = None,
     storage_option: Options = None,

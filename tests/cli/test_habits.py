@@ -1,0 +1,169 @@
+"""What people expect of a command line: pipes, formats, one header, words of its own, and a word about what was done."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
+import pytest
+import typer
+
+import lance_memwal as mw
+from lance_memwal.cli import app, main
+from lance_memwal.cli.wording import in_our_words
+from tests.kit.cli_process import COMMAND, run
+
+ROWS = pa.table({"id": pa.array([1, 2, 3]), "name": ["a", None, "c"]})
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    return mw.create_table(
+        str(tmp_path / "people"), ROWS.schema, primary_key="id", writer_defaults={"fsync": False, "durable_write": True}
+    )
+
+
+def piped(kind: str) -> bytes:
+    sink = io.BytesIO()
+    if kind == "csv":
+        pyarrow.csv.write_csv(ROWS, sink)
+    elif kind == "parquet":
+        pq.write_table(ROWS, sink)
+    elif kind == "arrow":
+        with ipc.new_stream(sink, ROWS.schema) as writer:
+            writer.write_table(ROWS)
+    else:
+        sink.write("".join(json.dumps(row) + "\n" for row in ROWS.to_pylist()).encode())
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
+def test_rows_come_through_a_pipe_and_leave_through_one(
+    table: mw.Table, kind: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped(kind))))
+    assert main(["put", table.uri, "-", "--format", kind, "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["rows"] == 3
+    assert main(["scan", table.uri, "--format", kind, "--order-by", "id"]) == 0
+    out = capfdbinary.readouterr().out
+    readers = {
+        "csv": pyarrow.csv.read_csv,
+        "parquet": pq.read_table,
+        "arrow": lambda source: ipc.open_stream(source).read_all(),
+        "jsonl": lambda source: pa.Table.from_pylist([json.loads(line) for line in source.read().splitlines()]),
+    }
+    found = readers[kind](io.BytesIO(out))
+    assert found.column("id").to_pylist() == [1, 2, 3]
+    assert found.column("name").to_pylist()[2] == "c"
+
+
+def test_a_pipe_must_say_what_it_holds(table: mw.Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["put", table.uri, "-"]) == 1
+    assert "--format" in capsys.readouterr().err
+
+
+def test_columns_that_a_format_cannot_hold_are_named_as_the_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.table({"s": [{"a": 1}]}))
+    assert main(["scan", table.uri, "--format", "csv"]) == 1
+    assert "cannot be written as csv" in capfd.readouterr().err
+    assert main(["scan", table.uri, "--format", "csv", "--json"]) == 2
+
+
+def test_a_scan_has_one_header(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = pa.table({"number": range(2500), "word": [f"w{n % 7}" for n in range(2500)]})
+    table = mw.create_table(str(tmp_path / "t"), many)
+    assert main(["scan", table.uri, "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "number" in line] == lines[:1]
+    assert len(lines) == 2502
+    at = {re.search("w[0-9]", line).start() for line in lines[2:]}  # type: ignore[union-attr]
+    assert len(at) == 1, "the columns stand below their names"
+
+
+def test_head_schema_and_tables_show_what_there_is(
+    table: mw.Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with table.writer() as writer:
+        writer.put(ROWS)
+    mw.create_table(str(tmp_path / "other"), pa.table({"x": [1.5]}))
+    (tmp_path / "note.txt").write_text("no table")
+    (tmp_path / "empty").mkdir()
+
+    def said(*arguments: str) -> list[dict[str, object]]:
+        assert main([*arguments, "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert len(said("head", table.uri, "-n", "2")) == 2
+    assert said("schema", table.uri) == [
+        {"column": "id", "type": "int64", "nullable": False, "key": 1},
+        {"column": "name", "type": "string", "nullable": True, "key": None},
+    ]
+    assert said("tables", str(tmp_path)) == [
+        {"table": "other", "version": 2, "rows": 1, "primary_key": [], "write_path": True},
+        {"table": "people", "version": 2, "rows": 0, "primary_key": ["id"], "write_path": True},
+    ]
+    assert main(["tables", str(tmp_path)]) == 0
+    assert "people" in capsys.readouterr().out
+
+
+def test_errors_are_in_the_words_of_the_command_line(table: mw.Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["create", table.uri, "-c", "id:int64", "-p", "id"]) == 1
+    said = capsys.readouterr().err
+    assert "--exist-ok" in said
+    assert "exist_ok" not in said
+    options, commands = {"--restored"}, {"repair"}
+    text = 'call Table.repair() with restored="keep_base", or other=True, or table.sing()'
+    assert in_our_words(text, options, commands) == (
+        "call memwal repair with --restored keep_base, or other=True, or table.sing()"
+    )
+
+
+def test_a_short_flag_means_one_thing() -> None:
+    meanings = defaultdict(set)
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        for option in [p for c in getattr(command, "commands", {"": command}).values() for p in c.params]:
+            names = [name for name in option.opts if name.startswith("-")]
+            for short in (name for name in names if len(name) == 2):
+                meanings[short].add(next((name for name in names if len(name) > 2), short))
+    assert {short: longs for short, longs in meanings.items() if len(longs) > 1} == {}
+    assert {"-o", "-n", "-c", "-p"} <= set(meanings)
+
+
+def test_a_put_says_that_it_takes_a_living_writer_over(table: mw.Table, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,name\n1,x\n")
+    assert "taken over" not in run("put", table.uri, tmp_path / "a.csv").stderr
+    writer = table.writer()
+    writer.put(ROWS)
+    assert "it is taken over, and that writer stops" in run("put", table.uri, tmp_path / "a.csv").stderr
+    with pytest.raises(mw.FencedError):
+        writer.put(ROWS)
+    writer.abort()
+
+
+@pytest.mark.timeout(90)
+def test_an_interrupted_put_says_what_is_in(table: mw.Table, tmp_path: Path) -> None:
+    (tmp_path / "many.csv").write_text("id,name\n" + "".join(f"{n},x\n" for n in range(200_000)))
+    command = [*COMMAND, "put", table.uri, str(tmp_path / "many.csv"), "--batch-rows", "1", "--no-fsync"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not table.count_rows():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert process.wait(60) == 130
+    found = re.search(r"stopped: ([\d,]+) rows are in, and durable", said)
+    assert found is not None, said
+    counted = int(found.group(1).replace(",", ""))
+    assert counted <= table.count_rows() <= counted + 1  # the one that was under way
