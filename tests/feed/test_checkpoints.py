@@ -361,6 +361,18 @@ def test_a_record_that_is_damaged_stops_collection_until_it_is_dropped(table: mw
     assert table.gc(grace_seconds=0).objects
 
 
+def test_stray_files_are_no_checkpoints(table: mw.Table) -> None:
+    table.checkpoint_create("a")
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / ".DS_Store").write_bytes(b"x")
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / "a" / "notes.txt").write_bytes(b"x")
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / "empty").mkdir()
+    (Path(table.uri) / paths.CHECKPOINTS_DIR / "file.txt").write_bytes(b"x")
+    live_on(table)
+    assert [checkpoint.name for checkpoint in table.checkpoints()] == ["a"]
+    assert rows(table.at("a")) == THEN
+    assert table.verify().ok
+
+
 def test_pins_name_what_a_checkpoint_needs(table: mw.Table) -> None:
     assert read_pins(table.base).shards == {}
     snapshot = table.checkpoint_create("a").snapshot

@@ -31,6 +31,7 @@ __all__ = [
     "deletes_path",
     "entry_path_below",
     "floor_dir",
+    "is_record_name",
     "manifest_dir",
     "manifest_hint_path",
     "manifest_path",
@@ -224,12 +225,17 @@ def floor_dir(shard_id: str) -> str:
 
 def check_record_name(name: str) -> str:
     """Return `name` if a consumer or a checkpoint may be called so, else raise."""
-    if not isinstance(name, str) or _RECORD_NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or not is_record_name(name):
         raise InvalidInputError(
             "a name is 1 to 100 letters, digits, '.', '_' or '-' and begins with a letter or a digit, "
             f"not {repr(name)[:120]}"
         )
     return name
+
+
+def is_record_name(name: str) -> bool:
+    """Whether a consumer or a checkpoint may be called so."""
+    return _RECORD_NAME.fullmatch(name) is not None
 
 
 def record_dir(directory: str, name: str) -> str:

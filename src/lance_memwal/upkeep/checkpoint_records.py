@@ -27,6 +27,7 @@ from lance_memwal.store.records import Record, Records
 __all__ = [
     "CheckpointRecord",
     "CheckpointState",
+    "checkpoint_names",
     "checkpoint_record",
     "newest_number",
     "read_checkpoints",
@@ -87,6 +88,11 @@ def checkpoint_record(location: Location, name: str) -> CheckpointRecord | None:
     return None if newest is None else _parse(name, newest, paths.record_path(records.directory, newest.number))
 
 
+def checkpoint_names(location: Location) -> list[str]:
+    """The names that have records, whatever they say; stray names do not count."""
+    return sorted(filter(paths.is_record_name, location.store.list_names(paths.CHECKPOINTS_DIR)))
+
+
 def newest_number(location: Location, name: str) -> int:
     """The number of the record that counts, whole or not; 0 if there is none."""
     return max(_records(location, name).numbers(), default=0)
@@ -94,8 +100,7 @@ def newest_number(location: Location, name: str) -> int:
 
 def read_checkpoints(location: Location, table_id: str | None) -> list[CheckpointRecord]:
     """The active checkpoints of the table, by name."""
-    names = sorted(location.store.list_names(paths.CHECKPOINTS_DIR))
-    found = (checkpoint_record(location, name) for name in names)
+    found = (checkpoint_record(location, name) for name in checkpoint_names(location))
     return [record for record in found if record is not None and record.is_active(table_id)]
 
 

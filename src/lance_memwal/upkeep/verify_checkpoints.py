@@ -19,7 +19,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.read.rebuilt import rebuild
 from lance_memwal.sstable.read import open_sstable
 from lance_memwal.store import paths
-from lance_memwal.upkeep.checkpoint_records import checkpoint_record
+from lance_memwal.upkeep.checkpoint_records import checkpoint_names, checkpoint_record
 from lance_memwal.upkeep.pins import is_pinned
 from lance_memwal.upkeep.reports import Problem
 
@@ -38,7 +38,7 @@ _BROKEN = (
 def inspect_checkpoints(base: BaseTable) -> list[Problem]:
     """What is missing or damaged of checkpoints; `base` is the newest version."""
     problems = []
-    for name in sorted(base.location.store.list_names(paths.CHECKPOINTS_DIR)):
+    for name in checkpoint_names(base.location):
         try:
             _read(base, name)
         except _BROKEN as error:
