@@ -13,7 +13,7 @@ from typing import Any
 import lance_memwal as mw
 from lance_memwal import crash_points
 
-__all__ = ["append_ids", "die_before_answers", "own_and_put", "put_for", "serve_requests"]
+__all__ = ["append_ids", "die_before_answers", "exclusive_puts", "own_and_put", "put_for", "serve_requests"]
 
 
 def append_ids(uri: str, acks: str, name: int, threads: int, stop: str, pipe: Connection) -> None:
@@ -63,6 +63,20 @@ def own_and_put(uri: str, rows: list[dict[str, Any]], settings: dict[str, str], 
                 pipe.send(("put", sorted(writer.owned_shards)))
             except Exception as error:
                 pipe.send(("error", type(error).__name__))
+
+
+def exclusive_puts(uri: str, pipe: Connection) -> None:
+    """Write without sharing, flush at SIGUSR1, and stay open until killed."""
+    asked = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: asked.set())
+    with mw.open_table(uri).writer() as writer:
+        writer.put([{"id": 1, "v": "a"}])
+        pipe.send(("put",))
+        while not asked.wait(0.05):
+            pass
+        writer.flush()
+        pipe.send(("flushed",))
+        time.sleep(60)
 
 
 def die_before_answers(uri: str, marker: str, pipe: Connection) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ from lance_memwal.serve.record import Owner, OwnerRecords
 from lance_memwal.serve.wire import encode_answer
 from lance_memwal.write.results import WriteResult
 from tests.harness.points import run_once_at
+from tests.harness.processes import start
 from tests.kit.writers import wait_for
+from tests.serve.shared_child import exclusive_puts
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 
@@ -162,16 +167,37 @@ def test_an_owner_that_an_exclusive_writer_fenced_goes_on_after_it(
     assert rows(table) == {0: "zero", 1: "exclusive", 2: "shared", 3: "shared"}
 
 
-def test_a_living_writer_that_does_not_share_is_not_fenced(table: mw.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lance_memwal.serve.shared_shard._BESIDE_SECONDS", 0.3)
+def test_a_living_writer_of_this_process_that_does_not_share_is_refused_at_once(table: mw.Table) -> None:
+    """Whether its rows wait in the log or are flushed: it is known to live."""
     with table.writer() as exclusive, table.writer(shared=True) as shared:
         exclusive.put([{"id": 1, "v": "a"}])
-        with pytest.raises(mw.ConflictError, match="does not share"):
+        began = time.monotonic()
+        with pytest.raises(mw.ConflictError, match="a writer of this process"):
+            shared.put([{"id": 2, "v": "b"}])
+        assert time.monotonic() - began < 20
+        exclusive.flush()
+        with pytest.raises(mw.ConflictError, match="shared=True"):
             shared.put([{"id": 2, "v": "b"}])
         exclusive.put([{"id": 3, "v": "a"}])
-        exclusive.flush()
+        exclusive.close()
         shared.put([{"id": 2, "v": "b"}])
     assert rows(table) == {1: "a", 2: "b", 3: "a"}
+
+
+def test_a_writer_elsewhere_that_does_not_share_is_waited_for(table: mw.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lance_memwal.serve.shared_shard._BESIDE_SECONDS", 0.3)
+    exclusive = start(exclusive_puts, table.uri)
+    try:
+        assert exclusive.receive(30) == ("put",)
+        with table.writer(shared=True) as shared:
+            with pytest.raises(mw.ConflictError, match="does not share"):
+                shared.put([{"id": 2, "v": "b"}])
+            os.kill(exclusive.pid, signal.SIGUSR1)
+            assert exclusive.receive(30) == ("flushed",)
+            shared.put([{"id": 2, "v": "b"}])
+    finally:
+        exclusive.kill()
+    assert rows(table) == {1: "a", 2: "b"}
 
 
 def test_a_stranger_without_the_token_gets_nothing(

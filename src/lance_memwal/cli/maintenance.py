@@ -14,6 +14,7 @@ from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show, to_plain
 from lance_memwal.cli.progress import step_bars, working
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS
+from lance_memwal.upkeep.tails import IDLE_SECONDS
 
 __all__ = ["compact", "flush", "gc", "maintain", "repair", "verify"]
 
@@ -74,7 +75,9 @@ def maintain(
 
 def flush(
     uri: Uri,
-    idle_seconds: Annotated[float, typer.Option(help="Leave shards alone whose newest entry is younger.")] = 60,
+    idle_seconds: Annotated[
+        float, typer.Option(help="Leave shards alone whose newest entry is younger.")
+    ] = IDLE_SECONDS,
     force: Annotated[
         bool, typer.Option("--force", help="Also shards that seem to have a writer: it is fenced.")
     ] = False,

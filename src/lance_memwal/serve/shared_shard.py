@@ -5,8 +5,8 @@ Owns `SharedShard`. Invariants:
 1. A write is acknowledged by whoever owns the newest epoch, and by nobody else. Every write carries a mark (the user's
    transaction, or one of our own), here and there alike: when an owner is lost, its successor is asked under the same mark,
    and skips what the log has already.
-2. A shard is claimed if it has no owner, if its owner does not answer for its epoch, or if a writer that does not share it
-   left it alone for a minute. A living owner is never fenced.
+2. A shard is claimed if it has no owner, if its owner does not answer for its epoch, or if a writer elsewhere that does not
+   share it left it alone (`upkeep.tails`). A living owner is never fenced, nor is any living writer of this process.
 3. This process claims at most once a second, and only with rows to write. On one host one process at a time looks for the
    owner, so that one claims and the others find it.
 4. Every wait has an end.
@@ -35,6 +35,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import as_transaction
+from lance_memwal.memtable import live
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.waiting import refuse_on_top
@@ -52,8 +53,8 @@ from lance_memwal.serve.runtime import TOKEN_VARIABLE, host_lock, is_token_given
 from lance_memwal.serve.wire import Request, perform
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.store.location import Location
-from lance_memwal.types import Transaction
-from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.types import ShardManifest, Transaction
+from lance_memwal.upkeep.tails import IDLE_SECONDS, is_left_alone
 from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.results import WriteResult
@@ -65,8 +66,8 @@ __all__ = ["SharedShard", "SharedTable", "is_near"]
 _LOST = (OwnerLostError, FencedError, ClosedError, WriterPoisonedError)
 _BACK_OFF = BackOff(0.005, 0.5)
 _LOCK_SECONDS = 30.0
-_IDLE_SECONDS = 60.0  # of a writer that does not share
 _BESIDE_SECONDS = 90.0
+_HERE_SECONDS = 2.0  # for a writer of this process: upkeep opens one for as long as it flushes a log
 _LOOK_SECONDS = 0.1
 _CLAIM_SECONDS = 1.0
 _DRAIN_SECONDS = 2.0
@@ -298,6 +299,7 @@ class SharedShard:
 
     def _look(self, beside_seconds: float) -> _OwnedShard | RemoteShard:
         beside = Deadline(SYSTEM_CLOCK, beside_seconds)
+        beside_here = Deadline(SYSTEM_CLOCK, min(beside_seconds, _HERE_SECONDS))
         while True:
             self._refuse_closed()
             manifest = self._manifests.read_latest()
@@ -305,21 +307,38 @@ class SharedShard:
             if epoch == 0 or manifest is None or self._parked is not None:
                 return self._own(epoch)
             owner = self._records.find(epoch)
+            is_here = owner is None and self._is_written_here(epoch)
             try:
                 if owner is not None and is_near(owner):
                     return RemoteShard(owner, self._table.table_id, self.shard_id, epoch)
-                if is_left_alone(self._table.location, manifest, idle_seconds=_IDLE_SECONDS, tag=self._table.tag):
+                if not is_here and self._is_left_alone(manifest):
                     return self._own(epoch)
             except OwnerLostError:
                 return self._own(epoch)
             except OwnerStartsError:
                 pass
-            if not beside.left_seconds:
-                raise ConflictError(
-                    f"shard {self.shard_id} is written by a writer that does not share it, or by an owner on another host "
-                    f"that listens to its own host only; close it, write through it, or set {HOST_VARIABLE} there"
-                )
+            if not (beside_here if is_here else beside).left_seconds:
+                raise self._conflict(is_here=is_here)
             SYSTEM_CLOCK.sleep(_LOOK_SECONDS)
+
+    def _is_written_here(self, epoch: int) -> bool:
+        """Whether a writer of this process has the shard under this epoch."""
+        writer = live.find(self._table.location.key, self.shard_id)
+        return writer is not None and writer.epoch == epoch
+
+    def _is_left_alone(self, manifest: ShardManifest) -> bool:
+        return is_left_alone(self._table.location, manifest, idle_seconds=IDLE_SECONDS, tag=self._table.tag)
+
+    def _conflict(self, *, is_here: bool) -> ConflictError:
+        if is_here:
+            return ConflictError(
+                f"a writer of this process that does not share has shard {self.shard_id} open: write through it, close it, "
+                "or open it with table.writer(shared=True)"
+            )
+        return ConflictError(
+            f"shard {self.shard_id} is written by a writer that does not share it, or by an owner on another host "
+            f"that listens to its own host only; close it, write through it, or set {HOST_VARIABLE} there"
+        )
 
     def _own(self, epoch: int) -> _OwnedShard:
         """Claim the shard, and answer for it. The record comes first: no served epoch is without one."""

@@ -42,6 +42,7 @@ from lance_memwal.upkeep.reports import (
     MaintenanceReport,
     Problem,
 )
+from lance_memwal.upkeep.tails import IDLE_SECONDS
 from lance_memwal.write.table_target import writer_config
 
 __all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "maintain", "run_tasks"]
@@ -71,7 +72,7 @@ def flush(
     spark: Any,
     uri: str,
     *,
-    idle_seconds: float = 60,
+    idle_seconds: float = IDLE_SECONDS,
     force: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> FlushReport:

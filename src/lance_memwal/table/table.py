@@ -79,7 +79,7 @@ from lance_memwal.upkeep.reports import (
 )
 from lance_memwal.upkeep.settle import settle
 from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
-from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
+from lance_memwal.upkeep.tails import IDLE_SECONDS, ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.results import RoutedResult
@@ -557,7 +557,7 @@ class Table:
     # ------------------------------------------------------------------------------------------------------ upkeep
 
     def flush(
-        self, *, shards: Collection[str] | None = None, idle_seconds: float = 60, force: bool = False
+        self, *, shards: Collection[str] | None = None, idle_seconds: float = IDLE_SECONDS, force: bool = False
     ) -> FlushReport:
         """Turn the log tails of shards that nobody writes any more into SSTables.
 
@@ -673,7 +673,7 @@ class Table:
         self._kept.close()
         drop_table(self.location, self._newest.known.tag, force=force)
 
-    def settle(self, timeout: float | None = None, *, idle_seconds: float = 60) -> SettleReport:
+    def settle(self, timeout: float | None = None, *, idle_seconds: float = IDLE_SECONDS) -> SettleReport:
         """Flush and compact until nothing fresh is left; `converged` says whether that was reached.
 
         Writers of this process are asked to flush. Logs of others are claimed once their newest entry is `idle_seconds`

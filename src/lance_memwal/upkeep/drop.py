@@ -20,11 +20,10 @@ from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.memtable import live
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.upkeep.tails import IDLE_SECONDS, is_left_alone
 
 __all__ = ["drop_table"]
 
-_IDLE_SECONDS = 60.0
 _AT_ONCE = 16
 _OTHER_TABLE = re.compile(rf"(?!{paths.MEM_WAL_DIR}/|tree/).+/{VERSIONS_DIR}/")  # a tree holds branches of this one
 
@@ -64,7 +63,7 @@ def _refuse_writers(location: Location, tag: str | None) -> None:
     if live.all_of(location.key):
         raise ConflictError("a writer of this process has the table open; close it, or pass force=True")
     for manifest in newest_manifests(location, list_shards(location)):
-        if not is_left_alone(location, manifest, idle_seconds=_IDLE_SECONDS, tag=tag):
+        if not is_left_alone(location, manifest, idle_seconds=IDLE_SECONDS, tag=tag):
             raise ConflictError(
                 f"rows came into shard {manifest.shard_id} within the last minute: somebody seems to write; close that "
                 "writer, or pass force=True"

@@ -32,7 +32,10 @@ from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 
-__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
+__all__ = ["IDLE_SECONDS", "ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
+
+IDLE_SECONDS = 60.0
+"""Nobody seems to write a shard whose newest row is older than this."""
 
 
 class _OpenShard(Protocol):
@@ -48,7 +51,7 @@ def flush_tails(
     open_shard: ShardOpener,
     *,
     shards: Collection[str] | None = None,
-    idle_seconds: float = 60,
+    idle_seconds: float = IDLE_SECONDS,
     force: bool = False,
     tag: str | None = None,
     clock: Clock = SYSTEM_CLOCK,
