@@ -162,6 +162,9 @@ def verify(uri: Uri, storage_option: Options = None, json: Json = False) -> None
 def repair(
     uri: Uri,
     apply: Annotated[bool, typer.Option("--apply", help="Really repair; without it nothing is changed.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Give up entries that are damaged in the middle of a log.")
+    ] = False,
     restored: Annotated[
         Literal["keep_base", "bring_back"] | None,
         typer.Option("--restored", help="What to do about a base that was restored to before a compaction."),
@@ -172,7 +175,7 @@ def repair(
     """Show what can be repaired, and repair it if asked; exit status 1 if problems are left."""
     table = open_for(uri, storage_option, for_repair=True)
     with working("repairing" if apply else "looking", hidden=json):
-        report = table.repair(dry_run=not apply, restored=restored)
+        report = table.repair(dry_run=not apply, restored=restored, accept_loss=accept_loss)
     actions, left = [to_plain(action) for action in report.actions], [to_plain(problem) for problem in report.problems]
     if json:
         print_json({"dry_run": report.dry_run, "actions": actions, "problems": left})

@@ -46,6 +46,7 @@ __all__ = [
     "parse_namespace_name",
     "parse_sstable_name",
     "parse_table_name",
+    "loss_path",
     "pk_index_dir",
     "quarantine_path",
     "record_dir",
@@ -205,6 +206,11 @@ def deletes_path(shard_id: str, generation: int, token: str) -> str:
 def quarantine_path(shard_id: str, position: int, token: str) -> str:
     """Where repair moves the bytes of a torn entry."""
     return f"{shard_dir(shard_id)}/memwal_quarantine/{position}-{token}"
+
+
+def loss_path(shard_id: str, position: int, token: str) -> str:
+    """Where repair writes down what was given up with an entry; its bytes are beside it."""
+    return f"{quarantine_path(shard_id, position, token)}.json"
 
 
 def owner_path(shard_id: str, epoch: int) -> str:

@@ -708,17 +708,26 @@ class Table:
         """Check every invariant of the table on storage; reads only, and may run beside writers."""
         return verify_table(self._newest.readable)
 
-    def repair(self, *, dry_run: bool = True, restored: Restored | None = None) -> RepairReport:
+    def repair(
+        self, *, dry_run: bool = True, restored: Restored | None = None, accept_loss: bool = False
+    ) -> RepairReport:
         """Put right what can be without losing anything: a torn last entry, a lost MemWAL index.
+
+        Damage further down in a log may hold acknowledged rows: restore the object from a backup. If there is none,
+        `accept_loss=True` gives such entries up, so that the rest opens: their bytes are kept aside, and what was given
+        up is written down beside them.
 
         After the base table was restored to a version before a compaction, a person must decide: `restored="keep_base"`
         takes it as it is, and what was compacted after that version is gone; `restored="bring_back"` lists the compacted
         generations again, if they still exist.
         """
         check_flag("dry_run", dry_run)
+        check_flag("accept_loss", accept_loss)
         if restored is not None:
             check_choice("restored", restored, ("keep_base", "bring_back"))
-        return repair_table(self.location, self._newest.readable, dry_run=dry_run, restored=restored)
+        return repair_table(
+            self.location, self._newest.readable, dry_run=dry_run, restored=restored, accept_loss=accept_loss
+        )
 
     def stats(self, *, live_rows: bool = True) -> TableStats:
         """Tiers, rows and bytes, what compaction and collection would do, and the store calls of this process.

@@ -68,6 +68,7 @@ __all__ = [
 _LOOKS = 4
 _PAUSE_SECONDS = 0.05
 _RESTORE = "restore the object from a backup; if there is none, the rows in it are lost"
+_RESTORE_OR_GIVE_UP = f"{_RESTORE}, and repair with accept_loss=True lets the rest open"
 _CATCH_UP = (
     "its rows are in the base table, and only readers that ask an index of that alone miss them: bring the indexes up to "
     "date with Table.maintain"
@@ -276,7 +277,8 @@ class _Inspection:
                 entry = decoder.decode(data, position, path=path)
             except CorruptDataError as error:
                 self._found.entries[position] = EntryInfo(position, len(data), readable=False, damaged=True)
-                remedy = "run repair: it keeps the bytes aside" if position == positions[-1] else _RESTORE
+                is_last = position == positions[-1]
+                remedy = "run repair: it keeps the bytes aside" if is_last else _RESTORE_OR_GIVE_UP
                 self._found.add("V-3", path, str(error), remedy, position)
                 continue
             except UnsupportedFormatError as error:
