@@ -235,7 +235,7 @@ def test_snapshot_then_tail_has_every_row_once(tmp_path: Path) -> None:
         found = iter(feed)
         first = [next(found), next(found)]
         assert sorted(row["id"] for batch in first for row in batch.to_pylist()) == [1, 2, 4]
-        assert {row["_position"] for batch in first for row in batch.to_pylist()} == {None}
+        assert {row["_position"] for batch in first for row in batch.to_pylist()} == {0}
         writer.put({"id": [5], "v": [2]})
         assert ops_of([next(found)], "id") == [("u", 5)]
     feed.stop()

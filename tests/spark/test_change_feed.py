@@ -83,7 +83,7 @@ def test_a_query_begins_with_all_live_rows_and_goes_on_with_what_changes(spark: 
     finish(start)
     first = [row for batch in batches for row in batch]
     assert sorted((row["id"], row["n"], row["_position"]) for row in first) == [
-        (n, int(n == 1), None) for n in range(1000) if n != 2
+        (n, int(n == 1), 0) for n in range(1000) if n != 2
     ]
     batches.clear()
     with table.writer(max_entry_bytes=2048) as writer:

@@ -5,7 +5,7 @@ Owns `ChangedRows` (rows of one shard, in the order in which they were written) 
 1. Rows keep the order of their positions, and within an entry the order in which they were put.
 2. Nothing is done per row: small entries of like columns are joined before they are made to fit the table.
 3. A row that was deleted has its key, and nulls.
-4. A row of a snapshot is no change: it has no shard, position, time or transaction.
+4. A row of a snapshot is no change: it has position 0, before all changes, and no shard, time or transaction.
 5. A change that matches the filter is handed out. A delete has only its key: unless the key alone decides, it matches.
 """
 
@@ -35,7 +35,7 @@ TIME_TYPE = pa.timestamp("ms", tz="UTC")
 EXTRA = (
     pa.field("_op", pa.string(), nullable=False),
     pa.field("_shard", pa.string()),
-    pa.field("_position", pa.int64()),
+    pa.field("_position", pa.int64(), nullable=False),
     pa.field("_time", TIME_TYPE),
     pa.field("_txn", TXN_TYPE),
 )
@@ -106,7 +106,7 @@ class Shape:
         extra = (
             ops,
             pa.nulls(count, pa.string()) if shard_id is None else pa.repeat(shard_id, count),
-            pa.nulls(count, pa.int64()) if shard_id is None else pa.array(changes.positions),
+            pa.array(changes.positions),
             changes.times,
             changes.txns,
         )

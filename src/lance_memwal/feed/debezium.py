@@ -69,7 +69,7 @@ def to_debezium(batch: pa.RecordBatch) -> list[dict[str, Any]]:
             found.append(_envelope(row, "d", _known(values) if op == "d" else values, None))
         else:
             first = "c" if op == "insert" else "u"
-            found.append(_envelope(row, "r" if row["_position"] is None else first, before, values))
+            found.append(_envelope(row, "r" if row["_shard"] is None else first, before, values))
         before = None
     return found
 
@@ -91,7 +91,7 @@ def _envelope(
             "connector": "lance-memwal",
             "shard": row["_shard"],
             "position": row["_position"],
-            "snapshot": "true" if row["_position"] is None else "false",
+            "snapshot": "true" if row["_shard"] is None else "false",
         },
         "transaction": None if txn is None else {"id": f"{txn['app']}:{txn['version']}"},
     }

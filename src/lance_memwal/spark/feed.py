@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -64,7 +65,9 @@ def feed_schema(table: pa.Schema, columns: Sequence[str] | None = None) -> st.St
     """The columns of the feed: the table's (nullable, since a delete has only its key), and where each row comes from."""
     plain = struct_type(table, columns)
     fields = [st.StructField(field.name, field.dataType, True) for field in plain]
-    return st.StructType([*fields, *(st.StructField(name, kind, name != "_op") for name, kind in _EXTRA)])
+    return st.StructType(
+        [*fields, *(st.StructField(name, kind, name not in ("_op", "_position")) for name, kind in _EXTRA)]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,9 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _rows_of(self, part: _SnapshotPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in self._table_reader(part.snapshot).read(InputPartition(part.part)):
-            rows = pa.repeat("u", batch.num_rows)
-            extra = [rows, *(pa.nulls(batch.num_rows, wanted.field(name).type) for name, _ in _EXTRA[1:])]
+            count = batch.num_rows
+            known = {"_op": pa.repeat("u", count), "_position": pa.array(np.zeros(count, dtype=np.int64))}
+            extra = [known.get(name, pa.nulls(count, wanted.field(name).type)) for name, _ in _EXTRA]
             yield pa.RecordBatch.from_arrays([*batch.columns, *extra], schema=wanted)
 
     def _changes(self, shard: ShardChanges, span: _Span) -> Iterator[ChangedRows]:
