@@ -31,7 +31,7 @@ def test_a_crashed_writer_s_tail_becomes_a_generation(table: mw.Table) -> None:
     report = table.flush(idle_seconds=0)
     assert (report.rows, report.generations, report.skipped) == (3, 1, {})
     info = table.shards()[0]
-    assert (info.generations, info.wal_tail) == ((1,), 0)
+    assert (info.generations, info.wal_tail) == ((1,), 1)  # the mark by which it left its epoch to sinks
     assert sorted(table.scan(consistency="flushed").to_table()["id"].to_pylist()) == [1, 2, 3]
 
 
