@@ -2,13 +2,16 @@
 
 `make prove-versions` creates `.venv-versions` from pyproject.toml and constraints.txt, then lets pylance and LanceDB move
 on to the newest releases there are, or to those that are named: `make prove-versions ARGS="pylance==15.0.0"`. The versions
-under test are printed first; a system that needs another pyarrow brings it along.
+under test are printed first; a system that needs another pyarrow brings it along. `make prove-versions ARGS=floors` goes the
+other way: the oldest release of every dependency that pyproject.toml allows.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -16,7 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".venv-versions"
 PYTHON = PLACE / "bin" / "python"
 NEWEST = ("pylance", "lancedb")
-TESTS = ("tests/interop", "tests/golden")
+TESTS = ("tests/interop", "tests/golden", "tests/row_filter", "tests/memtable", "tests/wal")
+
+
+def floors() -> list[str]:
+    """The oldest releases that we say we work with."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [re.sub(r">=([0-9.]+).*", r"==\1", requirement) for requirement in required]
 
 
 def python(*arguments: str) -> int:
@@ -34,7 +43,7 @@ def main(wanted: list[str]) -> int:
     )
     return (
         python(*install, "-c", "constraints.txt", "-e", ".[dev]")
-        or python(*install, "--upgrade", *(wanted or NEWEST))
+        or python(*install, "--upgrade", *(floors() if wanted == ["floors"] else wanted or NEWEST))
         or python("-c", versions)
         or python("-m", "pytest", "-n", "2", *TESTS)
     )
