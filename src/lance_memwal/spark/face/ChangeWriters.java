@@ -85,7 +85,7 @@ final class ChangeWriters implements DeltaWriterFactory {
       if (!held.isEmpty()) {
         hand();
       }
-      return new Chunks((WriterCommitMessage[]) messages.toArray(new WriterCommitMessage[messages.size()]));
+      return Chunks.joined(messages);
     }
 
     public void abort() throws IOException {
