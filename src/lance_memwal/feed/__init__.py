@@ -1,6 +1,8 @@
 """What changed, and reads as of then.
 
-`changes` is one feed over the logs of all shards, `consumers` are readers of it whose place is kept beside the table.
+`shard_changes` reads the log of one shard, `changed_rows` makes rows of it, and `changes` is one feed over all shards: from
+where to where say `starts` and `cursor`. `before` adds what rows were (`states` is the table at a cursor), `net` leaves the last
+change of each key. `consumers` are readers whose place is kept beside the table, `debezium` speaks envelopes.
 
 A caller names a moment (`moments`); `snapshots` says which snapshot is meant, for a time with `snapshot_time`, and `view`
 reads it. `checkpoints` keep moments by name, and `diff` tells two of them apart.
