@@ -12,6 +12,9 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.store.location import resolve
+from lance_memwal.store.retry import RetryPolicy
+from lance_memwal.testing.faulty import FaultKind, FaultPlan, FaultScript
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -194,3 +197,24 @@ def test_a_time_that_collection_passed_is_an_error(table: mw.Table) -> None:
 def test_what_names_no_moment_is_refused(table: mw.Table, moment: object) -> None:
     with pytest.raises(mw.InvalidInputError):
         table.at(moment)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "version"])
+def test_what_is_out_of_reach_is_not_taken_for_removed(table: mw.Table, kind: str) -> None:
+    """Each call to the store is lost once: the answer is right, or says that the store did not answer."""
+    live(table)
+    moment = table.snapshot() if kind == "snapshot" else table.base.version
+    then = rows(table.at(moment))
+    change_everything(table)
+    failed = 0
+    for call in range(200):
+        script = FaultScript(FaultPlan(at={call: FaultKind.ERROR_BEFORE}))
+        try:
+            location = resolve(table.uri, wrap=script.wrap, policy=RetryPolicy(max_attempts=1))
+            assert rows(mw.open_table(location).at(moment)) == then
+        except mw.UnavailableError:
+            failed += 1
+        if not script.injected:
+            break
+    assert not script.injected
+    assert failed

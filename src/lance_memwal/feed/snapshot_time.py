@@ -42,8 +42,10 @@ def snapshot_at(base: BaseTable, time_ms: int) -> Snapshot:
     versions = sorted((v for v, written_ms in times.items() if written_ms <= time_ms), reverse=True)
     shards = [_ShardThen.of(location, shard_id, time_ms) for shard_id in list_shards(location)]
     for version in versions[:_MAX_BASES]:
-        then = BaseTable.open(location, version=version)
-        if then is None or then.tag not in (base.tag, None):
+        then = BaseTable.find(location, version)
+        if then is None:
+            continue
+        if then.tag not in (base.tag, None):
             break  # another table
         marks = compacted(then)
         at_once = location.at_once(_PARALLEL_READS)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from lance_memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError, UnavailableError
+from lance_memwal.errors import CollectedError, InvalidInputError
 from lance_memwal.feed.checkpoints import checkpoint_of
 from lance_memwal.feed.diff import diff_tiers
 from lance_memwal.feed.moments import Moment, milliseconds, parse_moment
@@ -52,12 +52,7 @@ def _of_version(base: BaseTable, version: int) -> Snapshot:
     """What plain Lance shows of a version."""
     if not 1 <= version <= base.version:
         raise InvalidInputError(f"the base table has no version {version}; the newest is {base.version}")
-    try:
-        then = BaseTable.open(base.location, version=version)
-    except (InvalidInputError, UnavailableError, ObjectNotFoundError) as error:
-        if version == base.version:
-            raise
-        raise CollectedError(f"version {version} of the base table was removed") from error
+    then = BaseTable.find(base.location, version)
     if then is None:
-        raise CollectedError(f"version {version} of the base table was removed")
+        raise CollectedError(f"version {version} of the base table was removed; choose a later one")
     return Snapshot(then.tag, version)

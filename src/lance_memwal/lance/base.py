@@ -209,6 +209,16 @@ class BaseTable:
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
+    def find(cls, location: Location, version: int) -> BaseTable | None:
+        """One version of the base table; None if the store does not hold it, or not any more."""
+        try:
+            return cls.open(location, version=version)
+        except (InvalidInputError, UnavailableError, ObjectNotFoundError):
+            if version in version_names(location):  # it is there, and cannot be read now
+                raise
+            return None
+
+    @classmethod
     def need(cls, location: Location, *, version: int | None = None) -> BaseTable:
         """The newest version (or `version`); `InvalidInputError` if there is no table."""
         base = cls.open(location, version=version)

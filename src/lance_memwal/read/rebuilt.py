@@ -17,9 +17,7 @@ from lance_memwal.errors import (
     CollectedError,
     CorruptDataError,
     InvalidInputError,
-    ObjectNotFoundError,
     TableReplacedError,
-    UnavailableError,
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
@@ -65,14 +63,13 @@ def check_whole(base: BaseTable, snapshot: Snapshot, is_pinned: Callable[[BaseTa
 def base_of(location: Location, snapshot: Snapshot) -> BaseTable:
     """The base version of a snapshot."""
     version = snapshot.base_version
-    try:
-        base = BaseTable.open(location, version=version)
-    except (InvalidInputError, UnavailableError, ObjectNotFoundError) as error:
+    base = BaseTable.find(location, version)
+    if base is None:
         base = BaseTable.open(location)
         if base is not None and snapshot.table in (base.tag, None):  # it may have got its id since
             if base.version > version:
-                raise CollectedError(f"version {version} of the base table was removed; {_REMEDY}") from error
-            raise
+                raise CollectedError(f"version {version} of the base table was removed; {_REMEDY}")
+            raise InvalidInputError(f"the base table has no version {version}; the newest is {base.version}: {_REMEDY}")
     if base is None or base.tag != snapshot.table:
         now = "was removed" if base is None else "is another one, which was made at the same place"
         raise TableReplacedError(f"the table at {location.describe()} {now}: {_REMEDY}")
