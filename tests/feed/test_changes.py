@@ -310,6 +310,29 @@ def test_before_images_say_what_each_change_was(tmp_path: Path) -> None:
     feed.stop()
 
 
+def test_before_images_that_only_a_removed_base_version_held_are_not_made_up(tmp_path: Path) -> None:
+    """A tag keeps an older base version, and a newer one is there; the one between them had the row."""
+    table = create(str(tmp_path / "t"))
+    put(table, [1], 10)
+    table.compact()
+    table.checkpoint_create("old")
+    put(table, [2], 20)
+    table.compact()
+    feed = table.changes(until="now")
+    assert len(mirrored(feed)) == 2
+    put(table, [2], 21)
+    table.compact()
+    changed = [("update_before", 2, 20), ("update_after", 2, 21)]
+    assert ops_of(table.changes(start=feed.cursor, before=True, until="now"), "id", "v") == changed
+    table.dataset.cleanup_old_versions(older_than=timedelta(0), error_if_tagged_old_versions=False)
+    assert ops_of(table.changes(start=feed.cursor, before=True, until="now"), "id", "v") == changed, "an SSTable has it"
+    with table.consumer("keeps-the-log", start=feed.cursor):
+        assert table.gc(grace_seconds=0).objects
+    with pytest.raises(mw.CollectedError):
+        list(table.changes(start=feed.cursor, before=True, until="now"))
+    assert ops_of(table.changes(start=feed.cursor, until="now"), "id", "v") == [("u", 2, 21)]
+
+
 def test_before_images_are_known_from_the_earliest_change_on(tmp_path: Path) -> None:
     schema = keyed(pa.field("v", pa.int64()))
     table = create(str(tmp_path / "t"), pa.table({"id": [1], "v": [10]}, schema))
