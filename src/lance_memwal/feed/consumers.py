@@ -165,9 +165,9 @@ class ConsumerPlace:
         missed = 0
         for shard_id in list_shards(self._location):
             missed += max(0, max(list_positions(self._location, shard_id), default=0) - record.position(shard_id))
-        days = record.max_age_ms / 86_400_000
+        silence = timedelta(milliseconds=record.max_age_ms)
         return CollectedError(
-            f"the consumer {self.name!r} has expired: it committed nothing for {days:.3g} days, and up to {missed} log entries "
+            f"the consumer {self.name!r} has expired: it was silent for more than {silence}, and up to {missed} log entries "
             f"that it has not seen may be gone; drop_consumer({self.name!r}), and begin again from a snapshot"
         )
 

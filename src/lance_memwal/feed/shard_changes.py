@@ -27,7 +27,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.bulk_marks import is_published
 from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer, list_positions, read_run
+from lance_memwal.log.wal import WalTailer, list_positions, read_run, written_ms
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import open_sstable
@@ -124,9 +124,10 @@ class ShardChanges:
         try:
             return self._tailer.read_entry(position)
         except CollectedError as error:
-            raise CollectedError(
-                f"the change at position {position} of shard {self.shard_id} was collected; {REMEDY}"
-            ) from error
+            raise self._collected(position) from error
+
+    def _collected(self, position: int) -> CollectedError:
+        return CollectedError(f"the change at position {position} of shard {self.shard_id} was collected; {REMEDY}")
 
     def _time_at(self, position: int) -> int:
         entry = self._read(position)
@@ -135,11 +136,10 @@ class ShardChanges:
         return self._time_of(entry)
 
     def _time_of(self, entry: WalEntry) -> int:
-        """When the entry was written: its own word, else that of the store."""
-        written_ms = None if entry.footer is None else entry.footer.written_ms
-        if written_ms is not None:
-            return written_ms
-        return self._location.store.head(paths.wal_entry_path(self.shard_id, entry.position)).modified_ms
+        time_ms = written_ms(self._location, self.shard_id, entry.position, entry.footer)
+        if time_ms is None:
+            raise self._collected(entry.position)
+        return time_ms
 
     def cost(self, position: int, *, count_rows: bool) -> tuple[int, int]:
         """Rows (0 unless they are counted) and bytes of one entry, or of the bulk write that it announces."""

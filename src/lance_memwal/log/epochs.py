@@ -22,7 +22,10 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["EpochKind", "EpochLook", "look_at_epoch"]
+__all__ = ["IDLE_SECONDS", "EpochKind", "EpochLook", "look_at_epoch"]
+
+IDLE_SECONDS = 60.0
+"""Nobody seems to write a shard in which nothing happened for so long."""
 
 
 class EpochKind(Enum):

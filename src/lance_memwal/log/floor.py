@@ -15,7 +15,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import ConflictError, CorruptDataError
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records
+from lance_memwal.store.records import Record, Records, is_count
 
 __all__ = ["Floor"]
 
@@ -64,7 +64,7 @@ class Floor:
 
     def _number(self, record: Record, key: str) -> int:
         number = record.value.get(key, 0)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        if not is_count(number):
             path = paths.record_path(self._records.directory, max(1, record.number))
-            raise CorruptDataError("a floor record is malformed", path=path)
-        return number
+            raise CorruptDataError("a floor record is malformed; restore it from a backup", path=path)
+        return int(number)

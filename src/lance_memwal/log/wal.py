@@ -75,6 +75,7 @@ __all__ = [
     "tags_of",
     "tail_end",
     "tail_positions",
+    "written_ms",
     "written_ms_at",
 ]
 
@@ -455,8 +456,12 @@ def _footer_at(location: Location, shard_id: str, position: int) -> EntryFooter 
 
 
 def written_ms_at(location: Location, shard_id: str, position: int) -> int | None:
+    """When the entry at a position was written, as `written_ms` says it."""
+    return written_ms(location, shard_id, position, _footer_at(location, shard_id, position))
+
+
+def written_ms(location: Location, shard_id: str, position: int, footer: EntryFooter | None) -> int | None:
     """When an entry was written: what its footer says, else when the store got it; None if it is not there."""
-    footer = _footer_at(location, shard_id, position)
     if footer is not None and footer.written_ms is not None:
         return footer.written_ms
     try:

@@ -33,6 +33,7 @@ from lance_memwal.errors import (
     UnavailableError,
     WriterPoisonedError,
 )
+from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable import live
@@ -54,7 +55,7 @@ from lance_memwal.serve.wire import Request, perform
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, Transaction
-from lance_memwal.upkeep.tails import IDLE_SECONDS, is_left_alone
+from lance_memwal.upkeep.tails import is_left_alone
 from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.results import WriteResult

@@ -25,6 +25,7 @@ from lance_memwal.compact.reports import CompactionReport, ShardCompaction
 from lance_memwal.compact.run import DEFAULT_MEMORY_BYTES
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.spark.distributed import distributed_compactor, is_big
 from lance_memwal.spark.stages import Job
 from lance_memwal.table import open_table
@@ -42,7 +43,6 @@ from lance_memwal.upkeep.reports import (
     MaintenanceReport,
     Problem,
 )
-from lance_memwal.upkeep.tails import IDLE_SECONDS
 from lance_memwal.write.table_target import writer_config
 
 __all__ = ["DEFAULT_DISTRIBUTED_BYTES", "CompactionMode", "compact", "flush", "gc", "maintain", "run_tasks"]

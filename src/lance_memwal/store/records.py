@@ -20,7 +20,7 @@ from lance_memwal.errors import ConflictError, CorruptDataError, ObjectExistsErr
 from lance_memwal.store import paths
 from lance_memwal.store.port import ObjectStore
 
-__all__ = ["Record", "Records"]
+__all__ = ["Record", "Records", "is_count"]
 
 _MAX_TRIES = 64
 _KEPT = 3  # the newest, and those that somebody may be about to read
@@ -88,3 +88,8 @@ class Records:
         for old in numbers[:-_KEPT]:
             self._store.delete(paths.record_path(self.directory, old))
         return True
+
+
+def is_count(value: Any) -> bool:
+    """Whether what a record says is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -39,6 +39,7 @@ from lance_memwal.feed.view import TableView, scan_at
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.details import MemWalDetails
 from lance_memwal.lance.marks import recorded
+from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.memtable.index import IndexSpec, Metric
 from lance_memwal.process.deadline import PATIENCE_SECONDS
 from lance_memwal.read.blobs import BlobFile
@@ -79,7 +80,7 @@ from lance_memwal.upkeep.reports import (
 )
 from lance_memwal.upkeep.settle import settle
 from lance_memwal.upkeep.stats import collect_stats, consumer_infos, newest_transactions, shard_infos
-from lance_memwal.upkeep.tails import IDLE_SECONDS, ShardOpener, flush_live, flush_tails
+from lance_memwal.upkeep.tails import ShardOpener, flush_live, flush_tails
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS
 from lance_memwal.write.results import RoutedResult
@@ -515,8 +516,9 @@ class Table:
         `_time` and `_txn` behind the columns.
 
         `start` is "earliest" (the first change that was not collected), "latest" (now), "snapshot" (all live rows, then what
-        changes after them), a cursor or its text, a snapshot, or a time. It ends at `until`: "now", a cursor, a snapshot or a
-        time; None: never. `feed.cursor` is where to go on after the batch that was just handed out.
+        changes after them), a cursor or its text, a snapshot, the name of a checkpoint, or a time: the first change at or after
+        it. It ends at `until`: "now", or one of these, of which a time is the first that does not come; None: never.
+        `feed.cursor` is where to go on after the batch that was just handed out.
 
         `_op` is "u" for a row that was put and "d" for one that was deleted. With `before` it is "insert", "update_before",
         "update_after" or "delete", and the row before the change comes, too. With `net` only the last change of each key

@@ -22,7 +22,7 @@ from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records
+from lance_memwal.store.records import Record, Records, is_count
 
 __all__ = [
     "CheckpointRecord",
@@ -161,8 +161,8 @@ def _parse(name: str, record: Record, path: str) -> CheckpointRecord:
         value.get("state") in _STATES
         and (table is None or isinstance(table, str))
         and isinstance(value.get("by"), str)
-        and _is_ms(value.get("created_ms"))
-        and (expires is None or _is_ms(expires))
+        and is_count(value.get("created_ms"))
+        and (expires is None or is_count(expires))
     )
     try:
         snapshot = Snapshot.parse(value.get("snapshot", "") if is_whole else "")
@@ -180,7 +180,3 @@ def _parse(name: str, record: Record, path: str) -> CheckpointRecord:
         expires_ms=expires,
         by=value["by"],
     )
-
-
-def _is_ms(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.store.records import Record, Records
+from lance_memwal.store.records import Record, Records, is_count
 
 __all__ = [
     "ConsumerFloors",
@@ -153,11 +153,11 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
     shards = value.get("shards")
     if (
         value.get("state") not in _STATES
-        or not all(map(_is_number, numbers))
+        or not all(map(is_count, numbers))
         or not all(isinstance(text, str) for text in texts)
         or not all(text is None or isinstance(text, str) for text in maybe)
         or not isinstance(shards, dict)
-        or not all(map(_is_number, shards.values()))
+        or not all(map(is_count, shards.values()))
     ):
         raise CorruptDataError("a record of a consumer is malformed; drop the consumer", path=path)
     return ConsumerRecord(
@@ -173,7 +173,3 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
         shards=shards,
         snapshot=value["snapshot"],
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

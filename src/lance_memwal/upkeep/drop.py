@@ -16,11 +16,12 @@ from lance_memwal.arguments import check_flag
 from lance_memwal.clock import in_order
 from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.lance.manifest import VERSIONS_DIR, parse_version_name
+from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.memtable import live
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.upkeep.tails import IDLE_SECONDS, is_left_alone
+from lance_memwal.upkeep.tails import is_left_alone
 
 __all__ = ["drop_table"]
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from lance_memwal.arguments import check_flag, check_names, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import FencedError, MemWalError, ObjectNotFoundError
-from lance_memwal.log.epochs import EpochKind, look_at_epoch
+from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import unflushed
@@ -32,10 +32,7 @@ from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 
-__all__ = ["IDLE_SECONDS", "ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
-
-IDLE_SECONDS = 60.0
-"""Nobody seems to write a shard whose newest row is older than this."""
+__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
 
 
 class _OpenShard(Protocol):

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import ConflictError, FencedError
-from lance_memwal.log.epochs import EpochKind, look_at_epoch
+from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
@@ -44,7 +44,7 @@ class Patience:
     """How long a sink waits for the owner of a shard, and after how long a silence it takes the shard over."""
 
     wait_seconds: float = 600.0
-    silent_seconds: float = 60.0
+    silent_seconds: float = IDLE_SECONDS
 
 
 class OwnerGoneError(Exception):
