@@ -46,7 +46,7 @@ from lance_memwal.serve.shared_shard import SharedShard
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.types import Transaction
-from lance_memwal.write.changes import Settings
+from lance_memwal.write.changes import Settings, sequence_of
 from lance_memwal.write.life import Parked
 from lance_memwal.write.open_shards import DEFAULT_OPEN_SHARDS, OpenShards
 from lance_memwal.write.results import CountedResult, RoutedResult, WriteResult
@@ -217,15 +217,21 @@ class TableWriter:
         """
         self._admit()
         if where is None:
-            beside = [self._merge.sequence] if isinstance(self._merge, LastWrite) and sequence is None else []
+            beside, given = self._order_of_delete(sequence)
             routed = self._route_keys(keys, beside)
             return self._each(
-                routed, lambda w, rows: w.delete(rows, txn=txn, count=count, sequence=sequence), counts=count
+                routed, lambda w, rows: w.delete(rows, txn=txn, count=count, sequence=given), counts=count
             )
         if keys is not None or sequence is not None:
             raise InvalidInputError("give keys to delete, or where=")
         found = self._route_candidates(where)
         return self._each(found, lambda writer, some: writer.delete_matching(some, where, txn), counts=True)
+
+    def _order_of_delete(self, sequence: Any) -> tuple[list[str], pa.Scalar[Any] | None]:
+        """The column that says beside the keys which write is the later one, or the one sequence that is given for all."""
+        if sequence is not None:
+            return [], sequence_of(sequence, self._schema, self._merge)[0]
+        return [self._merge.sequence] if isinstance(self._merge, LastWrite) else [], None
 
     def put_nowait(self, data: Any, *, missing: Missing | None = None, drain: bool = True) -> TableAck:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage. `drain`: see

@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -208,13 +210,15 @@ def test_a_transaction_is_applied_once_and_leaves_no_mark_if_all_is_late(tmp_pat
         (pa.date32(), [datetime(2024, 1, day).date() for day in (1, 2, 3)]),
         (pa.float64(), [-1.5, 0.0, 2.5]),
         (pa.uint64(), [1, 1 << 63, (1 << 64) - 1]),
+        (pa.float16(), [-1.5, 0.0, 2.5]),
     ],
 )
-def test_sequences_may_be_numbers_and_times(tmp_path: Path, kind: pa.DataType, values: list[Any]) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_sequences_may_be_numbers_and_times(tmp_path: Path, kind: pa.DataType, values: list[Any], shared: bool) -> None:
     low, middle, high = values
     schema = SCHEMA.set(2, pa.field("ts", kind))
     table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", merge=LAST, writer_defaults={"fsync": False})
-    with table.writer(compaction=None) as writer:
+    with table.writer(compaction=None, shared=shared) as writer:
         writer.put([row(1, middle), row(2, middle)])
         compact(table, writer)
         assert writer.put([row(1, low, "late"), row(2, high, "b")]).written == 1
@@ -351,6 +355,48 @@ def test_rows_and_deletes_without_a_sequence_are_refused(tmp_path: Path) -> None
             with pytest.raises(mw.InvalidInputError):
                 wrong()
         assert contents(writer) == {1: ("a", 1)}
+
+
+WRONG_SEQUENCES = [object(), {1: 2}, 1 << 70, np.datetime64("2020"), pd.NaT, float("nan"), None, "x", [1]]
+
+
+@pytest.mark.parametrize("wrong", WRONG_SEQUENCES, ids=lambda wrong: type(wrong).__name__)
+@pytest.mark.parametrize("shared", [False, True])
+def test_whatever_is_no_sequence_is_refused_and_nothing_is_written(tmp_path: Path, shared: bool, wrong: Any) -> None:
+    """Null and not a number have no place in the order: what they would do depended on the order of arrival."""
+    schema = SCHEMA.set(2, pa.field("ts", pa.float64() if isinstance(wrong, float) else pa.int64()))
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id", merge=LAST, writer_defaults={"fsync": False})
+    with table.writer(shared=shared) as writer:
+        writer.put([row(1, 5)])
+        for attempt in (
+            lambda: writer.delete([1], sequence=wrong),
+            lambda: writer.delete([{"id": 1, "ts": wrong}]),
+            lambda: writer.update(where="id = 1", values={"ts": wrong}),
+            lambda: writer.update([{"id": 1, "ts": wrong}]),
+            lambda: writer.put([row(1, wrong)]),
+        ):
+            with pytest.raises(mw.InvalidInputError):
+                attempt()
+        assert contents(writer) == {1: ("a", 5)}
+
+
+def test_an_expression_that_gives_no_sequence_is_refused_and_not_late(tmp_path: Path) -> None:
+    with make(tmp_path / "t").writer() as writer:
+        writer.put([row(1, 5), row(2, -5)])
+        for key in (1, 2):
+            with pytest.raises(mw.InvalidInputError, match="sequence"):
+                writer.update(where=f"id = {key}", set={"ts": "cast(null as bigint)"})
+        assert writer.update(where="id = 99", set={"ts": "cast(null as bigint)"}).matched == 0
+        assert contents(writer) == {1: ("a", 5), 2: ("a", -5)}
+
+
+def test_no_rows_are_a_put_and_a_delete_of_nothing(tmp_path: Path) -> None:
+    for merge in (LAST, mw.FirstRow()):
+        with make(tmp_path / type(merge).__name__, merge).writer() as writer:
+            writer.put([row(1, 5)])
+            assert writer.put([]).written == 0
+            assert writer.put(SCHEMA.empty_table()).written == 0
+            assert writer.delete([], sequence=5 if merge is LAST else None).written == 0
 
 
 def test_a_merge_is_part_of_what_an_existing_table_must_be(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class SharedShard:
         count: bool = False,
         sequence: Any = None,
     ) -> WriteResult:
-        """See `ShardWriter.delete`."""
+        """See `ShardWriter.delete`; `sequence` is a value of Arrow's."""
         beside = None if sequence is None else [pa.record_batch({"sequence": pa.array([sequence])})]
         result = self._write(Request("delete", (list(keys), beside), {"count": count}), txn)
         whole = txn is None and not count and self._table.is_plain

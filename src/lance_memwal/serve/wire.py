@@ -90,7 +90,7 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
             conditions = {name: options[name] for name in ("missing", "if_absent", "where") if name in options}
             return writer.put(parts[0], txn=txn, **conditions)
         case "delete":
-            sequence = None if parts[1] is None else parts[1][0].column(0)[0].as_py()
+            sequence = None if parts[1] is None else parts[1][0].column(0)[0]
             return writer.delete(_batch(parts[0]), txn=txn, count=options["count"], sequence=sequence)
         case "update":
             return writer.update(parts[0], txn=txn, insert=options["insert"])

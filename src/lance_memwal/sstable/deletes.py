@@ -61,9 +61,11 @@ class RememberedDeletes:
         asked = key_array(keys)
         deleted = key_array([self.rows.column(i) for i in range(self.rows.num_columns - 1)])
         places = pc.index_in(deleted, value_set=asked)
-        found = pa.table({"at": places, _SEQUENCE: self.sequences}).filter(places.is_valid())
+        kind = self.sequences.type
+        compared = self.sequences.cast(pa.float32()) if pa.types.is_float16(kind) else self.sequences
+        found = pa.table({"at": places, _SEQUENCE: compared}).filter(places.is_valid())
         highest = found.group_by("at", use_threads=False).aggregate([(_SEQUENCE, "max")])
-        return one_array(highest.column("at")), one_array(highest.column(f"{_SEQUENCE}_max"))
+        return one_array(highest.column("at")), one_array(highest.column(f"{_SEQUENCE}_max")).cast(kind)
 
 
 def remember_deletes(

@@ -41,6 +41,7 @@ __all__ = [
     "insert",
     "merged",
     "put",
+    "sequence_of",
     "update",
     "updated_where",
 ]
@@ -230,35 +231,47 @@ def delete(keys: Any, *, count: bool, sequence: Any = None) -> Callable[[Fitting
     def change(fitting: Fitting) -> Change:
         fitting.schema.need_key()
         if isinstance(fitting.merge, LastWrite):
-            name = fitting.merge.sequence
-            batch = fitting.tombstone_rows(_sequenced(keys, sequence, fitting.schema, name), name)
-        elif sequence is not None:
-            raise InvalidInputError("sequence= is for tables with merge=LastWrite(...)")
+            named = _sequenced(keys, sequence, fitting.schema, fitting.merge)
+            batch = fitting.tombstone_rows(named, fitting.merge.sequence)
         else:
+            if sequence is not None:
+                sequence_of(sequence, fitting.schema, fitting.merge)
             batch = fitting.tombstone_rows(key_batch(keys, fitting.schema))
-        named, numbers = KeysOfWrite.of([batch.column(name) for name in fitting.schema.primary_key])
+        distinct, numbers = KeysOfWrite.of([batch.column(name) for name in fitting.schema.primary_key])
         dead = pa.array(np.ones(batch.num_rows, dtype=bool))
-        return Change(named, [Part(batch, numbers, flags=dead)], counts=count)
+        return Change(distinct, [Part(batch, numbers, flags=dead)], counts=count)
 
     return change
 
 
-def _sequenced(keys: Any, sequence: Any, schema: TableSchema, name: str) -> pa.RecordBatch:
-    """Keys of a delete, with the sequence of each, in the column `name`, beside them."""
+def _sequenced(keys: Any, sequence: Any, schema: TableSchema, merge: LastWrite) -> pa.RecordBatch:
+    """Keys of a delete, with the sequence of each beside them."""
+    name = merge.sequence
     if sequence is None:
         try:
-            return key_batch(keys, replace(schema, primary_key=(*schema.primary_key, name)))
+            found = key_batch(keys, replace(schema, primary_key=(*schema.primary_key, name)))
         except InvalidInputError as error:
             raise InvalidInputError(
                 f"{error} (the table puts its rows in the order of {name!r}: give it beside the keys, or sequence=)"
             ) from None
-    named = key_batch(keys, schema)
-    column = to_batches({name: [sequence]}, schema.columns)[0].column(0)
-    if column.type != schema.columns.field(name).type:
-        column = column.cast(schema.columns.field(name).type)
-    if column.null_count:
-        raise InvalidInputError("sequence= must not be null")
+        if found.num_rows:
+            span_of([found], name)
+        return found
+    named, column = key_batch(keys, schema), sequence_of(sequence, schema, merge)
     return named.append_column(name, column.take(pa.array(np.zeros(named.num_rows, dtype=np.int64))))
+
+
+def sequence_of(given: Any, schema: TableSchema, merge: Merge | None) -> pa.Array:
+    """The one value that is given as a sequence, as the sequence column has it; `InvalidInputError` if it is none."""
+    if not isinstance(merge, LastWrite):
+        raise InvalidInputError("sequence= is for tables with merge=LastWrite(...)")
+    name = merge.sequence
+    batch = to_batches({name: [given]}, schema.columns)[0]
+    kind = schema.columns.field(name).type
+    if batch.column(0).type != kind:
+        batch = pa.record_batch({name: batch.column(0).cast(kind)})
+    span_of([batch], name)
+    return batch.column(0)
 
 
 def merged(change: Change, merge: Merge | None) -> Change:

@@ -21,6 +21,7 @@ from lance_memwal.rows.merging import order_of
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 from lance_memwal.write.resolve import Live, Mask, Numbers, Part, occurrences
+from lance_memwal.write.sequences import span_of
 
 __all__ = ["MustBeNew", "MustExist", "NotLate", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "OnlyMatching"]
 
@@ -171,12 +172,7 @@ class NotLate:
         """The rows that are not late; those that keep the sequence of the live row are not."""
         if self.sequence in part.kept:
             return np.ones(len(part.keys), dtype=bool)
-        column = (
-            part.computed.make(pa.table(live.take(part.computed.columns, part.keys)))[self.sequence]
-            if part.computed is not None
-            else part.rows.column(self.sequence)
-        )
-        given, _ = order_of(column)
+        given, _ = order_of(part.rows.column(self.sequence) if part.computed is None else self._made(part, live))
         newest, valid = order_of(live.columns[self.sequence])
         late = _earlier_in_part(part.keys, given)
         if len(newest):
@@ -184,6 +180,14 @@ class NotLate:
             known = (at >= 0) if valid is None else (at >= 0) & valid[at]
             late |= known & (given < newest[at])
         return ~late
+
+    def _made(self, part: Part, live: Live) -> pa.Array:
+        """What an update sets the sequence to; `InvalidInputError` if that is none, which could not be late."""
+        if part.computed is None or not len(part.keys):
+            return live.columns[self.sequence].slice(0, 0)
+        made = part.computed.make(pa.table(live.take(part.computed.columns, part.keys)))[self.sequence]
+        span_of([pa.record_batch({self.sequence: made})], self.sequence)
+        return made
 
 
 def _earlier_in_part(keys: Numbers, given: npt.NDArray[Any]) -> Mask:
