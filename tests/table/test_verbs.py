@@ -172,7 +172,7 @@ def test_an_idle_writer_is_closed_and_flushed(tmp_path: Path) -> None:
     newest = NewestBase(BaseTable.need(resolve(table.uri)))
     kept = KeptWriter(newest, partial(open_writer, newest, Reader(newest), shared=True), idle_seconds=0.05)
     for number in range(2):
-        kept.write(lambda writer: writer.put([row(number)]))  # noqa: B023
+        kept.write(lambda writer, rows: writer.put(rows), [row(number)])
         wait_for(lambda: not live.all_of(table.location.key))
     assert [shard.generations for shard in table.shards()] == [(1, 2)]
     assert ids_of(table.scan()) == [0, 1]
@@ -236,10 +236,37 @@ def test_verbs_follow_new_columns(tmp_path: Path) -> None:
         table.add([{**row(2), "w": 5}])
         assert table.update("id = 2", {"w": 6}).matched == 1
         assert {found["id"]: found["w"] for found in table.to_arrow().to_pylist()}[2] == 6
-        table.dataset.add_columns(pa.field("x", pa.int64()))
-        with pytest.raises(mw.InvalidInputError, match="'x' is not in the table"):
-            table.add(iter([pa.RecordBatch.from_pylist([{**row(3), "w": 5, "x": 1}])]))  # cannot be read twice
-        assert ids_of(table.scan()) == [1, 2]
+
+
+class _ReadOnce:
+    """A stream of another library: whoever reads it again finds nothing."""
+
+    def __init__(self, reader: pa.RecordBatchReader) -> None:
+        self._reader = reader
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize(
+    "once",
+    [
+        lambda batch: iter([batch]),
+        lambda batch: (dict(item) for item in batch.to_pylist()),
+        lambda batch: pa.RecordBatchReader.from_batches(batch.schema, [batch]),
+        lambda batch: _ReadOnce(pa.RecordBatchReader.from_batches(batch.schema, [batch])),
+    ],
+    ids=["iterator", "generator", "reader", "stream"],
+)
+@pytest.mark.parametrize("key", ["id", None])
+def test_rows_that_can_be_read_once_follow_new_columns_whole(tmp_path: Path, once: Any, key: str | None) -> None:
+    """The first attempt does not know the column: the second one must not find an empty stream, and call that written."""
+    with create(str(tmp_path / "t"), primary_key=key) as table:
+        table.add([row(1)])
+        table.dataset.add_columns(pa.field("w", pa.int64()))
+        batch = pa.RecordBatch.from_pylist([{**row(2), "w": 5}, {**row(3), "w": 6}])
+        assert table.add(once(batch)).written == 2
+        assert ids_of(table.scan()) == [1, 2, 3]
 
 
 def test_a_table_that_was_made_anew_is_written_after_one_error(tmp_path: Path) -> None:

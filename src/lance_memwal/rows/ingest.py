@@ -29,7 +29,7 @@ from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.uuid_text import is_uuid_text, uuids_of_texts, uuids_of_values
 
-__all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "to_batches", "to_parts", "with_rows"]
+__all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "reread", "to_batches", "to_parts", "with_rows"]
 
 # What a value that holds several has; a numpy scalar has none of these.
 _COLLECTIONS = ("__len__", "__iter__", "__arrow_c_stream__", "__arrow_c_array__", "to_batches", "to_arrow", "collect")
@@ -54,6 +54,15 @@ def to_batches(data: Any, columns: pa.Schema, *, whole: bool = False) -> list[pa
         return _from_sequence(list(data), columns, whole)
     row = _as_row(data)
     return _from_foreign(data) if row is None else _from_sequence([row], columns, whole)
+
+
+def reread(data: Any) -> Any:
+    """`data`, so that it may be read more than once: an iterator, or a stream of another library, is read now."""
+    if isinstance(data, Iterator):
+        return list(data)
+    if hasattr(data, "__arrow_c_stream__") and not isinstance(data, pa.Table):
+        return _from_foreign(data)
+    return data
 
 
 def _is_row(data: Mapping[str, Any]) -> bool:

@@ -243,15 +243,15 @@ class Table:
         """
         check_mode(mode)
         if self.primary_key:
-            return self._kept.write(lambda writer: writer.insert(data, txn=txn, missing=missing), data)
-        return self._kept.write(lambda writer: writer.put(data, txn=txn, missing=missing), data)
+            return self._kept.write(lambda writer, rows: writer.insert(rows, txn=txn, missing=missing), data)
+        return self._kept.write(lambda writer, rows: writer.put(rows, txn=txn, missing=missing), data)
 
     def upsert(
         self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
     ) -> RoutedResult:
         """Insert rows, or replace those that have their keys; durable once it returns. See `ShardWriter.put`."""
         self._newest.known.columns.need_key()
-        return self._kept.write(lambda writer: writer.put(data, txn=txn, missing=missing), data)
+        return self._kept.write(lambda writer, rows: writer.put(rows, txn=txn, missing=missing), data)
 
     def update(
         self,
@@ -269,11 +269,12 @@ class Table:
         `insert` inserted. `update(filter, values)` sets columns to values in all rows for which the SQL filter is true,
         `set={column: expression}` to what SQL makes of the row; without a filter in all rows. `matched` says how many.
         """
-        rows, condition = rows_or_filter(data, where)
+        given, condition = rows_or_filter(data, where)
         if condition is None and (set is not None or values is not None):
             condition = EVERY_ROW
         return self._kept.write(
-            lambda writer: writer.update(rows, where=condition, set=set, values=values, insert=insert, txn=txn), rows
+            lambda writer, rows: writer.update(rows, where=condition, set=set, values=values, insert=insert, txn=txn),
+            given,
         )
 
     def delete(
@@ -290,7 +291,7 @@ class Table:
         """
         named, condition = rows_or_filter(keys, where)
         return self._kept.write(
-            lambda writer: writer.delete(named, where=condition, count=count, sequence=sequence, txn=txn), named
+            lambda writer, some: writer.delete(some, where=condition, count=count, sequence=sequence, txn=txn), named
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ Owns `KeptWriter`, `rows_or_filter` and `check_mode`. Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from lance_memwal.arguments import check_choice
@@ -20,6 +20,7 @@ from lance_memwal.errors import InvalidInputError, TableReplacedError
 from lance_memwal.lance.base import NewestBase
 from lance_memwal.process.held import Held
 from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.ingest import reread
 from lance_memwal.rows.sharding import Manual
 from lance_memwal.table_writer import TableWriter
 from lance_memwal.write.results import RoutedResult
@@ -42,18 +43,19 @@ class KeptWriter:
         self._open_shared = open_shared
         self._held = Held("the writer of the table", self._open, _close, idle_seconds=idle_seconds)
 
-    def write(self, call: Callable[[TableWriter], RoutedResult], data: Any = None) -> RoutedResult:
-        """What `call` does with the writer; `data` is what it writes, if it writes rows."""
+    def write(self, call: Callable[[TableWriter, Any], RoutedResult], data: Any = None) -> RoutedResult:
+        """What `call` does with the writer and the rows or keys in `data`, which it may be given twice."""
+        rows = reread(data)
         with self._held.use() as writer:
             try:
-                return call(writer)
+                return call(writer, rows)
             except TableReplacedError:
                 self._held.close()  # at the end of this use
                 raise
             except InvalidInputError:
-                if isinstance(data, Iterator) or not writer.follow_columns():
+                if not writer.follow_columns():
                     raise
-            return call(writer)
+            return call(writer, rows)
 
     def close(self) -> None:
         """Close the writer, once no verb runs; the next verb opens another one."""
