@@ -246,7 +246,7 @@ def test_tables_with_manual_shards_ask_for_the_shard(tmp_path: Path) -> None:
     uri, data = tmp_path / "t", tmp_path / "a.csv"
     data.write_text("id\n1\n")
     columns = ("--columns", "id:int64", "-p", "id", "--sharding", "manual")
-    assert "allow_keys_across_shards" in one_line(run("create", uri, *columns, status=1))
+    assert "--allow-keys-across-shards" in one_line(run("create", uri, *columns, status=1))
     run("create", uri, *columns, "--allow-keys-across-shards")
     run("put", uri, data, "--shard", "new")
     assert "--shard new" in one_line(run("put", uri, data, status=1))
