@@ -230,6 +230,8 @@ def test_a_checkpoint_ends_with_the_first_collection_after_its_lifetime(table: m
     assert table.checkpoints() == []
     assert lance.dataset(table.uri).tags.list() == {}
     with pytest.raises(mw.CollectedError, match="lifetime"):
+        table.changes(start="a")
+    with pytest.raises(mw.CollectedError, match="lifetime"):
         table.at("a")
     table.checkpoint_create("a")
     assert rows(table.at("a")) == {1: "new", 2: "new", 3: "new"}
@@ -291,6 +293,16 @@ def test_a_checkpoint_that_is_made_while_collection_runs_is_whole(table: mw.Tabl
     live_on(table)
     assert rows(table.at("a")) == (THEN if reached[0].snapshot == early else now)
     assert (reached[0].snapshot == early) == (point in ("gc.proposed", "gc.before_floor"))
+
+
+def test_a_checkpoint_that_collection_always_outran_is_none(table: mw.Table) -> None:
+    old = table.snapshot()
+    live_on(table)
+    with pytest.raises(mw.ConflictError, match="faster"):
+        create_checkpoint(lambda: table.base, lambda: old, "a", None)
+    assert table.checkpoints() == []
+    assert table.verify().ok
+    assert table.checkpoint_create("a").name == "a"
 
 
 def test_an_object_that_came_late_into_an_emptied_slot_is_no_answer(table: mw.Table) -> None:

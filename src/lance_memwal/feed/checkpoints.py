@@ -3,14 +3,14 @@
 Owns `Checkpoint` and the verbs; the records are those of `lance_memwal.upkeep.checkpoint_records`. Invariants:
 
 1. A checkpoint that was created is whole: its record was written first, and the floors, looked at after that, had not passed
-   its snapshot. Otherwise a new snapshot is taken.
+   its snapshot. Otherwise a new snapshot is taken; if that fails again and again, the checkpoint is dropped.
 2. A name is a name: it cannot be taken for a snapshot, a version or a time, and Lance takes it for a tag.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
@@ -78,6 +78,7 @@ def create_checkpoint(
         except CollectedError:  # collection did not see the record: begin again with what there is now
             continue
         return Checkpoint.of(record)
+    write_checkpoint(newest(), replace(record, number=number + 1, state="dropped", by=clock.uuid4()))
     raise ConflictError(f"collection was faster than the checkpoint {name!r}, {_MAX_TRIES} times; retry")
 
 

@@ -17,7 +17,7 @@ from lance_memwal.arguments import described
 from lance_memwal.clock import Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.changed_rows import ChangedRows, Shape
-from lance_memwal.feed.checkpoints import checkpoint_of, list_checkpoints
+from lance_memwal.feed.checkpoints import checkpoint_of
 from lance_memwal.feed.cursor import CURSOR_PREFIX, Cursor, Place
 from lance_memwal.feed.moments import milliseconds, parse_moment
 from lance_memwal.feed.shard_changes import ShardChanges
@@ -79,12 +79,16 @@ def _parsed(name: str, given: Start, base: BaseTable) -> Cursor | Snapshot | dat
     meant = parse_moment(given) if isinstance(given, str) and given else None
     if isinstance(meant, Snapshot | datetime):
         return meant
-    if isinstance(meant, str) and any(found.name == meant for found in list_checkpoints(base)):
-        return checkpoint_of(base, meant).snapshot
     words = "'earliest', 'latest', 'snapshot'" if name == "start" else "None, 'now'"
-    raise InvalidInputError(
+    refusal = InvalidInputError(
         f"{name} must be {words}, a cursor, a snapshot, the name of a checkpoint or a time, not {described(given)}"
     )
+    if not isinstance(meant, str):
+        raise refusal
+    try:
+        return checkpoint_of(base, meant).snapshot
+    except InvalidInputError as error:  # there is none
+        raise refusal from error
 
 
 def span(shard: ShardChanges, place: Place, until: Place) -> Iterator[ChangedRows]:
