@@ -27,9 +27,9 @@ from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.blobs import shows_blobs
-from lance_memwal.rows.keys import first_of_each, key_array
+from lance_memwal.rows.keys import first_of_each, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.row_codes import row_codes, value_codes
+from lance_memwal.rows.row_codes import occurrences, row_codes, value_codes
 from lance_memwal.types import ROW_ADDRESS
 
 __all__ = ["OP", "OPS", "diff_tiers"]
@@ -171,7 +171,7 @@ class _Pairs:
             if shows_blobs(field):
                 same &= self._same_blobs(field.name, old, new, same)
                 continue
-            codes = value_codes(pa.concat_arrays([_one(old, field.name), _one(new, field.name)]))
+            codes = value_codes(pa.concat_arrays([one_array(rows.column(field.name)) for rows in (old, new)]))
             same &= codes[: len(same)] == codes[len(same) :]
         return same
 
@@ -187,10 +187,6 @@ class _Pairs:
             ]
             same[row] = _same_bytes(files[0], files[1])
         return same
-
-
-def _one(rows: pa.Table, name: str) -> pa.Array:
-    return rows.column(name).combine_chunks() if rows.column(name).num_chunks != 1 else rows.column(name).chunk(0)
 
 
 def _key_at(rows: pa.Table, key: list[str], row: int) -> pa.RecordBatch:
@@ -255,23 +251,12 @@ def _diff_of_rows(before: Tiers, after: Tiers) -> pa.Table:
     both = pa.concat_tables([old, new]).select(names)
     codes = row_codes(both.columns) if names else np.zeros(both.num_rows, dtype=np.int64)
     ranked = codes * (len(codes) + 1) + np.concatenate(
-        [_occurrences(codes[: old.num_rows]), _occurrences(codes[old.num_rows :])]
+        [occurrences(codes[: old.num_rows]), occurrences(codes[old.num_rows :])]
     )
     left, right = ranked[: old.num_rows], ranked[old.num_rows :]
     inserted = new.filter(pa.array(~np.isin(right, left)))
     deleted = old.filter(pa.array(~np.isin(left, right)))
     return pa.concat_tables([_with_op(inserted, _INSERT), _with_op(deleted, _DELETE)]).combine_chunks()
-
-
-def _occurrences(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Per value how often it came before: [7, 7, 3, 7] has [0, 1, 0, 2]."""
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(codes) else codes
-    counts = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
-    found = np.empty(len(codes), dtype=np.int64)
-    found[order] = counts
-    return found
 
 
 def _rows_that_may_differ(tiers: Tiers, other: Tiers) -> pa.Table:

@@ -256,6 +256,11 @@ class BaseTable:
         """This version as a dataset that nobody else holds; committing through it moves no other. Costs no request."""
         return copy.copy(self.dataset)
 
+    def tags(self) -> dict[str, int]:
+        """The versions that tags of the table name now, on whatever branch."""
+        with lance_errors("listing the tags of the base table"):
+            return {name: int(tag["version"]) for name, tag in self.handle().tags.list().items()}
+
     def commit(self, operation: Any) -> None:
         """Commit an operation of Lance on this version, and on no other; raises what Lance raises."""
         lance.LanceDataset.commit(

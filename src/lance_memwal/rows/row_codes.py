@@ -1,6 +1,6 @@
 """Whether rows are equal, whatever types their columns have: equal numbers for equal values.
 
-Owns `value_codes` and `row_codes`. Arrow compares neither lists nor structs. Invariants:
+Owns `value_codes`, `row_codes` and `occurrences`. Arrow compares neither lists nor structs. Invariants:
 
 1. Two values have the same number if, and only if, they are equal: nothing is hashed into a number. A null equals a null,
    and a NaN of a column a NaN.
@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 
 from lance_memwal.rows.keys import one_array
 
-__all__ = ["row_codes", "value_codes"]
+__all__ = ["occurrences", "row_codes", "value_codes"]
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 
 
 def row_codes(columns: Sequence[pa.Array | pa.ChunkedArray]) -> Codes:
-    """One number per row; without columns all rows are equal."""
+    """One number per row of some columns, at least one."""
     codes = [value_codes(column) for column in columns]
     found = codes[0]
     for more in codes[1:]:
@@ -98,3 +98,14 @@ def _pairs(left: Codes, right: Codes) -> Codes:
     low = int(right.min())
     wide = (left - int(left.min())) * (int(right.max()) - low + 1) + (right - low)
     return np.asarray(np.unique(wide, return_inverse=True)[1]).astype(np.int64)
+
+
+def occurrences(codes: Codes) -> Codes:
+    """Per row, how often its number came before: [7, 8, 7, 7] gives [0, 0, 1, 2]."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    lengths = np.diff(np.append(starts, len(codes)))
+    before = np.empty(len(codes), dtype=np.int64)
+    before[order] = np.arange(len(codes)) - np.repeat(starts, lengths)
+    return before

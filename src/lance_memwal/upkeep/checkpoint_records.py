@@ -131,9 +131,7 @@ def tidy_checkpoints(base: BaseTable, clock: Clock) -> None:
 
 def _tags(base: BaseTable) -> dict[str, int]:
     """The versions that our tags name, by the names of checkpoints."""
-    with lance_errors("listing the tags of the base table"):
-        tags = base.handle().tags.list()
-    return {name[len(_TAG) :]: int(tag["version"]) for name, tag in tags.items() if name.startswith(_TAG)}
+    return {name[len(_TAG) :]: version for name, version in base.tags().items() if name.startswith(_TAG)}
 
 
 def _set_tag(base: BaseTable, name: str, version: int | None) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lance_memwal.errors import CollectedError, InvalidInputError, ObjectNotFoundError
-from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.tail import reserved_directories
 from lance_memwal.read.rebuilt import base_of, manifest_of
@@ -79,9 +79,7 @@ class Pins:
 
 def pinned_versions(base: BaseTable) -> frozenset[int]:
     """The versions with a tag, and `base`, which is the newest one."""
-    with lance_errors("listing the tags of the base table"):
-        tags = base.handle().tags.list()
-    return frozenset({base.version, *(int(tag["version"]) for tag in tags.values())})
+    return frozenset({base.version, *base.tags().values()})
 
 
 def read_pins(base: BaseTable, known: Pins | None = None) -> Pins:

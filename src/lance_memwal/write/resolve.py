@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from lance_memwal.rows.blobs import bytes_of, shown_blobs
 from lance_memwal.rows.keys import row_numbers
+from lance_memwal.rows.row_codes import occurrences
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
@@ -31,7 +32,6 @@ __all__ = [
     "Part",
     "Resolved",
     "Rule",
-    "occurrences",
     "resolve",
 ]
 
@@ -208,17 +208,6 @@ def _steps(part: Part, rules: Sequence[Rule]) -> Iterator[Part]:
     before = occurrences(part.keys)
     for number in range(int(before.max()) + 1):
         yield part.filter(before == number)
-
-
-def occurrences(keys: Numbers) -> Numbers:
-    """Per row, how often its key came before: [7, 8, 7, 7] gives [0, 0, 1, 2]."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
-    lengths = np.diff(np.append(starts, len(keys)))
-    before = np.empty(len(keys), dtype=np.int64)
-    before[order] = np.arange(len(keys)) - np.repeat(starts, lengths)
-    return before
 
 
 def _whole(part: Part, live: Live, schema: TableSchema) -> pa.RecordBatch:

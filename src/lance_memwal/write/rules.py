@@ -18,9 +18,10 @@ import pyarrow as pa
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.merging import order_of
+from lance_memwal.rows.row_codes import occurrences
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
-from lance_memwal.write.resolve import Live, Mask, Numbers, Part, occurrences
+from lance_memwal.write.resolve import Live, Mask, Numbers, Part
 from lance_memwal.write.sequences import span_of
 
 __all__ = ["MustBeNew", "MustExist", "NotLate", "OnlyAbsent", "OnlyIf", "OnlyIfEqual", "OnlyMatching"]
