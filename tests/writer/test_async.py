@@ -216,6 +216,22 @@ def test_a_loop_that_ended_before_its_put_did_is_no_trouble(tmp_path: Path) -> N
         run(writer.put_async(rows([2])))
 
 
+def test_a_put_that_a_closed_loop_left_behind_does_not_undo_a_later_one(tmp_path: Path) -> None:
+    left: list[Any] = []
+
+    async def leave() -> None:
+        left.append(asyncio.ensure_future(writer.put_async(rows([1], "old"))))
+
+    with open_writer(tmp_path) as writer:
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)  # which is told of a task that nobody waits for
+        loop.run_until_complete(leave())  # it ends in the turn in which the put is queued
+        loop.close()
+        writer.put(rows([1], "new"))
+        run(writer.put_async(rows([2], "new")))
+        assert scanned(writer) == {1: "new", 2: "new"}
+
+
 def test_an_acknowledgement_can_be_awaited(tmp_path: Path) -> None:
     async def work() -> None:
         table = create(str(tmp_path / "t"))

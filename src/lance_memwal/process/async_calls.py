@@ -5,7 +5,8 @@ Owns `AsyncCalls`: a caller on an event loop queues a call and awaits what becom
 1. An event loop only queues and is told the outcome: it waits for no lock, no storage and no room.
 2. All calls that are queued are begun, in order, before the first of them is waited for: writes of many tasks share
    entries.
-3. What is wrong with one call is raised in its own caller. A caller that is cancelled changes nothing: its call is made.
+3. What is wrong with one call is raised in its own caller. A caller that is cancelled changes nothing: its call is made. One
+   that a closed event loop left in the queue is not: it would come after calls that were made since.
 4. Nobody waits for ever: what is queued when the owner ends is begun then, and finds it closed.
 """
 
@@ -82,18 +83,22 @@ class AsyncCalls:
 
     def _run(self) -> None:
         begun: list[tuple[_Call, Begun]] = []
-        told = _Outcomes()
+        told, gone = _Outcomes(), set[asyncio.AbstractEventLoop]()
         for number in range(len(self._waiting)):
             try:
                 call = self._waiting.popleft()
             except IndexError:  # another thread ends it, too
                 break
+            if call.loop in self._pokes and call.loop.is_closed():
+                gone.add(call.loop)  # before it began this call, which would undo later ones by now
+                continue
             try:
                 begun.append((call, call.begin()))
             except Exception as error:
                 told.add(call, None, error)
             if number % _CALLS_PER_TURN == 0:
                 SYSTEM_CLOCK.sleep(0)
+        self._pokes -= gone
         for call, started in begun:
             try:
                 if not started.durable:
