@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import resolve
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.faulty import FaultKind, FaultPlan, FaultScript, SimulatedCrash
 from lance_memwal.upkeep.drop import drop_table
 from tests.harness.processes import start
@@ -115,6 +118,46 @@ def test_writers_of_another_process_are_refused(tmp_path: Path) -> None:
     assert ids_of(table.scan()) == [1]
     table.drop(force=True)
     assert gone(table)
+
+
+class _Meanwhile(WrappedStore):
+    """Lets somebody act before the first object is removed, or when the removed ones are looked for again."""
+
+    def __init__(self, inner: ObjectStore, kind: str, act: Callable[[], Any], skip: int = 0) -> None:
+        super().__init__(inner)
+        self._kind, self._act, self._skip = kind, act, skip
+
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        if kind == self._kind:
+            self._skip -= 1
+            if self._skip == -1:
+                self._act()
+        return super().around(kind, call, path, *rest, **options)
+
+
+@pytest.mark.parametrize("meanwhile", ["put", "compact"])
+def test_what_comes_while_a_table_is_removed_goes_with_it(tmp_path: Path, meanwhile: str) -> None:
+    """Otherwise the place could not be used again, or a version of the base table would be left without its files."""
+    table = fill(create(str(tmp_path / "t")))
+    writer = table.shard_writer()
+    writer.put([row(3)])
+    acts = {"put": lambda: writer.put([row(4)]), "compact": lambda: table.compact(flush=True)}
+    drop_table(resolve(table.uri, wrap=lambda store: _Meanwhile(store, "delete", acts[meanwhile])), None, force=True)
+    writer.abort()
+    assert gone(table)
+    assert ids_of(create(table.uri).scan()) == []
+
+
+def test_a_table_that_is_made_where_one_was_removed_stays(tmp_path: Path) -> None:
+    table = fill(create(str(tmp_path / "t")))
+
+    def make_anew() -> None:
+        with create(table.uri) as made:
+            made.add([row(7)])
+
+    wrapped = resolve(table.uri, wrap=lambda store: _Meanwhile(store, "list", make_anew, skip=1))
+    drop_table(wrapped, None, force=True)
+    assert ids_of(mw.open_table(table.uri).scan()) == [7]
 
 
 def test_a_table_inside_of_another_one_is_not_removed_unasked(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Owns `drop_table`. Invariants:
    are not flushed), or if another table lies inside, unless it is forced.
 2. The versions of the base table go first, the newest one last: until then the table is whole, afterwards there is none.
    What a crash leaves behind is removed by the next call.
+3. What writers and compactions that were still at work bring meanwhile goes, too, unless it is so much that nothing ends.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from lance_memwal.upkeep.tails import is_left_alone
 __all__ = ["drop_table"]
 
 _AT_ONCE = 16
+_ROUNDS = 8
 _OTHER_TABLE = re.compile(rf"(?!{paths.MEM_WAL_DIR}/|tree/).+/{VERSIONS_DIR}/")  # a tree holds branches of this one
 
 
@@ -34,21 +36,45 @@ def drop_table(location: Location, tag: str | None, *, force: bool) -> int:
     check_flag("force", force)
     if not force:
         _refuse_writers(location, tag)
-    found = [item.path for item in location.store.list("")]
+    found = _objects(location)
     inside = next((path for path in found if _OTHER_TABLE.match(path)), None)
     if inside is not None and not force:
         raise InvalidInputError(
             f"another table lies inside of {location.describe()}: {inside.rpartition(f'/{VERSIONS_DIR}/')[0]!r}; move it, or "
             "pass force=True to remove it, too"
         )
-    first = sorted((path for path in found if _is_version(path)), key=_version_of)
-    for path in first:
+    newest = max(map(_version_of, filter(_is_version, found)), default=0)
+    removed = 0
+    for _ in range(_ROUNDS):
+        _remove(location, found)
+        removed += len(found)
+        found = _late(_objects(location), newest)
+        if not found:
+            location.store.delete("")
+            return removed
+    raise ConflictError(
+        f"the table at {location.describe()} was removed, and somebody goes on to write there; stop that, and drop it again"
+    )
+
+
+def _late(found: list[str], newest: int) -> list[str]:
+    """What still came of a table whose newest version was `newest`; what may be another table's, made since, is not."""
+    versions = [_version_of(path) for path in found if _is_version(path) and _version_of(path)]
+    if versions:
+        return found if min(versions) > newest else []
+    return [path for path in found if path.startswith(f"{paths.MEM_WAL_DIR}/")]
+
+
+def _objects(location: Location) -> list[str]:
+    return [item.path for item in location.store.list("")]
+
+
+def _remove(location: Location, found: list[str]) -> None:
+    for path in sorted(filter(_is_version, found), key=_version_of):
         location.store.delete(path)
     rest = [path for path in found if not _is_version(path)]
     for _ in in_order(location.store.delete, rest, location.at_once(_AT_ONCE), "memwal-drop"):
         pass
-    location.store.delete("")
-    return len(found)
 
 
 def _is_version(path: str) -> bool:
