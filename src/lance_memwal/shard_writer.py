@@ -41,12 +41,13 @@ from lance_memwal.read.shard_alone import ShardAlone
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing, keeps_missing
+from lance_memwal.rows.ingest import with_rows
 from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import TOMBSTONE, EntryTransaction, SeenTransaction, ShardManifest, Transaction
+from lance_memwal.types import EntryTransaction, SeenTransaction, ShardManifest, Transaction
 from lance_memwal.write import changes, columns, life, resolved, writes
 from lance_memwal.write.changes import Change, Settings, Terms
 from lance_memwal.write.fitting import Fitting
@@ -178,11 +179,11 @@ class ShardWriter:
         self, batches: Sequence[pa.RecordBatch], terms: Terms, txn: Transaction | tuple[str, int] | None
     ) -> WriteResult:
         """Rows of a sink, of which `_tombstone`, if they have it, says which are tombstones; all are one transaction."""
-        flagged = [batch for batch in batches if TOMBSTONE in batch.schema.names]
-        if not terms.need_a_look and not any(batch.column(TOMBSTONE).true_count for batch in flagged):
-            plain = [batch.drop_columns([TOMBSTONE]) if TOMBSTONE in batch.schema.names else batch for batch in batches]
-            return self.put(plain, txn=txn, missing=terms.missing)
-        return self._resolved(changes.appended(list(batches), terms), txn)
+        given = [batch for batch in batches if batch.num_rows]
+        live = None if terms.need_a_look else self._shard.columns.fitting.all_live(given)
+        if live is not None:
+            return self.put(live, txn=txn, missing=terms.missing)
+        return self._resolved(changes.appended(with_rows(given), terms), txn)
 
     def update(
         self,

@@ -73,3 +73,26 @@ def test_tombstones_and_conditions_of_a_sink_are_honoured_by_the_owner(tmp_path:
         assert (kept.rows, kept.rejected is not None) == (0, True)
         assert values(table) == {2: "owner", 3: "sink"}
     assert values(table) == {2: "owner", 3: "sink"}
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_an_owner_takes_what_a_sink_would_write_itself_and_refuses_what_it_would_not(
+    tmp_path: Path, served: bool
+) -> None:
+    table = new_table(tmp_path / "t", "id")
+    writing = sink(table)
+    with table.writer(shared=True) as owner:
+        if served:
+            owner.put([{"id": 0, "v": "owner"}])
+        nothing = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+        assert writing.append(SHARD, [nothing, *rows(1), nothing]).rows == 1
+        assert writing.append(SHARD, rows(2, dead=False)).rows == 1
+        [row] = rows(1, "wrong")
+        for flags in (pa.array([None], pa.bool_()), pa.array([1]), pa.array(["x"])):
+            with pytest.raises(mw.InvalidInputError, match="must be boolean without nulls"):
+                writing.append(SHARD, [row.append_column(TOMBSTONE, flags)])
+        for empty in ([], [nothing]):
+            with pytest.raises(mw.InvalidInputError, match="empty"):
+                writing.append(SHARD, empty)
+        expected = {1: "sink", 2: "sink"}
+        assert values(table) == ({0: "owner", **expected} if served else expected)

@@ -203,7 +203,7 @@ class Fitter:
 
     def fit_flagged(self, batch: pa.RecordBatch, *, fill: bool | None = None) -> pa.RecordBatch:
         """As `fit`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
-        rows, flags = self._unflagged(batch)
+        rows, flags = self.unflagged(batch)
         if flags is None:
             return self.fit(rows, fill).append_column(TOMBSTONE_FIELD, self._live[rows.num_rows])
         dead = flags.true_count
@@ -212,12 +212,12 @@ class Fitter:
 
     def fit_flagged_part(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, tuple[str, ...]]:
         """As `fit_part`, of rows of which `_tombstone`, if they have it, says which are tombstones; the result has it."""
-        rows, flags = self._unflagged(batch)
+        rows, flags = self.unflagged(batch)
         part, absent = self.fit_part(rows, flags)
         return part.append_column(TOMBSTONE_FIELD, self._live[rows.num_rows] if flags is None else flags), absent
 
-    def _unflagged(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
-        """The rows, and which of them are tombstones; None: they do not say."""
+    def unflagged(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.BooleanArray | None]:
+        """The rows, and which of them are tombstones; None: they do not say. `InvalidInputError` if that is no answer."""
         at = batch.schema.get_field_index(TOMBSTONE)
         if at < 0:
             return batch, None
