@@ -34,7 +34,7 @@ from lance_memwal.rows.merging import LastWrite, Merge, merge_of_text, text_of_m
 from lance_memwal.rows.sharding import Sharding, sharding_of_text
 from lance_memwal.table import Table, create_table
 from lance_memwal.table import enable as enable_table
-from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.upkeep.tails import may_be_claimed
 
 __all__ = ["create", "delete", "enable", "put", "update"]
 
@@ -201,7 +201,7 @@ def say_taken_over(table: Table) -> None:
     """Tell of shards whose writer seems to be at work, before it is fenced."""
     tag = table.base.tag
     for manifest in newest_manifests(table.location):
-        if not is_left_alone(table.location, manifest, idle_seconds=_AT_WORK_SECONDS, tag=tag):
+        if not may_be_claimed(table.location, manifest, idle_seconds=_AT_WORK_SECONDS, tag=tag):
             note(
                 f"shard {manifest.shard_id} has a writer that seems to be at work: it is taken over, and that writer stops"
             )

@@ -6,7 +6,8 @@ Owns `SharedShard`. Invariants:
    transaction, or one of our own), here and there alike: when an owner is lost, its successor is asked under the same mark,
    and skips what the log has already.
 2. A shard is claimed if it has no owner, if its owner does not answer for its epoch, or if a writer elsewhere that does not
-   share it left it alone (`upkeep.tails`). A living owner is never fenced, nor is any living writer of this process.
+   share it left it alone, or only sinks append to it (`upkeep.tails`). A living owner is never fenced, nor is any living
+   writer of this process.
 3. This process claims at most once a second, and only with rows to write. On one host one process at a time looks for the
    owner, so that one claims and the others find it.
 4. Every wait has an end.
@@ -55,7 +56,7 @@ from lance_memwal.serve.wire import Request, perform
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, Transaction
-from lance_memwal.upkeep.tails import is_left_alone
+from lance_memwal.upkeep.tails import may_be_claimed
 from lance_memwal.write.changes import Settings
 from lance_memwal.write.life import Parked
 from lance_memwal.write.results import WriteResult
@@ -312,7 +313,7 @@ class SharedShard:
             try:
                 if owner is not None and is_near(owner):
                     return RemoteShard(owner, self._table.table_id, self.shard_id, epoch)
-                if not is_here and self._is_left_alone(manifest):
+                if not is_here and self._may_be_claimed(manifest):
                     return self._own(epoch)
             except OwnerLostError:
                 return self._own(epoch)
@@ -327,8 +328,8 @@ class SharedShard:
         writer = live.find(self._table.location.key, self.shard_id)
         return writer is not None and writer.epoch == epoch
 
-    def _is_left_alone(self, manifest: ShardManifest) -> bool:
-        return is_left_alone(self._table.location, manifest, idle_seconds=IDLE_SECONDS, tag=self._table.tag)
+    def _may_be_claimed(self, manifest: ShardManifest) -> bool:
+        return may_be_claimed(self._table.location, manifest, idle_seconds=IDLE_SECONDS, tag=self._table.tag)
 
     def _conflict(self, *, is_here: bool) -> ConflictError:
         if is_here:

@@ -93,5 +93,5 @@ def _refuse_writers(location: Location, tag: str | None) -> None:
         if not is_left_alone(location, manifest, idle_seconds=IDLE_SECONDS, tag=tag):
             raise ConflictError(
                 f"rows came into shard {manifest.shard_id} within the last minute: somebody seems to write; close that "
-                "writer, or pass force=True"
+                "writer or stop that stream, or pass force=True"
             )

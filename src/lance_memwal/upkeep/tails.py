@@ -1,7 +1,7 @@
 """Turning the log tails of shards without a writer into generations.
 
-Owns `flush_tails`. A shard that a queue, a Spark job or a crashed writer left behind keeps rows in its log only; somebody
-has to open it once so that they become SSTables. Invariants:
+Owns `flush_tails`, and whether somebody seems to write a shard. A shard that a queue, a Spark job or a crashed writer left
+behind keeps rows in its log only; somebody has to open it once so that they become SSTables. Invariants:
 
 1. Opening claims the shard, so that a living writer would be fenced. A shard that a writer of this process owns, or
    whose newest entry is younger than `idle_seconds`, is skipped and reported, unless forced. A joint shard (RFC 0017) is
@@ -32,7 +32,7 @@ from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 
-__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone"]
+__all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone", "may_be_claimed"]
 
 
 class _OpenShard(Protocol):
@@ -98,9 +98,16 @@ def in_log_only(location: Location, *, shards: Collection[str] | None = None, ta
 def is_left_alone(
     location: Location, manifest: ShardManifest, *, idle_seconds: float, tag: str | None, clock: Clock = SYSTEM_CLOCK
 ) -> bool:
-    """Whether nobody seems to own the shard: no row waits in its log, none came for `idle_seconds`, or it is joint."""
+    """Whether nobody seems to write the shard: no row waits in its log, or none came for `idle_seconds`."""
     tail = _tail_with_rows(location, manifest, tag)
-    if not tail or _reason_to_skip(location, manifest, tail, clock, idle_seconds=idle_seconds, force=False) is None:
+    return not tail or _reason_to_skip(location, manifest, tail, clock, idle_seconds=idle_seconds, force=False) is None
+
+
+def may_be_claimed(
+    location: Location, manifest: ShardManifest, *, idle_seconds: float, tag: str | None, clock: Clock = SYSTEM_CLOCK
+) -> bool:
+    """Whether a claim stops nobody: the shard is left alone, or joint, so that those who append to it join again."""
+    if is_left_alone(location, manifest, idle_seconds=idle_seconds, tag=tag, clock=clock):
         return True
     return look_at_epoch(location, manifest, tag=tag, clock=clock).kind is EpochKind.JOINT
 
