@@ -167,13 +167,15 @@ class ShardWriter:
         written. `missing`: see `put`."""
         return self._resolved(changes.insert(data, missing), txn)
 
-    def put_together(self, data: pa.RecordBatch, txns: Sequence[EntryTransaction]) -> list[WriteResult | Exception]:
+    def put_together(
+        self, data: pa.RecordBatch, txns: Sequence[EntryTransaction], missing: Missing | None = None
+    ) -> list[WriteResult | Exception]:
         """Insert the rows of several puts, each a transaction of its own, at the cost of one; durable when this returns.
 
         Each has its own result, or the error that it met: what is wrong with one does not keep the others out.
         """
         refuse_merge(self._shard.columns.target, "put_together")
-        return writes.put_together(self._shard, data, txns)
+        return writes.put_together(self._shard, data, txns, missing)
 
     def append(
         self, batches: Sequence[pa.RecordBatch], terms: Terms, txn: Transaction | tuple[str, int] | None

@@ -150,15 +150,19 @@ class TableWriter:
             )
         routed = self._route(data, missing)
         if if_absent or where is not None:
-            return self._each(routed, lambda w, rows: w.put(rows, txn=txn, if_absent=if_absent, where=where))
-        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn))
+            return self._each(
+                routed, lambda w, rows: w.put(rows, txn=txn, missing=missing, if_absent=if_absent, where=where)
+            )
+        return self._each(routed, lambda writer, rows: writer.put(rows, txn=txn, missing=missing))
 
     def insert(
         self, data: Any, *, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
     ) -> RoutedResult:
         """Insert rows whose keys are not there; see `ShardWriter.insert`. It is atomic per shard."""
         self._admit()
-        return self._each(self._route(data, missing), lambda writer, rows: writer.insert(rows, txn=txn))
+        return self._each(
+            self._route(data, missing), lambda writer, rows: writer.insert(rows, txn=txn, missing=missing)
+        )
 
     def update(
         self,
@@ -285,10 +289,11 @@ class TableWriter:
         batches = [batch for batch in to_batches(data, self._schema.columns, whole=not fill) if batch.num_rows]
         refuse_on_top(self._lock, "a write")
         with self._lock:
-            fitted = Fitted([self._fitter.fit(batch, fill) for batch in batches], self._schema)
+            rows = [self._fitter.fit(batch, fill) for batch in batches]
+            fitted = Fitted(rows, self._schema, fills=fill or not self._shared)  # other processes may evolve its shards
         if self._sharding.column is None:
             return {self._shards.default(): fitted} if fitted else {}
-        return {shard_id: Fitted(rows, fitted.schema) for shard_id, rows in self._split(fitted).items()}
+        return {s: Fitted(part, fitted.schema, fills=fitted.fills) for s, part in self._split(fitted).items()}
 
     def _route_parts(self, data: Any) -> dict[str, list[pa.RecordBatch]]:
         """Rows by shard that may leave columns out; those that say which shard they belong to are there."""

@@ -407,6 +407,40 @@ async def _many(writer: mw.TableWriter) -> Any:
     return await asyncio.gather(*[writer.put_async([{"id": k, "v": "async"}]) for k in range(50, 100)])
 
 
+def test_columns_that_only_the_owner_knows_are_null_where_that_was_asked(
+    table: mw.Table, pair: tuple[mw.TableWriter, mw.TableWriter]
+) -> None:
+    """Each writer evolves for itself; the other one knows the columns of before."""
+    owner, other = pair
+    table.dataset.add_columns(pa.field("w", pa.int64()))
+    owner.evolve_schema()
+    with pytest.raises(mw.InvalidInputError, match="left out: 'w'"):
+        other.put([{"id": 2, "v": "two"}])
+    assert other.put([{"id": 2, "v": "two"}], missing="null").written == 1
+    assert other.insert([{"id": 3, "v": "three"}], missing="null").written == 1
+    assert other.put([{"id": 3, "v": "more"}, {"id": 4, "v": "four"}], missing="null", if_absent=True).written == 1
+    assert rows(table) == {0: "zero", 1: "one", 2: "two", 3: "three", 4: "four"}
+
+
+def test_an_owner_erases_no_column_that_another_writer_brought(
+    table: mw.Table, pair: tuple[mw.TableWriter, mw.TableWriter]
+) -> None:
+    """Its shard was evolved by the other one; it does not know the column yet, and must not make it null."""
+    owner, other = pair
+    table.dataset.add_columns(pa.field("w", pa.int64()))
+    other.evolve_schema()
+    other.put([{"id": 0, "v": "zero", "w": 5}])
+    with pytest.raises(mw.InvalidInputError, match="left out: 'w'"):
+        owner.put([{"id": 0, "v": "old"}])
+    assert table.get(0) == {"id": 0, "v": "zero", "w": 5}
+    assert owner.put([{"id": 1, "v": "null"}], missing="null").written == 1
+    assert owner.put([{"id": 0, "v": "kept"}], missing="keep").written == 1
+    owner.evolve_schema()
+    assert owner.put([{"id": 2, "v": "two", "w": 6}]).written == 1
+    found = {row["id"]: (row["v"], row["w"]) for row in table.scan().to_table().to_pylist()}
+    assert found == {0: ("kept", 5), 1: ("null", None), 2: ("two", 6)}
+
+
 def test_event_loops_may_share_too(table: mw.Table, pair: tuple[mw.TableWriter, mw.TableWriter]) -> None:
     import asyncio
 

@@ -45,13 +45,17 @@ _Plan: TypeAlias = list[tuple[int, pa.DataType | None]]
 
 
 class Fitted(list[pa.RecordBatch]):
-    """Batches as a `Fitter` of `schema` made them, for a writer with the same columns: it need not do so again."""
+    """Batches as a `Fitter` of `schema` made them, for a writer with the same columns: it need not do so again.
 
-    __slots__ = ("schema",)
+    `fills`: columns that the writer has beside these become null; otherwise the rows are refused.
+    """
 
-    def __init__(self, batches: Iterable[pa.RecordBatch], schema: TableSchema) -> None:
+    __slots__ = ("fills", "schema")
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], schema: TableSchema, *, fills: bool = True) -> None:
         super().__init__(batches)
         self.schema = schema
+        self.fills = fills
 
 
 class _Met(NamedTuple):
@@ -91,7 +95,7 @@ class Fitter:
     def take(self, data: Any, missing: Missing | None) -> tuple[list[pa.RecordBatch], bool]:
         """`data` as batches with rows, and whether columns that they leave out become null."""
         if type(data) is Fitted:
-            return data, True
+            return data, data.fills
         fill = self._fills if missing is None else fills_missing(missing, self.schema)
         if type(data) is pa.RecordBatch and data.num_rows:
             return [data], fill

@@ -75,14 +75,15 @@ class RemoteShard:
     def _once(self, request: Request, txn: Transaction | None, deadline: Deadline, attempt: int) -> Any:
         if request.is_plain and attempt == 0 and txn is not None and _is_small(request.parts[0]):
             [rows] = request.parts[0] or []
-            return self._line.write(MarkedPut(rows, txn), deadline)
+            return self._line.write(MarkedPut(rows, txn, request.options.get("missing")), deadline)
         marks = [] if txn is None else [EntryTransaction(txn)]
         return self._ask(request, marks, deadline, attempt)
 
     def _send_together(self, puts: Sequence[MarkedPut], deadline: Deadline) -> Sequence[Any]:
         rows = puts[0].rows if len(puts) == 1 else pa.concat_batches([put.rows for put in puts])
         marks = [EntryTransaction(put.txn, 0, put.rows.num_rows) for put in puts]
-        told = self._ask(Request("put", ([rows],)), marks, deadline, 0)
+        options = {} if puts[0].missing is None else {"missing": puts[0].missing}
+        told = self._ask(Request("put", ([rows],), options), marks, deadline, 0)
         return told if isinstance(told, list) else [told]
 
     def _ask(self, request: Request, marks: Sequence[EntryTransaction], deadline: Deadline, attempt: int) -> Any:

@@ -36,10 +36,12 @@ _UNANSWERED = object()
 class MarkedPut:
     """A put of whole rows, its mark, and its answer once it is there."""
 
-    __slots__ = ("_awake", "answer", "follower", "rows", "txn")
+    __slots__ = ("_awake", "answer", "follower", "missing", "rows", "txn")
 
-    def __init__(self, rows: pa.RecordBatch, txn: Transaction) -> None:
+    def __init__(self, rows: pa.RecordBatch, txn: Transaction, missing: str | None = None) -> None:
+        """`missing`: what becomes of columns that only the owner knows."""
         self.rows = rows
+        self.missing = missing
         self.txn = txn
         self.answer: Any = _UNANSWERED  # what was done, or an error
         self.follower: MarkedPut | None = None
@@ -50,6 +52,10 @@ class MarkedPut:
     def is_answered(self) -> bool:
         """Whether the outcome is there."""
         return self.answer is not _UNANSWERED
+
+    def goes_with(self, other: MarkedPut) -> bool:
+        """Whether both may be rows of one batch."""
+        return self.missing == other.missing and self.rows.schema.equals(other.rows.schema, check_metadata=True)
 
     def sleep(self, seconds: float) -> None:
         """Wait until somebody wakes this put, `seconds` at most."""
@@ -136,14 +142,14 @@ class Line:
         self._companions = max(count, self._companions - 1)
 
     def _take(self, group: list[MarkedPut]) -> None:
-        """Move puts of equal columns to `group`; each is there before it leaves the line."""
+        """Move puts that go together to `group`; each is there before it leaves the line."""
         size = 0
         while self._waiting and len(group) < _MOST_PUTS and size < 2 * MOST_BYTES:
             try:
                 put = self._waiting[0]
             except IndexError:  # withdrawn meanwhile
                 break
-            if group and not put.rows.schema.equals(group[0].rows.schema, check_metadata=True):
+            if group and not put.goes_with(group[0]):
                 break
             group.append(put)
             self._withdraw(put)

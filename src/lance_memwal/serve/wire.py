@@ -128,7 +128,7 @@ def perform_together(
         raise InvalidInputError("a put that shares a message says how many rows are its own")
     if sum(item.num_rows or 0 for item in marks) != batch.num_rows:
         raise InvalidInputError("the rows of a message are not those of its puts")
-    return writer.put_together(batch, marks)
+    return writer.put_together(batch, marks, request.options.get("missing"))
 
 
 def _table(rows: Rows | None) -> pa.Table:

@@ -103,13 +103,15 @@ def put(
         return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
 
 
-def put_together(shard: Shard, data: pa.RecordBatch, txns: Sequence[EntryTransaction]) -> list[WriteResult | Exception]:
+def put_together(
+    shard: Shard, data: pa.RecordBatch, txns: Sequence[EntryTransaction], missing: Missing | None = None
+) -> list[WriteResult | Exception]:
     """Insert the rows of several puts, each a transaction of its own; durable when this returns.
 
     They become one write, which costs little more than one of them. Where that cannot be (one of them was there already,
     or is wrong), each is put for itself, and has its own result or error.
     """
-    batches, fill = shard.columns.fitting.take(data, None)
+    batches, fill = shard.columns.fitting.take(data, missing)
     size = sum(map(_buffer_bytes, batches))
     apart = len({item.txn.app for item in txns}) == len(txns)
     if apart and size <= _QUEUED_BYTES and shard.config.durable_write:
@@ -121,12 +123,14 @@ def put_together(shard: Shard, data: pa.RecordBatch, txns: Sequence[EntryTransac
         else:
             reach("put.before_ack")
             return [WriteResult(range(done.start, done.end), False, item.num_rows or 0) for item in txns]
-    return [_own_result(shard, data, item) for item in txns]
+    return [_own_result(shard, data, item, missing) for item in txns]
 
 
-def _own_result(shard: Shard, data: pa.RecordBatch, item: EntryTransaction) -> WriteResult | Exception:
+def _own_result(
+    shard: Shard, data: pa.RecordBatch, item: EntryTransaction, missing: Missing | None
+) -> WriteResult | Exception:
     try:
-        return put(shard, data.slice(item.first_row, item.num_rows), item.txn)
+        return put(shard, data.slice(item.first_row, item.num_rows), item.txn, missing)
     except Exception as error:
         return error
 
