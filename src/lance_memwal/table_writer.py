@@ -241,7 +241,9 @@ class TableWriter:
         """Insert rows and return at once; the `Ack` tells when all shards have them on storage. `drain`: see
         `ShardWriter.put_nowait`."""
         self._admit()
-        acks = self._shard_by_shard(self._route(data, missing), lambda w, rows: w.put_nowait(rows, drain=drain))
+        acks = self._shard_by_shard(
+            self._route(data, missing), lambda w, rows: w.put_nowait(rows, missing=missing, drain=drain)
+        )
         return TableAck(acks)
 
     async def put_async(

@@ -258,9 +258,15 @@ class SharedShard:
         if self._closed or self.is_parked:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
 
-    def put_nowait(self, data: list[pa.RecordBatch], *, drain: bool = True) -> Ack:  # noqa: ARG002
+    def put_nowait(
+        self,
+        data: list[pa.RecordBatch],
+        *,
+        missing: Missing | None = None,
+        drain: bool = True,  # noqa: ARG002
+    ) -> Ack:
         """`put`: a write that may be repeated elsewhere is waited for, so that its outcome is known."""
-        return _DoneAck(self.put(data))
+        return _DoneAck(self.put(data, missing=missing))
 
     def delete_nowait(self, keys: Any, *, drain: bool = True) -> Ack:  # noqa: ARG002
         """`delete`; see `put_nowait`."""
