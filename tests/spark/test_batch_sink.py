@@ -121,15 +121,15 @@ def test_a_column_that_the_frame_leaves_out_is_refused_unless_it_may_be_null(spa
     assert table.get(1) == {"id": 1, "value": "b", "n": None}
 
 
-def test_a_writer_that_the_sink_superseded_is_fenced(spark: Any, uri: str) -> None:
+def test_a_sink_waits_for_a_writer_that_keeps_the_shard_and_fences_nobody(spark: Any, uri: str) -> None:
     table = keyed(uri, 1)
-    writer = table.writer()
-    writer.put({"id": [1]}, missing="null")
-    save(spark.range(2, 4), uri)
-    with pytest.raises(mw.FencedError):
+    with table.writer() as writer:
+        writer.put({"id": [1]}, missing="null")
+        with pytest.raises(Exception, match="ConflictError"):
+            save(spark.range(2, 4), uri, ownerWaitSeconds="1")
         writer.put({"id": [9]}, missing="null")
-    writer.abort()
-    assert ids_of(table) == [1, 2, 3]
+    save(spark.range(2, 4), uri, ownerWaitSeconds="1")
+    assert ids_of(table) == [1, 2, 3, 9]
 
 
 def test_identity_and_unsharded_tables_take_rows_too(spark: Any, tmp_path: Any) -> None:

@@ -11,6 +11,7 @@ from faulty_source import FaultySource
 
 import lance_memwal as mw
 from tests.harness.profile import scaled
+from tests.kit.maintained import wait_until
 from tests.kit.spark_once import forget_last_commit, judge, make_input, run_until_done
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
@@ -74,7 +75,9 @@ def test_a_replayed_batch_whose_commit_was_forgotten_adds_nothing(spark: Any, ur
     assert versions == {2}
 
 
-def test_a_writer_that_takes_a_shard_over_stops_the_query_with_an_error(spark: Any, uri: str, tmp_path: Path) -> None:
+def test_a_query_waits_for_a_writer_that_keeps_the_shard_and_goes_on_when_it_closes(
+    spark: Any, uri: str, tmp_path: Path
+) -> None:
     table = append_only(uri, 1)
     source = tmp_path / "in"
     make_input(source, 1)
@@ -83,13 +86,14 @@ def test_a_writer_that_takes_a_shard_over_stops_the_query_with_an_error(spark: A
     try:
         query.processAllAvailable()
         before = ids_of(table)
-        writer = table.shard_writer(mw.shard_id_for(mw.Bucket("id", 1), 0))
-        writer.put({"id": [-1], "value": ["mine"]}, missing="null")
-        (source / "late.json").write_text('{"id": 1000, "value": "late"}')
-        with pytest.raises(Exception, match="Writer fenced"):
-            query.processAllAvailable()
-        assert ids_of(table) == [-1, *before]
-        writer.close()
+        with table.shard_writer(mw.shard_id_for(mw.Bucket("id", 1), 0)) as writer:
+            writer.put({"id": [-1], "value": ["mine"]}, missing="null")
+            (source / "late.json").write_text('{"id": 1000, "value": "late"}')
+            assert wait_until(lambda: query.status["isDataAvailable"])
+            writer.put({"id": [-2], "value": ["mine, too"]}, missing="null")
+            assert ids_of(table) == [-2, -1, *before]
+        query.processAllAvailable()
+        assert ids_of(table) == [-2, -1, *before, 1000]
     finally:
         query.stop()
 
