@@ -312,8 +312,11 @@ def test_an_expression_is_left_to_lance_wherever_it_reads_it_alike() -> None:
     assert pushdown(by_key).told is not None
     assert by_key.columns == ["id"]
     assert pushdown(RowFilter("x > 1", vectors)).told == "x > 1"
-    for late in (pc.field("x") > 1, pc.utf8_upper(pc.field("s")) == "A", (pc.field("x") > 1) & (pc.field("id") == 5)):
+    for late in (pc.field("x") > 1, pc.utf8_upper(pc.field("s")) == "A"):
         shared = pushdown(RowFilter(late, vectors))
         assert shared.told is None
         assert shared.late is not None
-    assert RowFilter((pc.field("x") > 1) & (pc.field("id") == 5), vectors).columns == ["id", "x"]
+    both = RowFilter((pc.field("x") > 1) & (pc.field("id") == 5), vectors)
+    assert both.columns == ["id", "x"]
+    assert pushdown(both).told == "`id` in (5)", "Lance is told what it reads alike"
+    assert pushdown(both).late is not None, "and the whole is applied late"
