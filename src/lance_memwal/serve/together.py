@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import UnavailableError
+from lance_memwal.process.companions import Companions
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error
 from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
@@ -78,7 +79,7 @@ class Line:
         self._waiting: deque[MarkedPut] = deque()
         self._turn = threading.Lock()
         self._leader = 0
-        self._companions = 0
+        self._companions = Companions()
 
     def write(self, put: MarkedPut, deadline: Deadline) -> Any:
         """What became of a put; raises the error that it met."""
@@ -118,7 +119,7 @@ class Line:
 
     def _lead(self, own: MarkedPut, deadline: Deadline) -> None:
         self._leader = threading.get_ident()
-        self._gather()
+        self._companions.gather(self._waiting, SYSTEM_CLOCK)
         group: list[MarkedPut] = []
         answer: Any = SlowOwnerError("whoever sent this put was interrupted")
         answers: Sequence[Any] = ()
@@ -130,16 +131,6 @@ class Line:
             answer = error
         finally:
             self._answer(group, answers if len(answers) == len(group) else [answer] * len(group), own)
-
-    def _gather(self) -> None:
-        """Let threads that were just answered bring their next puts, while that brings as many as there were lately."""
-        count = len(self._waiting)
-        while count < self._companions:
-            SYSTEM_CLOCK.sleep(0)  # only gives up the interpreter
-            before, count = count, len(self._waiting)
-            if count == before:
-                break
-        self._companions = max(count, self._companions - 1)
 
     def _take(self, group: list[MarkedPut]) -> None:
         """Move puts that go together to `group`; each is there before it leaves the line."""

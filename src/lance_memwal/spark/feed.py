@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import CollectedError, InvalidInputError
-from lance_memwal.feed.changed_rows import ChangedRows, Shape
+from lance_memwal.feed.changed_rows import EXTRA, ChangedRows, Shape
 from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, ConsumerPlace, Standing
 from lance_memwal.feed.cursor import Cursor, Place
 from lance_memwal.feed.shard_changes import ShardChanges
@@ -48,14 +48,7 @@ from lance_memwal.store.location import Location, resolve
 __all__ = ["ChangeFeed", "feed_schema"]
 
 _LOG = logging.getLogger(__name__)
-_TXN = st.StructType([st.StructField("app", st.StringType()), st.StructField("version", st.LongType())])
-_EXTRA = (
-    ("_op", st.StringType()),
-    ("_shard", st.StringType()),
-    ("_position", st.LongType()),
-    ("_time", st.TimestampType()),
-    ("_txn", _TXN),
-)
+_EXTRA = pa.schema(EXTRA).names
 
 Positions = dict[str, int]
 Offset = dict[str, Any]
@@ -65,9 +58,7 @@ def feed_schema(table: pa.Schema, columns: Sequence[str] | None = None) -> st.St
     """The columns of the feed: the table's (nullable, since a delete has only its key), and where each row comes from."""
     plain = struct_type(table, columns)
     fields = [st.StructField(field.name, field.dataType, True) for field in plain]
-    return st.StructType(
-        [*fields, *(st.StructField(name, kind, name not in ("_op", "_position")) for name, kind in _EXTRA)]
-    )
+    return st.StructType([*fields, *struct_type(pa.schema(EXTRA))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return BaseTable.need(self._location())
 
     def _columns(self) -> list[str]:
-        return [name for name in self._schema.names if name not in dict(_EXTRA)]
+        return [name for name in self._schema.names if name not in _EXTRA]
 
     def _shards(self) -> Shards:
         base = self._base()
@@ -194,7 +185,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _table_reader(self, text: str) -> TableReader:
         snapshot = Snapshot.parse(text)
         pin = Pin(snapshot, base_of(self._location(), snapshot).columns.shown)
-        names = [field for field in self._schema if field.name not in dict(_EXTRA)]
+        names = [field for field in self._schema if field.name not in _EXTRA]
         return TableReader(self._options, pin, st.StructType(names))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -213,7 +204,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for batch in self._table_reader(part.snapshot).read(InputPartition(part.part)):
             count = batch.num_rows
             known = {"_op": pa.repeat("u", count), "_position": pa.array(np.zeros(count, dtype=np.int64))}
-            extra = [known.get(name, pa.nulls(count, wanted.field(name).type)) for name, _ in _EXTRA]
+            extra = [known.get(name, pa.nulls(count, wanted.field(name).type)) for name in _EXTRA]
             yield pa.RecordBatch.from_arrays([*batch.columns, *extra], schema=wanted)
 
     def _changes(self, shard: ShardChanges, span: _Span) -> Iterator[ChangedRows]:

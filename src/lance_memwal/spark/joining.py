@@ -3,7 +3,8 @@
 Owns `sink_of` and `tidy`. Invariants:
 
 1. A table has one sink per process: it remembers what it read of the logs, and which epochs it has joined. A table that was
-   made anew at the same place has a sink of its own.
+   made anew at the same place has a sink of its own. The sinks of the last 64 tables are kept; a new one knows nothing, and
+   reads it again.
 2. The log that sinks leave behind is bounded (`flushBytes`), and so is the number of generations
    (`compactGenerations`); both happen after the commit and never fail it.
 """
@@ -27,6 +28,7 @@ from lance_memwal.write.once import OnceAppender
 __all__ = ["sink_of", "tidy"]
 
 _LOG = logging.getLogger(__name__)
+_MOST_SINKS = 64
 _SINKS: dict[tuple[str, int, int], tuple[str | None, Sink]] = {}
 
 
@@ -44,7 +46,10 @@ def sink_of(plan: WritePlan) -> Sink:
         appender = OnceAppender(location, max_entry_bytes=options.max_entry_bytes, look_up=look_up)
         owners = None if appender.table_id is None else SinkOwners(location, appender.table_id)
         found = Sink(appender, patience=Patience(options.owner_wait_seconds), find_owner=owners)
+        _SINKS.pop(slot, None)
         _SINKS[slot] = (plan.table_id, found)
+        while len(_SINKS) > _MOST_SINKS:
+            _SINKS.pop(next(iter(_SINKS)), None)
     return found
 
 

@@ -44,9 +44,10 @@ def pin_table(options: Options) -> Pin:
 
 def rebuild(options: Options, pin: Pin) -> Tiers:
     """The tiers of a pin; remembered, since one process runs many tasks of one read."""
-    for path, known, tiers in list(_kept):
-        if path == options.path and known == pin.snapshot:
+    location = resolve(options.path, options.storage_options)
+    for key, known, tiers in list(_kept):
+        if key == location.key and known == pin.snapshot:
             return tiers
-    tiers = tiers_of(resolve(options.path, options.storage_options), pin.snapshot)
-    _kept.append((options.path, pin.snapshot, tiers))
+    tiers = tiers_of(location, pin.snapshot)
+    _kept.append((location.key, pin.snapshot, tiers))
     return tiers

@@ -30,6 +30,7 @@ from lance_memwal.clock import Clock
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
+from lance_memwal.process.companions import Companions
 from lance_memwal.rows.fit import LiveFlags
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction
@@ -165,7 +166,7 @@ class PutQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[QueuedPut] = deque()
-        self._companions = 0
+        self._companions = Companions()
         self._served: QueuedPut | None = None
 
     def append(self, put: QueuedPut) -> None:
@@ -190,17 +191,8 @@ class PutQueue:
             return False
 
     def gather(self, clock: Clock) -> None:
-        """Let threads that were just served queue their next puts, while that brings as many as there were lately.
-
-        Otherwise they would want the interpreter between the leader's system calls, and write an entry each.
-        """
-        count = len(self._waiting)
-        while count < self._companions:
-            clock.sleep(0)  # only gives up the interpreter
-            before, count = count, len(self._waiting)
-            if count == before:
-                break
-        self._companions = max(count, self._companions - 1)
+        """Let threads that were just served queue their next puts."""
+        self._companions.gather(self._waiting, clock)
 
     def take(
         self, pending: deque[Pending], insert: Callable[[QueuedPut, WriteRows], bool], leader: QueuedPut | None
