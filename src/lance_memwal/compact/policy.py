@@ -10,7 +10,7 @@ Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from lance_memwal.arguments import check_number, check_seconds
@@ -30,7 +30,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
 
-__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_shards"]
+__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_of", "due_shards"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -72,8 +72,18 @@ def due_shards(
     shards: Collection[str] | None = None,
 ) -> list[str]:
     """The shards that the policy wants compacted now."""
-    marks = compacted(base)
     manifests = newest_manifests(location, None if shards is None else sorted(shards))
+    return due_of(location, manifests, compacted(base), policy, clock)
+
+
+def due_of(
+    location: Location,
+    manifests: Iterable[ShardManifest],
+    marks: Mapping[str, int],
+    policy: CompactionPolicy,
+    clock: Clock,
+) -> list[str]:
+    """The shards of these manifests that the policy wants compacted; `marks`: what the base table holds of each."""
     return [manifest.shard_id for manifest in manifests if _is_due(location, manifest, marks, policy, clock)]
 
 

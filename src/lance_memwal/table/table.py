@@ -732,11 +732,13 @@ class Table:
             self.location, self._newest.readable, dry_run=dry_run, restored=restored, accept_loss=accept_loss
         )
 
-    def stats(self, *, live_rows: bool = True) -> TableStats:
+    def stats(self, *, live_rows: bool = True, collectable: bool = True) -> TableStats:
         """Tiers, rows and bytes, what compaction and collection would do, and the store calls of this process.
 
-        `live_rows=False` leaves the count of live rows out, which looks up the keys of fresh rows in the base table.
+        `live_rows=False` leaves the count of live rows out, which looks up the keys of fresh rows in the base table, and
+        `collectable=False` what collection would delete, which looks at every object.
         """
-        garbage = Collector(self.location, self._newest).run(dry_run=True)
+        wanted = check_flag("collectable", collectable)
+        garbage = Collector(self.location, self._newest).run(dry_run=True) if wanted else None
         live = self._reader.capture() if check_flag("live_rows", live_rows) else None
         return collect_stats(self.location, self.base, garbage, CompactionPolicy(), live=live)

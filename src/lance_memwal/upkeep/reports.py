@@ -197,7 +197,11 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardStats:
-    """One shard: what its tiers hold and what compaction and collection have to do there."""
+    """One shard: what its tiers hold and what compaction and collection have to do there.
+
+    `wal_first` and `wal_tip` are the lowest and the highest position in its log, 0 if it is empty; `written_ms` is when the
+    highest was written.
+    """
 
     shard_id: str
     epoch: int
@@ -216,6 +220,9 @@ class ShardStats:
     manifests: int
     objects: int
     size_bytes: int
+    wal_first: int = 0
+    wal_tip: int = 0
+    written_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +247,10 @@ class TableStats:
     `cache_bytes` is what this process keeps of all tables now (`set_cache_bytes` says how much it may).
     `waiting_for_indexes` says per index how many compacted generations stay listed until it is brought up to date.
     `consumers` are those who follow its changes by name, with their lag. `live_rows` is what a scan would count now.
+    They, and what collection would delete, are None where they were not asked for.
     `store_calls` are the calls that this process made for the table, by operation, with the percentiles of their times and
-    what they cost by list prices; Lance's own requests for data files are not among them.
+    what they cost by list prices; Lance's own requests for data files are not among them. `seen_seconds` is when they were
+    collected, by a clock that only this process has: `rates_between` compares two of them.
     """
 
     base_version: int
@@ -250,13 +259,14 @@ class TableStats:
     base_bytes: int
     shards: tuple[ShardStats, ...]
     compaction_due: tuple[str, ...]
-    collectable_objects: int
-    collectable_bytes: int
+    collectable_objects: int | None
+    collectable_bytes: int | None
     cache_bytes: int = 0
     waiting_for_indexes: dict[str, int] = field(default_factory=dict)
     consumers: tuple[ConsumerInfo, ...] = ()
     live_rows: int | None = None
     store_calls: dict[str, CallStats] = field(default_factory=dict, compare=False)
+    seen_seconds: float = field(default=0.0, compare=False)
 
     @property
     def request_cost_dollars(self) -> float:

@@ -5,12 +5,15 @@ Owns what is counted and told of shards. Invariant: it reads only, and every num
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.compact.policy import CompactionPolicy, due_shards
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
+from lance_memwal.compact.policy import CompactionPolicy, due_of
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
@@ -26,34 +29,49 @@ from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, ShardInfo, Shard
 
 __all__ = ["collect_stats", "consumer_infos", "live_rows", "newest_transactions", "shard_infos"]
 
+_SHARDS_AT_ONCE = 16
+
 
 def collect_stats(
     location: Location,
     base: BaseTable,
-    garbage: GcReport,
+    garbage: GcReport | None,
     policy: CompactionPolicy,
     clock: Clock = SYSTEM_CLOCK,
     live: Tiers | None = None,
 ) -> TableStats:
     """The statistics of the table; `garbage` is a dry run of collection, `live` what a scan would read now."""
-    marks = compacted(base)
-    manifests = list(newest_manifests(location))
+    seen_seconds, marks = clock.monotonic(), compacted(base)
+    seen = _all_shards(location, marks)
+    manifests, tips = [manifest for manifest, _ in seen], {shard.shard_id: shard.wal_tip for _, shard in seen}
     fragments = base.manifest.fragments()
     return TableStats(
         base_version=base.version,
         base_rows=int(base.dataset.count_rows()),
         base_fragments=len(fragments),
         base_bytes=sum(file.size_bytes for fragment in fragments for file in fragment.files),
-        shards=tuple(_shard(location, manifest, marks.get(manifest.shard_id, 0)) for manifest in manifests),
-        compaction_due=tuple(due_shards(location, base, policy, clock)),
-        collectable_objects=len(garbage.objects),
-        collectable_bytes=garbage.size_bytes,
+        shards=tuple(shard for _, shard in seen),
+        compaction_due=tuple(due_of(location, manifests, marks, policy, clock)),
+        collectable_objects=None if garbage is None else len(garbage.objects),
+        collectable_bytes=None if garbage is None else garbage.size_bytes,
         cache_bytes=CACHE.size_bytes,
         waiting_for_indexes=CatchUp.of(base).waiting(manifests),
-        consumers=tuple(consumer_infos(location, base.table_id, clock)),
+        consumers=tuple(consumer_infos(location, base.table_id, clock, tips)),
         live_rows=None if live is None else live_rows(live),
         store_calls=location.metrics.snapshot(),
+        seen_seconds=seen_seconds,
     )
+
+
+def _all_shards(location: Location, marks: Mapping[str, int]) -> list[tuple[ShardManifest, ShardStats]]:
+    """Every shard that has a manifest, in order of id; many are looked at at once where that is faster."""
+
+    def look(shard_id: str) -> tuple[ShardManifest, ShardStats] | None:
+        manifest = ShardManifestStore(location, shard_id).read_latest()
+        return None if manifest is None else (manifest, _shard(location, manifest, marks.get(shard_id, 0)))
+
+    found = in_order(look, list_shards(location), location.at_once(_SHARDS_AT_ONCE), "memwal-stats")
+    return [shard for shard in found if shard is not None]
 
 
 def live_rows(tiers: Tiers) -> int:
@@ -84,15 +102,18 @@ def shard_infos(location: Location) -> list[ShardInfo]:
     return infos
 
 
-def consumer_infos(location: Location, table_id: str | None, clock: Clock = SYSTEM_CLOCK) -> list[ConsumerInfo]:
-    """Every named consumer of the table's changes, by name."""
+def consumer_infos(
+    location: Location, table_id: str | None, clock: Clock = SYSTEM_CLOCK, tips: Mapping[str, int] | None = None
+) -> list[ConsumerInfo]:
+    """Every named consumer of the table's changes, by name; `tips`: the newest position of every shard, if it is known."""
     records = read_consumers(location, table_id)
-    tips = {shard_id: list_positions(location, shard_id)[-1:] for shard_id in list_shards(location)} if records else {}
+    if records and tips is None:
+        tips = {shard: max(list_positions(location, shard), default=0) for shard in list_shards(location)}
     return [
         ConsumerInfo(
             name=record.name,
             state=record.state,
-            lag_entries=sum(max(0, tip - record.position(s)) for s, tail in tips.items() for tip in tail),
+            lag_entries=sum(max(0, tip - record.position(shard)) for shard, tip in (tips or {}).items()),
             silent_seconds=max(0, clock.now_ms() - record.written_ms) / 1000,
             max_age_seconds=record.max_age_ms / 1000,
             cursor=record.cursor,
@@ -116,12 +137,13 @@ def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats
     objects = location.store.list(paths.shard_dir(shard_id))
     cursor = manifest.replay_after_wal_entry_position
     log = {
-        position: item.size_bytes
+        position: item
         for item in objects
         if item.path.startswith(f"{paths.wal_dir(shard_id)}/")
         and (position := paths.parse_entry_name(item.path.rpartition("/")[2])) is not None
     }
-    lag = [size for position, size in log.items() if position > cursor]
+    lag = [item.size_bytes for position, item in log.items() if position > cursor]
+    tip = max(log, default=0)
     pending = manifest.above(mark)
     return ShardStats(
         shard_id=shard_id,
@@ -135,10 +157,13 @@ def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats
         uncompacted_rows=sum(sstable.physical_rows or 0 for sstable in pending),
         uncompacted_bytes=sum(sstable.in_memory_bytes or 0 for sstable in pending),
         wal_entries=len(log),
-        wal_bytes=sum(log.values()),
+        wal_bytes=sum(item.size_bytes for item in log.values()),
         wal_lag_entries=len(lag),
         wal_lag_bytes=sum(lag),
         manifests=sum(item.path.startswith(f"{paths.manifest_dir(shard_id)}/") for item in objects),
         objects=len(objects),
         size_bytes=sum(item.size_bytes for item in objects),
+        wal_first=min(log, default=0),
+        wal_tip=tip,
+        written_ms=log[tip].modified_ms if log else None,
     )
