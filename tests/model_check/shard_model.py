@@ -34,6 +34,7 @@ class Rule(StrEnum):
     CARRY_TRANSACTION = auto()  # every append in a joint epoch carries a transaction
     LOOK_AFTER_CREATE = auto()  # after the create the manifest is read: the cursor may have passed the position
     AGAIN_FROM_MAP = auto()  # an append that is not acknowledged begins again, and asks the map
+    READ_WHAT_IS_MET = auto()  # a sink that lives on knows all below the position that it creates, or reads it
     JOIN_ONLY_JOINT = auto()  # the newest entry of the manifest's epoch says whether one may join
     ENTRY_OF_EPOCH = auto()  # ... of that epoch, not the newest of all
     SEAL_BEFORE_FLUSH = auto()  # a flusher ends the generation in the log before it reads what it publishes
@@ -92,7 +93,7 @@ class View(NamedTuple):
 class Process(NamedTuple):
     """`role`: append, bulk, flush (sinks); write, write_bulk (owners of an exclusive epoch).
 
-    `at` is the step that it takes next.
+    `at` is the step that it takes next. `later` are appends that it makes afterwards, from what it knows by then (`known`).
     """
 
     role: str
@@ -108,6 +109,8 @@ class Process(NamedTuple):
     path: str = ""
     undecided: bool = False
     remembered: frozenset[str] = NOTHING
+    later: tuple[str, ...] = ()
+    known: View | None = None
 
     @property
     def is_owner(self) -> bool:
@@ -387,8 +390,7 @@ class Model:
             yield "wait", world.with_process(number, again)
             return
         if process.txn in view.seen | process.remembered and process.role != "flush" and process.txn:
-            done = world.with_process(number, Process(process.role, process.txn, "done"))
-            yield "skip", done._replace(acknowledged=world.acknowledged | {process.txn})
+            yield "skip", _acknowledged(world, number, process)
             return
         if view.announced is not None and self.has(Rule.HELP_FIRST):
             position, mark = view.announced
@@ -405,7 +407,10 @@ class Model:
         full = view.seen if not view.is_open else None
         path = "" if self.has(Rule.CARRY_TRANSACTION) else _UNMARKED
         entry = Entry(view.manifest.epoch, "r", view.generation, process.txn, path, full, joint=True)
-        return process._replace(at="create", position=view.tip + 1, entry=entry, view=None, generation=0)
+        known = view if process.later or process.known is not None else None
+        return process._replace(
+            at="create", position=view.tip + 1, entry=entry, view=None, generation=0, known=known
+        )
 
     def _create(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         entry = process.entry
@@ -413,7 +418,9 @@ class Model:
         then = process._replace(at="check" if entry.kind == "r" else "start")
         if entry.kind == "b":
             then = process._replace(at="commit_bulk")
-        again = process._replace(at="start", entry=None, position=0)
+        again = process._replace(at="start", entry=None, position=0, known=None)
+        if process.known is not None and not self.has(Rule.READ_WHAT_IS_MET):
+            again = process._replace(position=process.position + 1)
         for what, after in self._put_entry(world, number, process, then, again):
             acknowledges = entry.kind == "r" and not self.has(Rule.LOOK_AFTER_CREATE)
             if acknowledges and what.startswith("create"):
@@ -424,11 +431,30 @@ class Model:
         entry, manifest = process.entry, world.manifest
         assert entry is not None
         if manifest.epoch == entry.epoch and manifest.cursor < process.position:
-            yield "acknowledged", _acknowledged(world, number, process)
+            yield "acknowledged", self._lives_on(_acknowledged(world, number, process), number, process)
         elif self.has(Rule.AGAIN_FROM_MAP):
             yield "again", world.with_process(number, process._replace(at="start", entry=None, position=0))
         else:
             yield "believed", _acknowledged(world, number, process)
+
+    def _lives_on(self, world: World, number: int, process: Process) -> World:
+        """The next append of a sink: from what it knows, if the manifest did not move, else from the start."""
+        if not process.later or process.entry is None or process.known is None:
+            return world
+        following = Process(process.role, process.later[0], later=process.later[1:])
+        if world.manifest == process.known.manifest:
+            view = process.known._replace(
+                tip=process.position,
+                generation=process.entry.generation,
+                is_open=True,
+                seen=process.known.seen | {process.txn},
+            )
+            following = following._replace(at="known", view=view)
+        return world.with_process(number, following)
+
+    def _known(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """Skip or create without a look: the create proves that nothing came since."""
+        yield from self._decide(world, number, process)
 
     # ------------------------------------------------------------------------------------------------- flush and bulk
 

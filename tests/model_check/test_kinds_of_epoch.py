@@ -16,6 +16,11 @@ def append(txn: str) -> Process:
     return Process("append", txn)
 
 
+def stream(txn: str, *later: str) -> Process:
+    """A sink that lives on: it makes its later appends from what it knows."""
+    return Process("append", txn, later=later)
+
+
 def bulk(txn: str) -> Process:
     return Process("bulk", txn)
 
@@ -52,13 +57,21 @@ SEALED_BEFORE = Scenario(
 )
 SLEPT = Scenario("a sleeper and its repeat", (SLEEPER, append("t1"), FLUSH), log=SEALED, acknowledged=frozenset({"t0"}))
 
-WHOLE = (REPEAT, replace(APPENDS, crashes=0), BULK, WRITER, WRITER_FLUSH, OWNERS_BULK, SEALED_BEFORE, SLEPT)
+LIVES_ON = Scenario("a stream beside a repeat and a flush", (stream("t1", "t2"), append("t2"), FLUSH), 0, 0)
+LIVES_ON_BULK = Scenario("a stream beside a bulk", (stream("t1", "t2"), bulk("b1")))
+LIVES_ON_WRITER = Scenario("a stream beside a writer", (stream("t1", "t2"), writer("w1")), takes_over=True)
+
+WHOLE = (REPEAT, replace(APPENDS, crashes=0), BULK, WRITER, WRITER_FLUSH, OWNERS_BULK, SEALED_BEFORE, SLEPT, LIVES_ON)
 LARGE = (
     *WHOLE,
     APPENDS,
     BULK_REPEAT,
     TAKEN_OVER,
     BULK_TAKEN_OVER,
+    LIVES_ON_BULK,
+    LIVES_ON_WRITER,
+    Scenario("a stream beside flushes", (stream("t1", "t2", "t3"), FLUSH, FLUSH)),
+    Scenario("two streams beside a flush", (stream("t1", "t2"), stream("t2", "t3"), FLUSH)),
     Scenario("a repeat beside two flushes", (append("t1"), append("t1"), FLUSH, FLUSH)),
     Scenario("three appends beside a flush", (append("t1"), append("t2"), append("t1"), FLUSH)),
     Scenario("a writer beside a repeat", (append("t1"), append("t1"), writer("w1")), takes_over=True),
@@ -74,6 +87,7 @@ FOUND_IN = {
     Rule.CARRY_TRANSACTION: REPEAT,
     Rule.LOOK_AFTER_CREATE: APPENDS,
     Rule.AGAIN_FROM_MAP: APPENDS,
+    Rule.READ_WHAT_IS_MET: LIVES_ON,
     Rule.JOIN_ONLY_JOINT: WRITER,
     Rule.ENTRY_OF_EPOCH: WRITER_FLUSH,
     Rule.SEAL_BEFORE_FLUSH: APPENDS,

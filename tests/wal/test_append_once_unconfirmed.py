@@ -81,7 +81,8 @@ def test_a_late_put_that_was_read_under_an_old_manifest_is_not_believed(tmp_path
 
     repeat = OnceAppender(_hooked(uri, move_on))
     repeat.catch_up(claim)
+    others.append(claim, _row(8), txn=("other", 8))  # so that the repeat meets an entry, and reads
     armed.append(True)
     result = repeat.append(claim, _row(2), txn=("app", 2))
     assert not result.skipped
-    assert sorted(mw.open_table(uri).scan().to_table().column("id").to_pylist()) == [1, 2, 9]
+    assert sorted(mw.open_table(uri).scan().to_table().column("id").to_pylist()) == [1, 2, 8, 9]

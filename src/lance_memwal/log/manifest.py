@@ -14,13 +14,16 @@ Owns `ShardManifestStore`. Invariants:
    mean could say whether those are right. Maintenance (a trim) is allowed.
 7. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
    the way to us would be written back for good.
+8. A version v that is trusted (a listing showed it as the newest, after it was looked at) is the newest still if first v + 1
+   is absent and then v is the same object as then. Collection deletes versions ascending, one by one: if v + 1 had come and
+   gone, v would have gone before it. Two requests say so, in this order, and no listing. Anything else is answered by a listing.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lance_memwal.arguments import check_callable, check_number
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
@@ -41,7 +44,7 @@ from lance_memwal.log.manifest_codec import decode_manifest, encode_hint, encode
 from lance_memwal.process.turns import turn_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.store.port import PutResult
+from lance_memwal.store.port import ObjectMeta, PutResult
 from lance_memwal.types import ShardManifest, ShardStatus, SsTable, check_shard_id
 
 __all__ = ["ManifestUpdate", "ShardManifestStore", "with_generation"]
@@ -67,6 +70,15 @@ def with_generation(latest: ShardManifest, sstable: SsTable, covered_position: i
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    """A version that was read twice and then looked at; it `is_trusted` once a listing has shown it as the newest."""
+
+    manifest: ShardManifest
+    seen: ObjectMeta
+    is_trusted: bool = False
+
+
 class ShardManifestStore:
     """All versions of one shard's manifest. Threads may share it."""
 
@@ -89,6 +101,7 @@ class ShardManifestStore:
         self._fsync = fsync
         self._clock = clock
         self._last_read: ShardManifest | None = None
+        self._sighting: _Sighting | None = None
         self._turn = turn_of(("manifest", self.location.key, shard_id))
 
     def __repr__(self) -> str:
@@ -103,7 +116,44 @@ class ShardManifestStore:
 
     def is_newest(self, version: int) -> bool:
         """Whether no version above this one is on storage."""
-        return self.list_versions()[-1:] == [version]
+        sighting = self._sighting
+        if sighting is None or sighting.manifest.version != version:
+            return self.list_versions()[-1:] == [version]
+        if sighting.is_trusted and self._is_unmoved(sighting):
+            return True
+        is_newest = self.list_versions()[-1:] == [version]
+        self._sighting = replace(sighting, is_trusted=True) if is_newest and not sighting.is_trusted else None
+        return is_newest
+
+    def sight(self, manifest: ShardManifest) -> None:
+        """Look at a version that `check_fenced` gave: once `is_newest` has confirmed it, two requests say that it is still so."""
+        try:
+            seen = self.location.store.head(paths.manifest_path(self.shard_id, manifest.version))
+        except ObjectNotFoundError:  # collected: there is a newer one
+            self._sighting = None
+        else:
+            self._sighting = _Sighting(manifest, seen)
+
+    def _is_unmoved(self, sighting: _Sighting) -> bool:
+        version, store = sighting.manifest.version, self.location.store
+        try:
+            store.get(paths.manifest_path(self.shard_id, version + 1))
+        except ObjectNotFoundError:
+            try:
+                return store.head(paths.manifest_path(self.shard_id, version)) == sighting.seen
+            except ObjectNotFoundError:
+                return False
+        return False
+
+    def _trusted(self) -> ShardManifest | None:
+        """The newest version, if it is known and still that."""
+        sighting = self._sighting
+        if sighting is None or not sighting.is_trusted:
+            return None
+        if self._is_unmoved(sighting):
+            return sighting.manifest
+        self._sighting = None
+        return None
 
     def read_version(self, version: int) -> ShardManifest:
         """One version, validated; `ObjectNotFoundError` if it is not there."""
@@ -142,7 +192,7 @@ class ShardManifestStore:
     def check_fenced(self, epoch: int) -> ShardManifest:
         """The newest manifest, or `FencedError` if it carries a higher epoch than `epoch`."""
         check_number("epoch", epoch)
-        latest = self._read_newest(self._read_twice)
+        latest = self._trusted() or self._read_newest(self._read_twice)
         if latest is None:
             raise CorruptDataError("the shard has no manifest", path=paths.manifest_dir(self.shard_id))
         if latest.writer_epoch > epoch:

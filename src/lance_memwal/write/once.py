@@ -17,7 +17,10 @@ out by them, and each of them may append with it, without a writer and without t
    tail. The mark decides: whoever reads it first publishes what it announces, and only then goes on.
 6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
 
-What was read of a log is remembered per process: entries never change, so that only new ones are read again.
+What was read of a log is remembered per process: entries never change, so that only new ones are read again. Nor is a log
+read again before an append whose shard did not move since the last one: a process that knows its tail is one that slept since
+its last look, and a sleeper is harmless. If something came since, the create fails, and what is met is read; if the slot was
+emptied, the look at the manifest after the create says so. So an append in peace costs the create and that look.
 """
 
 from __future__ import annotations
@@ -115,7 +118,8 @@ class AppendResult:
 class ShardTail:
     """What this process knows of a shard: its manifest, its unflushed entries, and its transactions.
 
-    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet.
+    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet. It
+    `is_confirmed` if the manifest was the newest after the last entry was read, or created.
     """
 
     manifest: ShardManifest
@@ -125,6 +129,7 @@ class ShardTail:
     entries: int = 0
     size_bytes: int = 0
     announced: tuple[int, SsTable] | None = None
+    is_confirmed: bool = False
     maps_read: set[str] = field(default_factory=set)
 
 
@@ -230,14 +235,15 @@ class OnceAppender:
         *,
         txn: Transaction | tuple[str, int] | None = None,
         terms: Terms = _PLAIN,
+        refresh: bool = True,
     ) -> AppendResult:
         """The rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         What `terms` and the merge of the table keep out is told; an append of which nothing is left writes nothing, not even
-        its transaction.
+        its transaction. Without `refresh` the table is not looked at: the caller just did, for many shards at once.
         """
-        self._check_claim(claim)
+        self._check_claim(claim, refresh=refresh)
         if self._look_up is None:
             refuse_merge(self._target, "an appender that was given no look-up")
         transaction = as_transaction(txn) or self.own_transaction()
@@ -270,9 +276,10 @@ class OnceAppender:
 
         return look_now
 
-    def _check_claim(self, claim: ShardClaim) -> None:
-        """Return only if the table is still the one that was claimed."""
-        self.refresh()
+    def _check_claim(self, claim: ShardClaim, *, refresh: bool = True) -> None:
+        """Return only if the table is still the one that was claimed; without `refresh`, as it was seen last."""
+        if refresh:
+            self.refresh()
         if claim.table_id is not None and claim.table_id != self._watch.table_id:
             raise TableReplacedError(
                 f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
@@ -281,7 +288,7 @@ class OnceAppender:
     def _append(self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction) -> AppendResult:
         created: AppendResult | None = None
         for attempt in range(_MAX_TRIES):
-            tail = self.catch_up(claim)
+            tail = (None if attempt else self._known(claim)) or self.catch_up(claim)
             if tail.transactions.is_repeat(txn):
                 return created or AppendResult(claim.shard_id, 0, skipped=True)
             tail.transactions.admit(txn)
@@ -304,11 +311,13 @@ class OnceAppender:
             if self._create(claim, position, data):
                 reach("once.after_put")
                 created = AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected)
-                if self._is_above_cursor(claim, position):
+                newest = self.manifests(claim.shard_id).check_fenced(claim.epoch)  # an emptied slot looks free
+                if position > newest.replay_after_wal_entry_position:
                     tail.last_position, tail.run = position, run
                     tail.transactions.take(footer, generation)
                     tail.entries += 1
                     tail.size_bytes += len(data)
+                    tail.is_confirmed = newest == tail.manifest
                     return created
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
@@ -326,20 +335,29 @@ class OnceAppender:
             return False
         return True
 
-    def _is_above_cursor(self, claim: ShardClaim, position: int) -> bool:
-        """Whether the entry that we just created is in the tail: a slot that collection emptied looks free."""
-        return position > self.manifests(claim.shard_id).check_fenced(claim.epoch).replay_after_wal_entry_position
-
     # ------------------------------------------------------------------------------------------------------ the tail
 
     def catch_up(self, claim: ShardClaim) -> ShardTail:
         """The shard as it is now: manifest, then every entry up to the tip by the reader's rule; nothing is announced."""
         store = self.manifests(claim.shard_id)
-        newest = partial(store.check_fenced, claim.epoch)
-        tail = settled(store, newest(), partial(self._catch_up_to, claim), self._clock, newest)
+        newest, known = partial(store.check_fenced, claim.epoch), self._known(claim)
+        first = newest() if known is None else known.manifest
+        tail = settled(store, first, partial(self._catch_up_to, claim), self._clock, newest)
         if tail is None:
             raise AssertionError("a shard that was claimed has a manifest")
+        tail.is_confirmed = tail.announced is None
         self._tails[claim.shard_id] = tail
+        return tail
+
+    def known_tail(self, shard_id: str) -> ShardTail | None:
+        """What this process knew of a shard after its last append, or look; no request."""
+        return self._tails.get(shard_id)
+
+    def _known(self, claim: ShardClaim) -> ShardTail | None:
+        """The tail as it was after the last append to the claimed epoch; what came since is met by the create."""
+        tail = self._tails.get(claim.shard_id)
+        if tail is None or not tail.is_confirmed or tail.manifest.writer_epoch != claim.epoch:
+            return None
         return tail
 
     def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest) -> ShardTail:
@@ -361,6 +379,7 @@ class OnceAppender:
 
     def _restart(self, manifest: ShardManifest, known: ShardTail | None, positions: list[int]) -> ShardTail:
         """A tail that begins at the cursor of `manifest`, with every transaction that is known so far."""
+        self.manifests(manifest.shard_id).sight(manifest)
         maps_read = set() if known is None else known.maps_read
         unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
         transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
