@@ -408,9 +408,7 @@ class Model:
         path = "" if self.has(Rule.CARRY_TRANSACTION) else _UNMARKED
         entry = Entry(view.manifest.epoch, "r", view.generation, process.txn, path, full, joint=True)
         known = view if process.later or process.known is not None else None
-        return process._replace(
-            at="create", position=view.tip + 1, entry=entry, view=None, generation=0, known=known
-        )
+        return process._replace(at="create", position=view.tip + 1, entry=entry, view=None, generation=0, known=known)
 
     def _create(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         entry = process.entry
