@@ -4,7 +4,8 @@ Reads the Markdown files of the project. Rules:
 
 1. A relative link names a file of the project; an anchor names a heading of that file.
 2. Every page below docs/ is reachable by links from docs/index.md, every RFC from there too.
-3. A fenced block names its language, so that the tests know which ones to run.
+3. A fenced block says what it is (`KINDS`), so that the tests know what to do with it. Code runs, with few exceptions, which are
+   named there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ from pathlib import Path
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "THREAT-MODEL.md")
 FOLDERS = ("docs", "rfcs")
 INDEX = "docs/index.md"
+KINDS = {
+    "python": "runs, from a namespace and a directory of its own",
+    "python continued": "runs, after the block before it on its page",
+    "python spark": "runs with Spark, one page in one session",
+    "python s3": "runs, with the address of an S3 service that is started for the tests",
+    "python azure": "runs, with the address of an Azure service that is started for the tests",
+    "python theirs": "code of another library that is not installed here: compiled, not run",
+    "bash": "runs",
+    "bash install": "installs from a package index: not run",
+    "bash checkout": "works in a checkout: not run, but its make targets and modules exist",
+    "bash elsewhere": "needs hosts or credentials of yours: not run",
+    "text": "no code",
+}
 
 _LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
@@ -90,8 +104,8 @@ def check(root: Path) -> list[str]:
             elif anchor and target.suffix == ".md" and anchor not in anchors(target.read_text(encoding="utf-8")):
                 found.append(f"{shown}:{line}: link to {written}: no such heading")
         for line, language, _ in blocks(page.read_text(encoding="utf-8")):
-            if not language:
-                found.append(f"{shown}:{line}: fenced block without a language (text, bash, python, mermaid)")
+            if language not in KINDS:
+                found.append(f"{shown}:{line}: fenced block of kind {language!r}; known: {', '.join(KINDS)}")
     seen, todo = {root / INDEX}, [root / INDEX]
     while todo:
         for target in reached.get(todo.pop(), set()) - seen:

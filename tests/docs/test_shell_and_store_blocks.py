@@ -1,6 +1,6 @@
 """The blocks of the documentation that need more than Python: a shell, an S3 service, an Azure service.
 
-Plain Python blocks run in `tests/project/test_documentation.py`.
+Plain Python blocks run in `test_python_blocks.py`, those with Spark in `tests/spark`.
 """
 
 from __future__ import annotations
@@ -9,37 +9,32 @@ import dataclasses
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import lance_memwal as mw
+from tests.kit.documentation import blocks
+from tests.kit.warm_command import warm_command
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHELL = list(blocks("bash"))
 
 
-def blocks(language: str) -> Iterator[tuple[str, str]]:
-    for page in PAGES:
-        for block in re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S):
-            yield page.relative_to(ROOT).as_posix(), block
+@pytest.fixture(scope="module")
+def memwal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with warm_command(tmp_path_factory.mktemp("bin")) as folder:
+        yield folder
 
 
-SHELL = [(page, block) for page, block in blocks("bash") if "memwal " in block]
-
-
+@pytest.mark.xdist_group("shell blocks")
 @pytest.mark.parametrize(("page", "block"), SHELL, ids=[page for page, _ in SHELL])
-def test_every_shell_block_with_memwal_runs(page: str, block: str, tmp_path: Path) -> None:
-    command = tmp_path / "bin" / "memwal"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m lance_memwal "$@"\n')
-    command.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
+def test_every_shell_block_runs(page: str, block: str, tmp_path: Path, memwal: Path) -> None:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False,
+        cwd=tmp_path, env={**os.environ, "PATH": f"{memwal}:{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
