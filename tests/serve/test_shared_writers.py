@@ -22,6 +22,8 @@ import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.log.transactions import OWN_EXPIRY_MS, client_id
 from lance_memwal.serve import runtime
+from lance_memwal.serve.asked import AskedOwners
+from lance_memwal.serve.numbers import OwnerNumbers
 from lance_memwal.serve.record import Owner, OwnerRecords
 from lance_memwal.serve.wire import encode_answer
 from lance_memwal.write.results import WriteResult
@@ -463,3 +465,39 @@ def test_no_server_is_left_when_all_are_closed(table: mw.Table) -> None:
 def _is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_an_owner_says_how_it_is_and_nobody_else_does(
+    pair: tuple[mw.TableWriter, mw.TableWriter], table: mw.Table
+) -> None:
+    (shard,) = table.shards()
+    asked = AskedOwners(table.location, table.base.table_id)
+    sight = asked.ask(shard.shard_id, shard.epoch)
+    assert sight is not None
+    assert sight.owner.pid == os.getpid()
+    assert sight.numbers.puts == 2
+    assert sight.numbers.memtable_rows == 2
+    assert 0 < sight.numbers.pressure < 1
+    assert 0 < sight.numbers.put_p50 <= sight.numbers.put_p99
+    assert sight.numbers.waits == 0
+    gets = table.location.metrics.snapshot()["get"].count
+    assert asked.ask(shard.shard_id, shard.epoch) is not None
+    assert table.location.metrics.snapshot()["get"].count == gets
+    assert asked.ask(shard.shard_id, shard.epoch + 1) is None  # nobody was there
+    pair[0].close()
+    assert asked.ask(shard.shard_id, shard.epoch) is None
+
+
+def test_an_exclusive_writer_says_nothing_and_is_looked_for_once(table: mw.Table) -> None:
+    with table.writer() as writer:
+        writer.put([{"id": 0, "v": "zero"}])
+        (shard,) = table.shards()
+        asked = AskedOwners(table.location, table.base.table_id)
+        assert asked.ask(shard.shard_id, shard.epoch) is None
+        gets = table.location.metrics.snapshot()["get"].count
+        assert asked.ask(shard.shard_id, shard.epoch) is None
+        assert table.location.metrics.snapshot()["get"].count == gets
+
+
+def test_numbers_of_other_versions_are_understood_as_far_as_they_go() -> None:
+    assert OwnerNumbers.heard({"puts": 3, "moods": 7, "waits": "many"}) == OwnerNumbers(puts=3)

@@ -15,7 +15,18 @@ import typer
 from typer.exceptions import TyperException
 
 import lance_memwal
-from lance_memwal.cli import exporting, following, inspecting, maintenance, moments, reading, serving, stories, tables
+from lance_memwal.cli import (
+    exporting,
+    following,
+    inspecting,
+    maintenance,
+    moments,
+    reading,
+    serving,
+    stories,
+    tables,
+    watching,
+)
 from lance_memwal.cli.output import error
 from lance_memwal.cli.wording import in_our_words
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
@@ -39,6 +50,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
         inspecting.schema,
         inspecting.shards,
         inspecting.stats,
+        watching.top,
         exporting.exporter,
         inspecting.manifest,
     ),

@@ -30,7 +30,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 __all__ = [
+    "GAP",
+    "as_seconds",
+    "as_size",
+    "clean",
     "error",
+    "grid",
     "note",
     "print_batches",
     "print_bytes",
@@ -44,7 +49,7 @@ __all__ = [
 
 _OUT = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width to respect
 _ERR = Console(stderr=True)
-_GAP = 2
+GAP = 2
 _NARROWEST = 10  # columns that would be narrower are printed as one record after the other
 _CHUNK_ROWS = 1000
 _COPIED_BYTES = 1 << 20
@@ -115,14 +120,14 @@ def rows_as_table(records: Sequence[Mapping[str, Any]], headings: Mapping[str, s
         _OUT.print(Text(title, style="bold"))
     cells = [[_figure(name, record.get(name)) for name in headings] for record in records]
     numbers = [_all_numbers(record.get(name) for record in records) for name in headings]
-    _grid(list(headings.values()), cells, numbers)
+    _OUT.print(grid(list(headings.values()), cells, numbers))
 
 
 def problems(records: Sequence[Mapping[str, Any]]) -> None:
     """What is wrong, where, and what to do about it, in full."""
     for number, record in enumerate(records, 1):
         _OUT.print(Text(f"problem {number} of {len(records)}", style="bold"))
-        _record({name: _clean(str(record[name])) for name in ("where", "what", "remedy") if record.get(name)})
+        _record({name: clean(str(record[name])) for name in ("where", "what", "remedy") if record.get(name)})
 
 
 def _label(name: str) -> str:
@@ -138,22 +143,33 @@ def _figure(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and (name == "bytes" or name.endswith("_bytes")):
-        return _size(value)
+        return as_size(value)
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.3f}"
     if isinstance(value, list | tuple) and all(isinstance(item, str | int) for item in value):
-        return _clean(", ".join(map(str, value)))
+        return clean(", ".join(map(str, value)))
     return _cell(value)
 
 
-def _size(number: int) -> str:
+def as_size(number: int) -> str:
+    """Bytes for people."""
     size, units = float(number), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size /= 1024
         units.pop(0)
     return f"{number} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def as_seconds(seconds: float) -> str:
+    """A time for people: 0.25 s, 12 s, 3 min, 5 h, 2 days."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 48)):
+        if seconds < most * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:,.0f} days"
 
 
 # ------------------------------------------------------------------------------------------------------- users' rows
@@ -180,7 +196,7 @@ def print_row(row: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(row)
     else:
-        _record({_clean(name): _cell(value) for name, value in row.items()})
+        _record({clean(name): _cell(value) for name, value in row.items()})
 
 
 def _rows(
@@ -188,13 +204,13 @@ def _rows(
 ) -> list[int]:
     """Print rows; `widths` are those of the rows above, which have the header. Returns the widths of these."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
-    names = [_clean(name) for name in columns]
-    if sum(min(width, _NARROWEST) + _GAP for width in _natural(names, cells)) - _GAP > _OUT.width:
+    names = [clean(name) for name in columns]
+    if sum(min(width, _NARROWEST) + GAP for width in _natural(names, cells)) - GAP > _OUT.width:
         for number, row in enumerate(cells, first):
             _OUT.print(Text(f"row {number}", style="bold"))
             _record(dict(zip(names, row, strict=True)))
         return []
-    _grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns], widths)
+    _OUT.print(grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns], widths))
     return list(widths) or _natural(names, cells)
 
 
@@ -211,20 +227,20 @@ def _cell(value: Any) -> str:
     if isinstance(value, list) and len(value) > 8 and all(isinstance(item, int | float) for item in value):
         return f"[{value[0]:.4g}, {value[1]:.4g}, … {len(value)} values]"
     plain = to_plain(value)
-    return _clean(json.dumps(plain, ensure_ascii=False) if isinstance(plain, list | dict) else str(plain))
+    return clean(json.dumps(plain, ensure_ascii=False) if isinstance(plain, list | dict) else str(plain))
 
 
 # --------------------------------------------------------------------------------------------------------- rendering
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """`text` with its control characters spelled out: data must not drive a terminal."""
     return text.translate(_VISIBLE)
 
 
 def _record(record: Mapping[str, str]) -> None:
     """Names and values, one per line."""
-    grid = Grid(show_header=False, box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    grid = Grid(show_header=False, box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in record.items():
@@ -237,27 +253,27 @@ def _natural(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
     return [max(cell_len(name), *(cell_len(row[i]) for row in cells), 1) for i, name in enumerate(names)]
 
 
-def _grid(
+def grid(
     names: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[bool], below: Sequence[int] = ()
-) -> None:
-    """One line per row; the widest columns are cut where the terminal is too narrow.
+) -> Grid:
+    """One line per row, ready to be printed; the widest columns are cut where the terminal is too narrow.
 
     `below` are the widths of a grid that these rows go on with: it has the header.
     """
-    grid = Grid(
+    made = Grid(
         box=None if below else box.SIMPLE_HEAD,
         show_header=not below,
         show_edge=False,
         pad_edge=False,
-        padding=(0, _GAP if below else _GAP - 1, 0, 0),
+        padding=(0, GAP if below else GAP - 1, 0, 0),
         header_style="bold",
     )
     for number, name in enumerate(names):
         side: Literal["left", "right"] = "right" if numbers[number] else "left"
-        grid.add_column(_line(name), justify=side, min_width=below[number] if below else None)
+        made.add_column(_line(name), justify=side, min_width=below[number] if below else None)
     for row in cells:
-        grid.add_row(*map(_line, row))
-    _OUT.print(grid)
+        made.add_row(*map(_line, row))
+    return made
 
 
 def _line(text: str) -> Text:
@@ -271,9 +287,9 @@ def _all_numbers(values: Iterable[Any]) -> bool:
 
 def note(text: str) -> None:
     """A remark for people, on standard error."""
-    _ERR.print(Text(_clean(text), style="dim"), soft_wrap=True)
+    _ERR.print(Text(clean(text), style="dim"), soft_wrap=True)
 
 
 def error(text: str) -> None:
     """One line on standard error."""
-    print(f"memwal: {_clean(' '.join(text.split()))}", file=sys.stderr)
+    print(f"memwal: {clean(' '.join(text.split()))}", file=sys.stderr)

@@ -5,5 +5,5 @@ its address lies, `runtime` what the processes of one user on one host share (th
 listen and whom callers trust, `wire` the bytes between them. `office` is the one server of this process and `desk` what it
 tells its callers; `channel` is the way to somebody else's, `together` lets puts of many threads share messages, and `caller`
 is a shard at its end. `shared_shard` puts them together: a shard that is owned here or reached through its owner,
-whichever it is now.
+whichever it is now. `asked` lets somebody who looks on ask owners for their `numbers`.
 """

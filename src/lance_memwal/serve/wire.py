@@ -30,6 +30,7 @@ import pyarrow as pa
 from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.rows.dictionaries import dictionaries
+from lance_memwal.serve.numbers import numbers_of
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.changes import Settings, Terms
@@ -66,6 +67,7 @@ _ATTRIBUTES = ("our_epoch", "current_epoch", "ambiguous", "retryable", "path", "
 
 Rows = list[pa.RecordBatch]
 ShardName = tuple[str, str, int]  # table, shard, epoch
+Numbers = dict[str, int | float]
 _T = TypeVar("_T")
 
 
@@ -82,8 +84,8 @@ class Request:
     is_plain: bool = False
 
 
-def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> WriteResult | bool | None:
-    """What the writer does with a write."""
+def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> WriteResult | bool | Numbers | None:
+    """What the writer does with a write; `numbers` asks how it is."""
     parts, options = request.parts, request.options
     match request.verb:
         case "put":
@@ -112,6 +114,8 @@ def perform(writer: ShardWriter, request: Request, txn: Transaction | None) -> W
             writer.force_seal_active()
         case "drain":
             writer.wait_for_flush_drain(options["seconds"])
+        case "numbers":
+            return numbers_of(writer).told()
         case other:
             raise InvalidInputError(f"the owner of the shard does not know {other!r}; use the same version everywhere")
     return None
@@ -322,7 +326,7 @@ def decode(data: Any) -> Message:
 # -------------------------------------------------------------------------------------------------------------- answers
 
 
-def encode_answer(result: WriteResult | bool | int | None) -> bytes:
+def encode_answer(result: WriteResult | bool | int | Numbers | None) -> bytes:
     """The bytes of an answer."""
     if not isinstance(result, WriteResult):
         return _message({"plain": result})

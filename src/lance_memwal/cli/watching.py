@@ -1,0 +1,268 @@
+"""The command that watches a table: top.
+
+Owns what a look at a table is, and how it is shown. Invariants:
+
+1. It only reads, and claims nothing. Rates are those of all processes together (`upkeep.rates`); what is in memory is known of
+   owners that are served, who are asked.
+2. Where standard output is no terminal there is no control character, and every look is printed below the last one.
+3. A table that cannot be read is said so, and is looked at again: it may come back.
+4. However many shards there are, what is shown fits the screen: the busiest come first.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from lance_memwal.cli.keyboard import Keyboard
+from lance_memwal.cli.options import Json, Options, Uri, open_for
+from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json, to_plain
+from lance_memwal.clock import SYSTEM_CLOCK, in_order
+from lance_memwal.config import WriterConfig
+from lance_memwal.errors import MemWalError
+from lance_memwal.serve.asked import AskedOwners, OwnerSight
+from lance_memwal.table import Table
+from lance_memwal.upkeep.rates import ShardRates, TableRates, rates_between
+from lance_memwal.upkeep.reports import ShardStats, TableStats
+
+__all__ = ["top"]
+
+_ASKED_AT_ONCE = 8
+_LINES_ABOVE = 10  # what is printed beside shards
+_PIPE_SHARDS = 20
+_FROM_OWNERS = ("memory", "waits", "put p99")
+_DROPPED_FIRST = ("size", "rows", "put p99", "bytes/s", "log size", "epoch", "waits", "last write", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at a table. `rates` is None at the first; `owners` are those who answered, by shard."""
+
+    time_ms: int
+    stats: TableStats
+    rates: TableRates | None = None
+    limit_bytes: int = 0
+    owners: dict[str, OwnerSight] = field(default_factory=dict)
+
+    def busiest(self) -> list[tuple[ShardStats, ShardRates]]:
+        """The shards, those where most happens first, then those where most waits."""
+        rates = self.rates.shards if self.rates else [ShardRates(shard.shard_id) for shard in self.stats.shards]
+        pairs = zip(self.stats.shards, rates, strict=True)
+        return sorted(pairs, key=lambda pair: (-pair[1].entries, -pair[0].wal_lag_bytes, -pair[0].uncompacted_rows))
+
+
+class _Looks:
+    """Looks at one table, each compared with the one before."""
+
+    def __init__(self, table: Table, shown: int) -> None:
+        self._table = table
+        self._shown = shown
+        self._owners = AskedOwners(table.location, table.base.table_id)
+        self._before: TableStats | None = None
+
+    def next(self) -> Look:
+        """The table now."""
+        table, before = self._table, self._before
+        after = self._before = table.stats(live_rows=False, collectable=False)
+        rates = None if before is None or before.base_version > after.base_version else rates_between(before, after)
+        limits = WriterConfig.from_defaults(table.details().writer_config_defaults)
+        look = Look(SYSTEM_CLOCK.now_ms(), after, rates, limits.max_unflushed_memtable_bytes)
+        busiest = [shard for shard, _ in look.busiest()[: self._shown]]
+        found = in_order(self._ask, busiest, _ASKED_AT_ONCE, "memwal-ask")
+        look.owners.update({s.shard_id: sight for s, sight in zip(busiest, found, strict=True) if sight is not None})
+        return look
+
+    def _ask(self, shard: ShardStats) -> OwnerSight | None:
+        return self._owners.ask(shard.shard_id, shard.epoch)
+
+
+def top(
+    uri: Uri,
+    every_seconds: Annotated[float, typer.Option(help="The time between two looks.", min=0.1)] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look twice, for the rates, print the second look, and end.")
+    ] = False,
+    storage_option: Options = None,
+    json: Json = False,
+) -> None:
+    """Watch a table: rates, tiers per shard, lags, backpressure. End with q or Ctrl-C.
+
+    It reads storage only, so that it sees all writers. What they hold in memory, and how full it is (at 100% puts wait), is
+    asked of shared writers and memwal serve; of others it is estimated by the log, with a "~".
+    """
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    is_live = console.is_terminal and not (once or json)
+    looks = _Looks(open_for(uri, storage_option), max(1, _rows_of(console)))
+    if once:
+        looks.next()
+        SYSTEM_CLOCK.sleep(every_seconds)
+        _say(console, uri, looks.next(), json=json)
+        return
+    with _screen(console, is_live) as show, Keyboard(is_used=is_live) as keyboard:
+        try:
+            while True:
+                try:
+                    look = looks.next()
+                except MemWalError as problem:
+                    _say_trouble(show, uri, problem, every_seconds, json=json)
+                else:
+                    print_json(_plain(look)) if json else show(_view(uri, look, _rows_of(console), console.width))
+                sys.stdout.flush()
+                if keyboard.is_pressed("q", every_seconds):
+                    return
+        except KeyboardInterrupt:
+            return  # that is how it ends
+
+
+def _rows_of(console: Console) -> int:
+    """How many shards fit."""
+    return max(1, console.height - _LINES_ABOVE) if console.is_terminal else _PIPE_SHARDS
+
+
+@contextmanager
+def _screen(console: Console, is_live: bool) -> Iterator[Any]:
+    if not is_live:
+        yield lambda view: console.print(view)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda view: live.update(view, refresh=True)
+
+
+def _say(console: Console, uri: str, look: Look, *, json: bool) -> None:
+    print_json(_plain(look)) if json else console.print(_view(uri, look, _PIPE_SHARDS, console.width))
+
+
+def _say_trouble(show: Any, uri: str, problem: MemWalError, every_seconds: float, *, json: bool) -> None:
+    if json:
+        print_json({"table": uri, "error": str(problem)})
+        return
+    lines = [f"{uri} cannot be read now:", str(problem), f"trying again every {every_seconds:g} s; q or Ctrl-C ends"]
+    show(Text("\n".join(map(clean, lines)), style="red"))
+
+
+def _plain(look: Look) -> dict[str, Any]:
+    owners = {
+        shard: {**to_plain(sight.owner), **sight.numbers.told(), "pressure": sight.numbers.pressure}
+        for shard, sight in look.owners.items()
+    }
+    sums = ("entries", "size_bytes", "flushes", "compacted", "takeovers")
+    rates = None if look.rates is None else to_plain(look.rates) | {name: getattr(look.rates, name) for name in sums}
+    return {"time_ms": look.time_ms, "stats": to_plain(look.stats), "rates": rates, "owners": owners}
+
+
+# ------------------------------------------------------------------------------------------------------------- the view
+
+
+def _view(uri: str, look: Look, most: int, width: int) -> RenderableType:
+    """A look as it is shown."""
+    shards = look.busiest()
+    names, rows = _fitted([_cells(look, shard, rates) for shard, rates in shards[:most]], width)
+    more = f"and {len(shards) - most:,} more shards, less busy" if len(shards) > most else ""
+    return Group(
+        *map(_line, _summary(uri, look)),
+        Text(),
+        grid(names, rows, [name != "shard" for name in names]) if rows else _line("no shards: nothing was written yet"),
+        *([_line(more)] if more else []),
+    )
+
+
+def _line(text: str) -> Text:
+    return Text(clean(text), no_wrap=True, overflow="ellipsis")
+
+
+def _summary(uri: str, look: Look) -> list[str]:
+    stats, rates = look.stats, look.rates
+    consumers = [
+        f"{c.name} is {c.lag_entries:,} entries behind ({as_seconds(c.silent_seconds)} silent)" for c in stats.consumers
+    ]
+    indexes = [f"{name} waits for {count:,} SSTables" for name, count in stats.waiting_for_indexes.items() if count]
+    return [
+        f"{_clock_time(look.time_ms)}   {uri}   {len(stats.shards):,} shards{_asked(rates)}",
+        f"base     version {stats.base_version}, {stats.base_rows:,} rows, {stats.base_fragments:,} fragments, "
+        f"{as_size(stats.base_bytes)}" + ("" if rates is None else f"   {rates.base_rows:+,.0f} rows/s"),
+        "written  " + (_written(rates) if rates else "rates come with the second look"),
+        f"logs     {stats.wal_lag_entries:,} entries that are in no SSTable yet ({as_size(stats.wal_lag_bytes)})",
+        f"SSTables {stats.uncompacted_generations:,} that the base has not yet ({stats.uncompacted_rows:,} rows, "
+        f"{as_size(stats.uncompacted_bytes)}), due in {len(stats.compaction_due):,} shards",
+        "behind   " + ("; ".join([*consumers, *indexes]) or "nobody"),
+    ]
+
+
+def _written(rates: TableRates) -> str:
+    return (
+        f"{rates.entries:,.1f} entries/s, {as_size(round(rates.size_bytes))}/s   {60 * rates.flushes:,.0f} flushes/min, "
+        f"{60 * rates.compacted:,.0f} compacted/min" + (f", {rates.takeovers:,} takeovers" if rates.takeovers else "")
+    )
+
+
+def _asked(rates: TableRates | None) -> str:
+    """What this view costs."""
+    if rates is None:
+        return ""
+    cost = f", about ${3600 * rates.dollars:.2f}/h" if rates.dollars else ""
+    return f"   (this view: {rates.requests:,.0f} requests/s{cost})"
+
+
+def _cells(look: Look, shard: ShardStats, rates: ShardRates) -> dict[str, str]:
+    """A shard from the log to the base table, by heading."""
+    sight = look.owners.get(shard.shard_id)
+    asked = None if sight is None else sight.numbers
+    return {
+        "shard": shard.shard_id,
+        "epoch": f"{shard.epoch}" + (" new" if rates.takeovers else ""),
+        "entries/s": f"{rates.entries:,.1f}",
+        "bytes/s": as_size(round(rates.size_bytes)),
+        "in log": f"{shard.wal_lag_entries:,}",
+        "log size": as_size(shard.wal_lag_bytes),
+        "memory": "" if asked is None else as_size(asked.held_bytes),
+        "full": _full(look, shard, sight),
+        "waits": "" if asked is None else f"{asked.waits:,}",
+        "put p99": "" if asked is None else f"{1000 * asked.put_p99:,.1f} ms",
+        "SSTables": f"{shard.uncompacted_generations:,}"
+        + (" due" if shard.shard_id in look.stats.compaction_due else ""),
+        "rows": f"{shard.uncompacted_rows:,}",
+        "size": as_size(shard.uncompacted_bytes),
+        "base has": f"{shard.compacted_generation} of {shard.current_generation - 1}",
+        "last write": _ago(look.time_ms, shard.written_ms),
+    }
+
+
+def _ago(now_ms: int, then_ms: int | None) -> str:
+    if then_ms is None:
+        return "never"
+    return "now" if now_ms - then_ms < 1000 else f"{as_seconds((now_ms - then_ms) / 1000)} ago"
+
+
+def _full(look: Look, shard: ShardStats, sight: OwnerSight | None) -> str:
+    if sight is not None:
+        return f"{sight.numbers.pressure:.0%}"
+    return f"~{shard.wal_lag_bytes / look.limit_bytes:.0%}" if look.limit_bytes else "-"
+
+
+def _fitted(shards: Sequence[dict[str, str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows that fit: shorter ids first, then without the columns that say least."""
+    names = [name for name in (shards[0] if shards else ()) if name not in _FROM_OWNERS or any(s[name] for s in shards)]
+    rows = [dict(shard) for shard in shards]
+    if _width_of(names, rows) > width:
+        rows = [{**shard, "shard": shard["shard"][:8]} for shard in rows]
+    for name in _DROPPED_FIRST:
+        if name in names and _width_of(names, rows) > width:
+            names.remove(name)
+    return names, [[row[name] for name in names] for row in rows]
+
+
+def _width_of(names: Sequence[str], rows: Sequence[dict[str, str]]) -> int:
+    return sum(max(len(name), *(len(row[name]) for row in rows)) + GAP for name in names)
+
+
+def _clock_time(time_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%H:%M:%S")
