@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import warnings
 
+import lance_memwal.cli as _command_line
 import tests.harness.crash_child as _crash_child
 
 __all__ = ["PRELOADED"]
 
-PRELOADED = (_crash_child,)
+PRELOADED = (_command_line, _crash_child)
 warnings.filterwarnings("ignore", message="lance is not fork-safe")

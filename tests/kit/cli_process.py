@@ -1,7 +1,13 @@
-"""Runs `memwal` in a real process, as the installed command does: with the current directory not on the path."""
+"""Runs `memwal` in a real process, as the installed command does: with the current directory not on the path.
+
+`run` and `on_a_terminal` take a process of the harness that has imported everything already, which saves most of a second
+for each command. Where a command needs an environment or rights of its own, and behind `COMMAND`, the interpreter starts
+anew.
+"""
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -10,7 +16,14 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import lance_memwal.__main__
+from tests.harness import processes
 
 COMMAND = [sys.executable, "-P", "-m", "lance_memwal"]
 _GIVE_UP_RIGHTS = """
@@ -20,17 +33,21 @@ if os.geteuid() == 0 and ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRI
     sys.exit("this process may not give up its right to ignore permissions")
 os.execv(sys.argv[1], sys.argv[1:])
 """
+_SECONDS = 100
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run(
     *arguments: object, status: int = 0, environment: dict[str, str] | None = None, may_ignore_permissions: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*([] if may_ignore_permissions else [sys.executable, "-c", _GIVE_UP_RIGHTS]), *COMMAND, *map(str, arguments)],
-        capture_output=True, text=True, timeout=100, check=False, stdin=subprocess.DEVNULL,
-        env=None if environment is None else {**os.environ, **environment},
-    )  # fmt: skip
+    if environment is None and may_ignore_permissions:
+        done = _captured(arguments)
+    else:
+        done = subprocess.run(
+            [*([] if may_ignore_permissions else [sys.executable, "-c", _GIVE_UP_RIGHTS]), *COMMAND, *map(str, arguments)],
+            capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL,
+            env=os.environ | (environment or {}),
+        )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -56,23 +73,46 @@ def on_a_terminal(*arguments: object, columns: int = 80) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    with subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**environment, "TERM": "xterm"},
-    ) as process:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                data = os.read(ours, 65_536)
-            except OSError:  # the other end is closed
-                break
-            if not data:
-                break
-            seen += data
+    child = _forked(arguments, [os.ttyname(theirs)] * 3, {**environment, "TERM": "xterm"})
+    child.receive(_SECONDS)  # it has the terminal open
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 65_536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        seen += data
     os.close(ours)
-    assert process.returncode == 0, seen.decode()
+    assert child.wait(_SECONDS) == 0, seen.decode()
     return _STYLE.sub("", seen.decode()).replace("\r\n", "\n")
+
+
+def _captured(arguments: Sequence[object]) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        status = _forked(arguments, [os.devnull, str(out), str(err)], os.environ).wait(_SECONDS)
+        return subprocess.CompletedProcess(list(arguments), status, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+def _forked(arguments: Sequence[object], streams: Sequence[str], environment: Mapping[str, str]) -> processes.Child:
+    """A command whose standard input, output and errors are these files."""
+    return processes.start(_command, [str(a) for a in arguments], os.getcwd(), dict(environment), list(streams))
+
+
+def _command(
+    arguments: list[str], folder: str, environment: dict[str, str], streams: list[str], pipe: Connection
+) -> None:
+    for descriptor, path in enumerate(streams):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), descriptor)
+    pipe.send(("open",))
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdin = os.fdopen(0, encoding="utf-8")  # a process of multiprocessing has put another one in its place
+    try:
+        sys.exit(lance_memwal.__main__.main(arguments))
+    finally:
+        atexit._run_exitfuncs()  # an interpreter does this at its end, a process of multiprocessing does not

@@ -105,7 +105,7 @@ def test_a_leader_that_is_interrupted_anywhere_loses_and_doubles_no_put_of_other
         writer.abort()
         logged = sorted(k for e in row_entries(root) for b in e.batches for k in b.column("id").to_pylist())
         assert logged == seen, leader.where
-        at += scaled(ci=4, prove=1)
+        at += scaled(ci=9, prove=1)
     assert at > 100, "the trace did not see the leader"
 
 

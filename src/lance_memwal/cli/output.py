@@ -14,6 +14,7 @@ import base64
 import dataclasses
 import datetime
 import enum
+import functools
 import io
 import json
 import math
@@ -47,8 +48,6 @@ __all__ = [
     "show",
 ]
 
-_OUT = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width to respect
-_ERR = Console(stderr=True)
 GAP = 2
 _NARROWEST = 10  # columns that would be narrower are printed as one record after the other
 _CHUNK_ROWS = 1000
@@ -110,23 +109,23 @@ def show(report: Mapping[str, Any], *, as_json: bool, title: str = "") -> None:
         print_json(report)
         return
     if title:
-        _OUT.print(Text(title, style="bold"))
+        _out().print(Text(title, style="bold"))
     _record({_label(name): _figure(name, value) for name, value in report.items()})
 
 
 def rows_as_table(records: Sequence[Mapping[str, Any]], headings: Mapping[str, str], title: str = "") -> None:
     """Records of ours as a table: `headings` says which of their fields, and what stands above them."""
     if title:
-        _OUT.print(Text(title, style="bold"))
+        _out().print(Text(title, style="bold"))
     cells = [[_figure(name, record.get(name)) for name in headings] for record in records]
     numbers = [_all_numbers(record.get(name) for record in records) for name in headings]
-    _OUT.print(grid(list(headings.values()), cells, numbers))
+    _out().print(grid(list(headings.values()), cells, numbers))
 
 
 def problems(records: Sequence[Mapping[str, Any]]) -> None:
     """What is wrong, where, and what to do about it, in full."""
     for number, record in enumerate(records, 1):
-        _OUT.print(Text(f"problem {number} of {len(records)}", style="bold"))
+        _out().print(Text(f"problem {number} of {len(records)}", style="bold"))
         _record({name: clean(str(record[name])) for name in ("where", "what", "remedy") if record.get(name)})
 
 
@@ -199,18 +198,23 @@ def print_row(row: Mapping[str, Any], *, as_json: bool) -> None:
         _record({clean(name): _cell(value) for name, value in row.items()})
 
 
+@functools.cache
+def _out() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width to respect
+
+
 def _rows(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, first: int, widths: Sequence[int] = ()
 ) -> list[int]:
     """Print rows; `widths` are those of the rows above, which have the header. Returns the widths of these."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     names = [clean(name) for name in columns]
-    if sum(min(width, _NARROWEST) + GAP for width in _natural(names, cells)) - GAP > _OUT.width:
+    if sum(min(width, _NARROWEST) + GAP for width in _natural(names, cells)) - GAP > _out().width:
         for number, row in enumerate(cells, first):
-            _OUT.print(Text(f"row {number}", style="bold"))
+            _out().print(Text(f"row {number}", style="bold"))
             _record(dict(zip(names, row, strict=True)))
         return []
-    _OUT.print(grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns], widths))
+    _out().print(grid(names, cells, [_all_numbers(row.get(name) for row in rows) for name in columns], widths))
     return list(widths) or _natural(names, cells)
 
 
@@ -245,7 +249,7 @@ def _record(record: Mapping[str, str]) -> None:
     grid.add_column(overflow="fold")
     for name, value in record.items():
         grid.add_row(Text(name), Text(value))
-    _OUT.print(grid)
+    _out().print(grid)
 
 
 def _natural(names: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
@@ -287,7 +291,7 @@ def _all_numbers(values: Iterable[Any]) -> bool:
 
 def note(text: str) -> None:
     """A remark for people, on standard error."""
-    _ERR.print(Text(clean(text), style="dim"), soft_wrap=True)
+    Console(stderr=True).print(Text(clean(text), style="dim"), soft_wrap=True)
 
 
 def error(text: str) -> None:
