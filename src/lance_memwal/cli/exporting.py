@@ -23,10 +23,10 @@ from lance_memwal.errors import MemWalError
 from lance_memwal.table import Table
 from lance_memwal.upkeep.reports import TableStats
 
-__all__ = ["exporter"]
+__all__ = ["PREFIX", "TEXTS", "exporter", "exposition", "samples"]
 
-_PREFIX = "lance_mem_wal_table"
-_TEXTS = {
+PREFIX = "lance_mem_wal_table"
+TEXTS = {
     "up": "Whether the table could be read",
     "base_version": "The newest version of the base table",
     "base_rows": "Rows of the base table, those that fresh ones hide included",
@@ -56,7 +56,7 @@ def samples(uri: str, stats: TableStats | None) -> Iterator[Sample]:
     if stats is None:
         return
     counted = {"shards": len(stats.shards), "compaction_due_shards": len(stats.compaction_due)}
-    for name in list(_TEXTS)[1:13]:
+    for name in list(TEXTS)[1:13]:
         yield name, table, counted[name] if name in counted else getattr(stats, name)
     for index, generations in stats.waiting_for_indexes.items():
         yield "index_lag_generations", table | {"index": index}, generations
@@ -71,11 +71,11 @@ def samples(uri: str, stats: TableStats | None) -> Iterator[Sample]:
 def exposition(found: list[Sample]) -> str:
     """The samples as Prometheus reads them."""
     lines = []
-    for name, text in _TEXTS.items():
+    for name, text in TEXTS.items():
         values = [(labels, value) for given, labels, value in found if given == name]
         if values:
-            lines += [f"# HELP {_PREFIX}_{name} {text}", f"# TYPE {_PREFIX}_{name} gauge"]
-            lines += [f"{_PREFIX}_{name}{{{_labels(labels)}}} {value}" for labels, value in values]
+            lines += [f"# HELP {PREFIX}_{name} {text}", f"# TYPE {PREFIX}_{name} gauge"]
+            lines += [f"{PREFIX}_{name}{{{_labels(labels)}}} {value}" for labels, value in values]
     return "\n".join(lines) + "\n"
 
 

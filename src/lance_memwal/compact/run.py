@@ -372,4 +372,6 @@ def _told(report: CompactionReport) -> CompactionReport:
         told.note("lance_mem_wal_compaction_duration_seconds", report.seconds)
         told.note("lance_mem_wal_compaction_generations_total", report.generations)
         told.note("lance_mem_wal_compaction_rows_total", report.rows_written)
+        for waiting in report.waiting_for_indexes.values():
+            told.note("lance_mem_wal_index_lag_generations", waiting)
     return report

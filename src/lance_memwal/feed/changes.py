@@ -34,6 +34,7 @@ from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.feed.starts import Shards, Start, Until, cursor_of, span
 from lance_memwal.feed.states import state_at, state_now, state_of
 from lance_memwal.lance.base import NewestBase
+from lance_memwal.process.telemetry import active
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import missing_is_collected
@@ -198,7 +199,17 @@ class ChangeFeed:
         if self._images is not None:
             self._images.reached(shard.shard_id, chunk.place)
         if batch is not None and batch.num_rows:
+            self._tell(batch.num_rows, chunk.changes)
             yield batch
+
+    def _tell(self, rows: int, changes: ChangedRows | None) -> None:
+        """Tell OpenTelemetry how old the oldest change is that is handed out."""
+        told = active()
+        if told is None or changes is None or not changes.num_rows:
+            return
+        told.note("lance_mem_wal_feed_rows_total", rows)
+        if (written_ms := changes.times[0].value) is not None:
+            told.note("lance_mem_wal_feed_lag_seconds", max(0, self._clock.now_ms() - written_ms) / 1000)
 
     def _dressed(self, changes: ChangedRows) -> pa.RecordBatch:
         return self._shape.plain(changes) if self._images is None else self._images.dressed(changes)

@@ -55,6 +55,7 @@ from lance_memwal.log.entry import EntryDecoder, decode_entry, decode_footer, en
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole, load_generation_maps, newest_of
 from lance_memwal.log.understood import KnownColumns, refuse_unknown
+from lance_memwal.process.telemetry import active
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import EntryFooter, ShardManifest, WalEntry, check_shard_id
@@ -219,6 +220,8 @@ class ShardLog:
                 failures += 1
                 if failures > self._policy.max_retries:
                     raise self._poison(position, error) from error
+                if (told := active()) is not None:
+                    told.note("lance_object_store_retryable_responses_total")
                 BackOff(self._policy.base_delay_seconds, jitter=0.5).wait(self._clock, failures - 1)
                 continue
             if found is None:

@@ -53,12 +53,16 @@ class _Entry:
 
 
 class Cache:
-    """Values by slot, within a limit of bytes. Threads, and signal handlers on top of them, may share it."""
+    """Values by slot, within a limit of bytes. Threads, and signal handlers on top of them, may share it.
+
+    `hits` and `misses` count what was looked for, and found or not.
+    """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         """Without a limit, the environment's or the default."""
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
+        self.hits = self.misses = 0
         self._lock = threading.RLock()  # reentrant: a signal handler may read in the middle of another read
         self._kept: OrderedDict[Slot, _Entry] = OrderedDict()
         self._is_registered = False
@@ -84,11 +88,14 @@ class Cache:
     def find(self, slot: Slot, made_of: Hashable = None) -> Any:
         """The value in `slot`, if it was made of that; else None."""
         if not self._kept:
+            self.misses += 1
             return None
         with self._lock:
             found = self._kept.get(slot)
             if found is None or found.made_of != made_of:
+                self.misses += 1
                 return None
+            self.hits += 1
             self._kept.move_to_end(slot)
             return found.value
 

@@ -128,6 +128,7 @@ class Reader:
             now = replace(now, shards=tuple(shard for shard in now.shards if shard.shard_id in shards))
         return self._scan_at, (self._newest.location, now, query)
 
+    @spanned("memwal.get", "get")
     def get(
         self, key: Any, columns: Sequence[str] | None = None, *, writer: live.LiveShard | None = None
     ) -> dict[str, Any] | None:
@@ -155,6 +156,7 @@ class Reader:
 
         return self._of_keys(base, [key], read, shards, memtables)
 
+    @spanned("memwal.lookup", "lookup")
     def lookup(
         self,
         keys: Any,
@@ -276,7 +278,7 @@ class Reader:
 
         return with_restarts(capture, lambda snapshot: read(snapshot, named))
 
-    @spanned("memwal.search")
+    @spanned("memwal.search", "search")
     def search(self, request: SearchRequest, consistency: Consistency = "fresh") -> pa.Table:
         """The best live rows for a vector, a text, or both, best first."""
         return with_restarts(lambda: self._snapshots.capture(consistency=consistency), lambda s: search(s, request))

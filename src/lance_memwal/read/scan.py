@@ -113,7 +113,7 @@ class Scan:
         """The schema of the answer for such a library."""
         return self.schema.__arrow_c_schema__()
 
-    @spanned("memwal.scan.start")
+    @spanned("memwal.scan.start", "scan")
     def _start(self, snapshot: Tiers, projection: Projection) -> Iterator[pa.RecordBatch]:
         """The stream of a snapshot after its first batch: nothing that it needs was missing up to here."""
         self._snapshot = snapshot

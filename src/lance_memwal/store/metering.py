@@ -81,14 +81,15 @@ class Recorder:
             self._tell(told, kind, seconds, size_bytes, failed)
 
     def _tell(self, told: Telemetry, kind: str, seconds: float, size_bytes: int, failed: bool) -> None:
-        told.note("lance_object_store_requests_total", operation=kind)
-        told.note("lance_object_store_request_duration_seconds", seconds, operation=kind)
+        labels = {"operation": kind, "base": self._scheme or "file"}  # as Lance has them
+        told.note("lance_object_store_requests_total", **labels)
+        told.note("lance_object_store_request_duration_seconds", seconds, **labels)
         if size_bytes:
-            told.note("lance_object_store_request_bytes_total", size_bytes, operation=kind)
+            told.note("lance_object_store_request_bytes_total", size_bytes, **labels)
         if failed:
-            told.note("lance_object_store_errors_total", operation=kind)
+            told.note("lance_object_store_errors_total", **labels)
         if price := price_of(self._scheme, kind):
-            told.note("lance_object_store_request_cost_dollars_total", price, operation=kind)
+            told.note("lance_object_store_request_cost_dollars_total", price, **labels)
 
     def orphan(self) -> None:
         """Go on in a forked child, whoever held the lock."""

@@ -47,6 +47,7 @@ from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
+from lance_memwal.process.telemetry import active
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -151,7 +152,7 @@ class Collector:
         staged = list(self._staging(grace_ms))
         if not dry_run:
             self._delete_all(staged)
-        return GcReport(
+        report = GcReport(
             dry_run=dry_run,
             objects=(*removed, *staged),
             refused=refused,
@@ -161,6 +162,10 @@ class Collector:
             expired_consumers=tuple(expired),
             seconds=self._clock.monotonic() - started,
         )
+        if report.objects and not dry_run and (told := active()) is not None:
+            told.note("lance_mem_wal_collected_objects_total", len(report.objects))
+            told.note("lance_mem_wal_collected_bytes_total", report.size_bytes)
+        return report
 
     def _without_expired(
         self, pins: Pins, places: _Places, found: Sequence[CollectedObject], expired: list[str], *, dry_run: bool

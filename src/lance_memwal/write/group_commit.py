@@ -491,14 +491,14 @@ class GroupCommit:
         with health.lock:
             self._settle(entry)
             health.changed.wake_all()
-            puts = []
+            puts, rows = [], 0
             for item in entry.group:
-                put = item.put
+                put, rows = item.put, rows + item.rows.num_rows
                 if put is not None:
                     puts.append((ended - put.started, len(put.txns) or 1))
                     if put is not own:
                         self._puts.serve(put)
-            self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts)
+            self._stats.count_entry(len(entry.data), ended - started, ended - io_started, puts, rows)
 
     def _next_entry(self) -> Entry:
         """The entry that must be written next: one that an interrupted leader left, or a new one."""

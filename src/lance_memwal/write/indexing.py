@@ -16,6 +16,7 @@ from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.memtable.index import HnswMemIndex, MemIndex
 from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.process import telemetry
 from lance_memwal.process.background import Task
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.write.health import Health
@@ -99,6 +100,8 @@ class Indexing:
         due = self._wanted or (self._since is not None and now >= self._since + self._interval_seconds)
         self._wanted = False
         if due:
+            if self._since is not None and (told := telemetry.active()) is not None:
+                told.note("lance_mem_wal_index_lag_seconds", now - self._since)
             self._since = None
         return due
 

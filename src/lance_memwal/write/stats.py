@@ -30,6 +30,7 @@ class WriteStats:
     wal_flush_count: int = 0
     wal_flush_time: float = 0.0
     wal_flush_bytes: int = 0
+    wal_flush_rows: int = 0
     wal_io_count: int = 0
     wal_io_time: float = 0.0
     index_update_count: int = 0
@@ -138,6 +139,7 @@ class StatsHandle:
         """Start again from zero."""
         with self._lock:
             self.put_count = self.wal_flush_count = self.wal_flush_bytes = self.wal_io_count = 0
+            self.wal_flush_rows = 0
             self.index_update_count = self.index_update_rows = self.memtable_flush_count = self.memtable_flush_rows = 0
             self.put_time = self.wal_flush_time = self.wal_io_time = 0.0
             self.index_update_time = self.memtable_flush_time = 0.0
@@ -158,19 +160,21 @@ class StatsHandle:
                 told.note("lance_mem_wal_put_duration_seconds", seconds)
 
     def count_entry(
-        self, size_bytes: int, seconds: float, io_seconds: float, puts: Sequence[tuple[float, int]] = ()
+        self, size_bytes: int, seconds: float, io_seconds: float, puts: Sequence[tuple[float, int]] = (), rows: int = 0
     ) -> None:
-        """Count one entry of the log, and the puts that it ended: how long they took, and how many took so long."""
+        """Count one entry of the log, its rows, and the puts that it ended: how long they took, and how many took so long."""
         told = active()
         for put_seconds, count in puts:
             self._count_puts(put_seconds, count, told)
         if told is not None:
             told.note("lance_mem_wal_entries_total")
             told.note("lance_mem_wal_entry_bytes", size_bytes)
+            told.note("lance_mem_wal_entry_rows_total", rows)
             told.note("lance_mem_wal_group_puts", sum(count for _, count in puts))
             told.note("lance_mem_wal_flush_duration_seconds", seconds, kind="wal")
         self.wal_flush_count += 1
         self.wal_flush_bytes += size_bytes
+        self.wal_flush_rows += rows
         self.wal_flush_time += seconds
         self.wal_io_count += 1
         self.wal_io_time += io_seconds
