@@ -37,6 +37,8 @@ def spark() -> Iterator[Any]:
             "spark.driver.memory": "1g",
             "spark.sql.session.timeZone": "UTC",
             "spark.log.level": "ERROR",
+            "spark.ui.enabled": True,  # a test reads what it shows
+            "spark.ui.port": 0,
             "spark.sql.streaming.stopTimeout": "30s",
         },
     )

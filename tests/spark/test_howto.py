@@ -11,7 +11,7 @@ import pytest
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "howto"
 
 
-@pytest.mark.parametrize(("page", "count"), [("spark-pipeline.md", 7), ("spark-sql.md", 5)])
+@pytest.mark.parametrize(("page", "count"), [("spark-pipeline.md", 7), ("spark-sql.md", 6)])
 def test_every_block_of_the_how_to_runs(spark: Any, tmp_path: Path, page: str, count: int) -> None:
     blocks = re.findall(r"^```python spark\n(.*?)^```$", (PAGES / page).read_text(encoding="utf-8"), re.M | re.S)
     assert len(blocks) == count

@@ -301,6 +301,42 @@ def test_version_and_timestamp_as_of(spark: Any, sql: Any, orders: str, lake: st
         sql(f"SELECT * FROM {orders} VERSION AS OF 'never'")
 
 
+def test_changes_between_versions_and_times(spark: Any, sql: Any, orders: str, lake: str) -> None:
+    sql(f"CALL lake.checkpoint(table => '{orders.removeprefix('lake.')}', name => 'before')")
+    sql(f"UPDATE {orders} SET n = 20 WHERE id = 2")
+    sql(f"UPDATE {orders} SET n = 21 WHERE id = 2")
+    sql(f"DELETE FROM {orders} WHERE id = 1")
+    ((after,),) = sql(f"SELECT snapshot FROM {orders}.now")
+    sql(f"INSERT INTO {orders} VALUES (4, 'oil', 4)")
+    between = f"{orders} CHANGES FROM VERSION 'before' TO VERSION '{after}'"
+    assert sql(f"SELECT _change_type, id, n FROM {between} ORDER BY id, _commit_version, _change_type DESC") == [
+        ("delete", 1, 1),
+        ("update_preimage", 2, 2),
+        ("update_postimage", 2, 20),
+        ("update_preimage", 2, 20),
+        ("update_postimage", 2, 21),
+    ]
+    net = f"{between} WITH (deduplicationMode = 'netChanges', computeUpdates = 'true')"
+    assert sql(f"SELECT _change_type, id, n FROM {net} ORDER BY id, n") == [
+        ("delete", 1, 1),
+        ("update_preimage", 2, 2),
+        ("update_postimage", 2, 21),
+    ]
+    reader = spark.read.option("startingVersion", after)
+    assert [(row["_change_type"], row["id"]) for row in reader.changes(orders).collect()] == [("insert", 4)]
+    ((from_then, last),) = sql(
+        f"SELECT min(_commit_timestamp), max(_commit_timestamp) FROM {orders} CHANGES FROM VERSION '{after}'"
+    )
+    assert from_then == last
+    exactly = f"FROM TIMESTAMP '{last}' TO TIMESTAMP '{last}'"
+    assert sql(f"SELECT id FROM {orders} CHANGES {exactly}") == [(4,)]
+    assert sql(f"SELECT id FROM {orders} CHANGES FROM TIMESTAMP '{last}' EXCLUSIVE") == []
+    with pytest.raises(Exception, match="the name of a checkpoint"):
+        sql(f"SELECT * FROM {orders} CHANGES FROM VERSION 'never'")
+    with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
+        sql("SELECT * FROM lake.nowhere CHANGES FROM VERSION 'before'")
+
+
 # --------------------------------------------------------------------------------------------------------- procedures
 
 
@@ -320,6 +356,8 @@ def test_procedures(sql: Any, orders: str, lake: str) -> None:
         sql("CALL lake.flush('nowhere')")
     with pytest.raises(Exception, match="FAILED_TO_LOAD_ROUTINE"):
         sql("CALL lake.defragment('x')")
+    with pytest.raises(Exception, match="REQUIRED_PARAMETER_NOT_FOUND"):
+        sql(f"CALL lake.checkpoint('{name}')")
 
 
 # ------------------------------------------------------------------------------------------- tables of Spark's catalog

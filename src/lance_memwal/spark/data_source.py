@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.spark.changelog import ChangelogReader, changelog_schema
 from lance_memwal.spark.evolving import with_columns_of
 from lance_memwal.spark.face.pushed import planned, with_pushed
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
@@ -28,7 +29,7 @@ from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import BatchSink, StreamSink
 from lance_memwal.spark.source import TableReader
 from lance_memwal.spark.types import struct_type
-from lance_memwal.table import open_table
+from lance_memwal.table import Table, open_table
 
 __all__ = ["ChangesSource", "MemWalSource", "PythonSource"]
 
@@ -91,7 +92,7 @@ class MemWalSource(DataSource):
         return StreamSink(self._plan(schema, overwrite), all_gone if overwrite else None)
 
     def _plan(self, schema: StructType, overwrite: bool) -> WritePlan:
-        table = open_table(self._options.path, storage_options=self._options.storage_options)
+        table = _table_of(self._options)
         options = overwriting(table, self._options) if overwrite else self._options
         if options.merge_schema:
             table = with_columns_of(table, schema)
@@ -108,7 +109,7 @@ class PythonSource(MemWalSource):
 
 
 class ChangesSource(DataSource):
-    """The change feed of a memwal table, as a stream."""
+    """The change feed of a memwal table, as a stream; with the option `changesFrom`, what changed between two moments."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -120,18 +121,29 @@ class ChangesSource(DataSource):
         return "memwal_changes"
 
     def schema(self) -> StructType:
-        """The table's columns, or those of the option `columns`, and three more."""
-        return _feed_schema(self._options)
+        """The table's columns, or those of the option `columns`, and what there is to know of a change."""
+        if self._options.changes_from is None:
+            return _feed_schema(self._options)
+        return changelog_schema(_table_of(self._options).base.columns.shown.columns, self._options.columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The change feed."""
+        if self._options.changes_from is not None:
+            raise InvalidInputError("changes between two moments are a batch: use spark.read, or leave out changesFrom")
         return ChangeFeed(self._options, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """There is none: `InvalidInputError`."""
-        raise InvalidInputError(f"the change feed is a stream of {len(schema)} columns: use spark.readStream")
+        """The changes between two moments; without `changesFrom`, `InvalidInputError`."""
+        if self._options.changes_from is None:
+            raise InvalidInputError(
+                "the change feed is a stream: use spark.readStream, or say with the option changesFrom where a batch begins"
+            )
+        return ChangelogReader(self._options, schema)
 
 
 def _feed_schema(options: Options) -> StructType:
-    table = open_table(options.path, storage_options=options.storage_options)
-    return feed_schema(table.base.columns.shown.columns, options.columns)
+    return feed_schema(_table_of(options).base.columns.shown.columns, options.columns)
+
+
+def _table_of(options: Options) -> Table:
+    return open_table(options.path, storage_options=options.storage_options)

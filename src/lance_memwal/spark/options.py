@@ -55,6 +55,7 @@ class Options:
     flush_bytes: int = 64 * _MIB
     compact_generations: int = 0
     owner_wait_seconds: int = 600
+    report_to: str | None = None  # by the JVM face: see `batch_reports`
     # the change feed
     change_feed: bool = False
     starting_position: Literal["snapshot", "earliest", "latest"] = "snapshot"
@@ -63,6 +64,8 @@ class Options:
     max_entries_per_trigger: int | None = None
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    changes_from: str | None = None
+    changes_to: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -98,6 +101,8 @@ class Options:
             raise InvalidInputError(
                 f"option 'ifAbsent' writes new keys only, which operation {self.operation!r} does not"
             )
+        if self.changes_to is not None and self.changes_from is None:
+            raise InvalidInputError("option 'changesTo' needs 'changesFrom': changes are read between two moments")
         if self.operation == "update" and self.missing not in (None, "keep"):
             raise InvalidInputError("operation 'update' keeps the columns that are left out: leave out 'missing'")
 
@@ -180,6 +185,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "flushBytes": ("flush_bytes", _bytes),
     "compactGenerations": ("compact_generations", _number),
     "ownerWaitSeconds": ("owner_wait_seconds", _number),
+    "reportTo": ("report_to", _text),
     "changeFeed": ("change_feed", _flag),
     "startingPosition": ("starting_position", _one_of("snapshot", "earliest", "latest")),
     "consumer": ("consumer", _text),
@@ -187,6 +193,8 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "maxEntriesPerTrigger": ("max_entries_per_trigger", _positive),
     "maxRowsPerTrigger": ("max_rows_per_trigger", _positive),
     "maxBytesPerTrigger": ("max_bytes_per_trigger", _bytes),
+    "changesFrom": ("changes_from", _text),
+    "changesTo": ("changes_to", _text),
 }
 _PARSERS = {shown.lower(): entry for shown, entry in _OPTIONS.items()}
 _SHOWN = {shown.lower(): shown for shown in _OPTIONS}

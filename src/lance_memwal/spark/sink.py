@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, MemWalError
-from lance_memwal.spark.batch_reports import BatchStats, report
+from lance_memwal.spark.batch_reports import BatchStats, leave, report
 from lance_memwal.spark.joining import sink_of, tidy
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.rows import WritePlan, rows_in_order
@@ -223,7 +223,8 @@ class BatchSink(DataSourceArrowWriter):
         txn = None
         if options.txn_app_id is not None and options.txn_version is not None:
             txn = Transaction(options.txn_app_id, options.txn_version)
-        commit_pieces(self._plan, _with(self._also, self._plan, self._job, messages), txn)
+        pieces = _with(self._also, self._plan, self._job, messages)
+        leave(options.report_to, _stats(commit_pieces(self._plan, pieces, txn), pieces))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Remove nothing: a commit that failed may have written some shards already."""
@@ -255,14 +256,19 @@ class StreamSink(DataSourceStreamArrowWriter):
                 )
             return
         app = self._plan.options.txn_app_id or query
-        results = commit_pieces(self._plan, pieces, Transaction(app, batchId, query))
-        sizes: Counter[str] = Counter()
-        for piece in (piece for message in pieces if message is not None for piece in message.pieces):
-            sizes[piece.shard_id] += piece.size_bytes
-        report(run, batchId, BatchStats.of(results, [sizes[result.shard_id] for result in results]))
+        stats = _stats(commit_pieces(self._plan, pieces, Transaction(app, batchId, query)), pieces)
+        report(run, batchId, stats)
+        leave(self._plan.options.report_to, stats)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove nothing: a commit that failed may have written some shards already."""
+
+
+def _stats(results: Sequence[AppendResult], messages: Sequence[Pieces | None]) -> BatchStats:
+    sizes: Counter[str] = Counter()
+    for piece in (piece for message in messages if message is not None for piece in message.pieces):
+        sizes[piece.shard_id] += piece.size_bytes
+    return BatchStats.of(results, [sizes[result.shard_id] for result in results])
 
 
 def _with(

@@ -14,6 +14,8 @@ import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.catalyst.analysis.NonEmptyNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Changelog;
+import org.apache.spark.sql.connector.catalog.ChangelogContext;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
 import org.apache.spark.sql.connector.catalog.ProcedureCatalog;
@@ -122,6 +124,16 @@ public class MemWalCatalog implements TableCatalog, SupportsNamespaces, Procedur
   public Table loadTable(Identifier ident, long micros) throws NoSuchTableException {
     Instant moment = Instant.EPOCH.plus(micros, ChronoUnit.MICROS);
     return loadTable(ident, moment.toString());
+  }
+
+  /** CHANGES: what the change feed has between two moments. */
+  public Changelog loadChangelog(Identifier ident, ChangelogContext context, CaseInsensitiveStringMap options)
+      throws NoSuchTableException {
+    JsonNode found = Python.ask("load_changelog", Changes.range(place(ident), context.range()));
+    if (found.has("missing")) {
+      throw new NoSuchTableException(ident);
+    }
+    return new Changes(name + "." + ident, found, storage);
   }
 
   public Table createTable(Identifier ident, TableInfo info) throws TableAlreadyExistsException, NoSuchNamespaceException {

@@ -14,6 +14,7 @@ import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TruncatableTable;
 import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.streaming.ReportsSinkMetrics;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.RowLevelOperation;
 import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
@@ -25,12 +26,14 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table as Spark's planner sees it. Every scan is a snapshot of its own, taken when the query is planned. */
-class MemWalTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsSchemaEvolution, TruncatableTable {
+class MemWalTable
+    implements SupportsRead, SupportsWrite, SupportsRowLevelOperations, SupportsSchemaEvolution, TruncatableTable, ReportsSinkMetrics {
   private final String name;
   private final StructType schema;
   private final Map<String, String> options;
   private final boolean named;
   private About about;
+  private Report written = null;
 
   /** `named`: a table of a catalog, which has properties; a path has the columns of whatever is read from it or written. */
   MemWalTable(String name, StructType schema, Map<String, String> options, About about, boolean named) {
@@ -50,6 +53,11 @@ class MemWalTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperat
 
   public String name() {
     return name;
+  }
+
+  /** What the progress of a stream calls its sink. */
+  public String toString() {
+    return "memwal[" + ((String) options.getOrDefault("path", name)).split("\\?")[0] + "]";
   }
 
   public StructType schema() {
@@ -89,7 +97,21 @@ class MemWalTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperat
   }
 
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
-    return new Upserts(new WriteInfo(info, with(info.options()), info.schema()));
+    Report report = report();
+    return new Upserts(new WriteInfo(info, report.in(with(info.options())), info.schema()), report);
+  }
+
+  /** Where the writes of this table report to; the micro-batches of a stream follow each other. */
+  synchronized Report report() {
+    if (written == null) {
+      written = new Report();
+    }
+    return written;
+  }
+
+  /** What the last micro-batch did, for the progress of its query. */
+  public synchronized Map<String, String> metrics() {
+    return written == null ? Collections.<String, String>emptyMap() : written.values();
   }
 
   /** WITH SCHEMA EVOLUTION adds columns; the catalog does it as ALTER TABLE does. */

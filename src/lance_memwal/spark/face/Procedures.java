@@ -15,7 +15,7 @@ import org.apache.spark.sql.types.StructType;
 
 /** `CALL lake.compact('orders')`: the maintenance of a table, run by Python on the driver. */
 final class Procedures {
-  private static final String[] NAMES = {"compact", "flush", "gc", "maintain", "verify"};
+  private static final String[] NAMES = {"checkpoint", "checkpoint_drop", "compact", "flush", "gc", "maintain", "verify"};
 
   private Procedures() {}
 
@@ -61,8 +61,13 @@ final class Procedures {
       return false;
     }
 
+    /** The table; for those that keep a moment or forget it, its name, too. */
     public ProcedureParameter[] parameters() {
-      return new ProcedureParameter[] {ProcedureParameter.in("table", DataTypes.StringType).build()};
+      ProcedureParameter table = ProcedureParameter.in("table", DataTypes.StringType).build();
+      if (!name.startsWith("checkpoint")) {
+        return new ProcedureParameter[] {table};
+      }
+      return new ProcedureParameter[] {table, ProcedureParameter.in("name", DataTypes.StringType).build()};
     }
 
     public Iterator<Scan> call(InternalRow inputs) {
@@ -70,6 +75,12 @@ final class Procedures {
       String[] namespace = new String[parts.length - 1];
       System.arraycopy(parts, 0, namespace, 0, namespace.length);
       ObjectNode arguments = catalog.place(Identifier.of(namespace, parts[parts.length - 1]));
+      ObjectNode given = Python.object();
+      ProcedureParameter[] parameters = parameters();
+      for (int i = 1; i < parameters.length; i++) {
+        given.put(parameters[i].name(), inputs.isNullAt(i) ? null : inputs.getUTF8String(i).toString());
+      }
+      arguments.set("given", given);
       JsonNode answer = Python.ask("call", arguments.put("procedure", name));
       return Collections.<Scan>singletonList(new Rows(name, answer)).iterator();
     }

@@ -5,6 +5,8 @@ import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.connector.expressions.Expressions;
 import org.apache.spark.sql.connector.expressions.NamedReference;
+import org.apache.spark.sql.connector.metric.CustomMetric;
+import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.BatchWrite;
 import org.apache.spark.sql.connector.write.DeltaBatchWrite;
@@ -15,6 +17,7 @@ import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.PhysicalWriteInfo;
 import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.SupportsDelta;
+import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonWriteBuilder;
 import org.apache.spark.sql.types.DataTypes;
@@ -52,7 +55,10 @@ final class RowChanges implements SupportsDelta {
 
   /** What a tombstone needs: the key, and the columns that say where it goes and when. */
   public NamedReference[] rowId() {
-    List<String> names = table.about().forDelete;
+    return references(table.about().forDelete);
+  }
+
+  static NamedReference[] references(List<String> names) {
     NamedReference[] found = new NamedReference[names.size()];
     for (int i = 0; i < found.length; i++) {
       found[i] = Expressions.column(quoted((String) names.get(i)));
@@ -68,16 +74,25 @@ final class RowChanges implements SupportsDelta {
     Map<String, String> options = new HashMap<String, String>(table.with(info.options()));
     options.put("duplicates", "live");
     StructType columns = written(table.about().schema);
-    WriteInfo inner = new WriteInfo(given, new CaseInsensitiveStringMap(options), columns);
-    final BatchWrite sink =
-        new PythonWriteBuilder(Python.source(Python.TABLE), Python.TABLE, inner).build().toBatch();
+    final Report report = new Report();
+    WriteInfo inner = new WriteInfo(given, report.in(options), columns);
+    Write python = new PythonWriteBuilder(Python.source(Python.TABLE), Python.TABLE, inner).build();
+    final Write write = new ReportedWrite(python, report);
     final Shape shape =
         new Shape(columns, given.schema(), (StructType) given.rowIdSchema().orElse(new StructType()), table.about().key);
     return new DeltaWriteBuilder() {
       public DeltaWrite build() {
         return new DeltaWrite() {
           public DeltaBatchWrite toBatch() {
-            return new ChangedRows(sink, shape);
+            return new ChangedRows(write.toBatch(), shape);
+          }
+
+          public CustomMetric[] supportedCustomMetrics() {
+            return write.supportedCustomMetrics();
+          }
+
+          public CustomTaskMetric[] reportDriverMetrics() {
+            return write.reportDriverMetrics();
           }
         };
       }

@@ -1,11 +1,19 @@
 package io.memwal.spark;
 
+import org.apache.spark.sql.connector.write.Write;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonWriteBuilder;
 import org.apache.spark.sql.internal.connector.SupportsStreamingUpdateAsAppend;
 
 /** Rows that are written are upserts (or appends, without a key): so the rows of a stream in update mode are, too. */
 final class Upserts extends PythonWriteBuilder implements SupportsStreamingUpdateAsAppend {
-  Upserts(WriteInfo info) {
+  private final Report report;
+
+  Upserts(WriteInfo info, Report report) {
     super(Python.source(Python.TABLE), Python.TABLE, info);
+    this.report = report;
+  }
+
+  public Write build() {
+    return new ReportedWrite(super.build(), report);
   }
 }

@@ -47,7 +47,7 @@ def _call(arguments: Mapping[str, Any]) -> dict[str, Any]:
     table = table_at(arguments)
     if table is None:
         raise InvalidInputError(f"there is no table {'.'.join([*arguments['namespace'], arguments['table']])}")
-    return PROCEDURES[arguments["procedure"]](table)
+    return PROCEDURES[arguments["procedure"]](table, **arguments["given"])
 
 
 _COMMANDS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

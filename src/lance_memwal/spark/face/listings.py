@@ -59,7 +59,23 @@ def _shards(table: Table) -> dict[str, Any]:
     return listed(columns, rows)
 
 
-LISTINGS: dict[str, Callable[[Table], dict[str, Any]]] = {"history": _history, "shards": _shards}
+def _now(table: Table) -> dict[str, Any]:
+    """The table as it is, as a text that VERSION AS OF and CHANGES take."""
+    return listed({"snapshot": st.StringType()}, [(str(table.snapshot()),)])
+
+
+def _checkpoints(table: Table) -> dict[str, Any]:
+    """The moments that are kept by name."""
+    rows = [(kept.name, _micros(kept.created), str(kept.snapshot)) for kept in table.checkpoints()]
+    return listed({"name": st.StringType(), "created": st.TimestampType(), "snapshot": st.StringType()}, rows)
+
+
+LISTINGS: dict[str, Callable[[Table], dict[str, Any]]] = {
+    "checkpoints": _checkpoints,
+    "history": _history,
+    "now": _now,
+    "shards": _shards,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------- procedures
@@ -87,7 +103,19 @@ def _verify(table: Table) -> dict[str, Any]:
     return listed({"where": st.StringType(), "what": st.StringType(), "remedy": st.StringType()}, rows)
 
 
-PROCEDURES: dict[str, Callable[[Table], dict[str, Any]]] = {
+def _checkpoint(table: Table, name: str) -> dict[str, Any]:
+    kept = table.checkpoint_create(name)
+    return listed({"name": st.StringType(), "snapshot": st.StringType()}, [(kept.name, str(kept.snapshot))])
+
+
+def _checkpoint_drop(table: Table, name: str) -> dict[str, Any]:
+    table.checkpoint_drop(name)
+    return listed({"name": st.StringType()}, [(name,)])
+
+
+PROCEDURES: dict[str, Callable[..., dict[str, Any]]] = {
+    "checkpoint": _checkpoint,
+    "checkpoint_drop": _checkpoint_drop,
     "compact": lambda table: _reported(table.compact(flush=True)),
     "flush": _flush,
     "gc": lambda table: _reported(table.gc()),

@@ -6,6 +6,7 @@ is a call into the library.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark.sql import types as st
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import lance_errors
+from lance_memwal.spark.changelog import changelog_ends, changelog_schema
 from lance_memwal.spark.face.choices import choices_of
 from lance_memwal.spark.face.describing import described
 from lance_memwal.spark.face.listings import LISTINGS
@@ -58,6 +60,17 @@ def _load_table(given: Arguments) -> dict[str, Any]:
     *above, name = given["namespace"] or [""]
     about = table_at({**given, "namespace": above, "table": name}) if given["table"] in LISTINGS and name else None
     return {"missing": True} if about is None else LISTINGS[given["table"]](about)
+
+
+def _load_changelog(given: Arguments) -> dict[str, Any]:
+    """The changes of a range, whose ends become cursors here."""
+    table = table_at(given)
+    if table is None:
+        return {"missing": True}
+    start, end = changelog_ends(table, given["from"], given.get("to"))
+    schema = changelog_schema(table.base.columns.shown.columns)
+    range_of = {"path": table.uri, "changesFrom": str(start), "changesTo": str(end)}
+    return {"schema": json.loads(schema.json()), "key": table.primary_key, "options": range_of}
 
 
 def _create_table(given: Arguments) -> dict[str, Any]:
@@ -153,6 +166,7 @@ def _drop_namespace(given: Arguments) -> dict[str, Any]:
 
 STATEMENTS = {
     "load_table": _load_table,
+    "load_changelog": _load_changelog,
     "create_table": _create_table,
     "alter_table": _alter_table,
     "drop_table": _drop_table,
