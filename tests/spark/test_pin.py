@@ -17,9 +17,10 @@ from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.scan import Scan
+from lance_memwal.read.tiers import Tiers
 from lance_memwal.spark.distributed import is_big
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import pin_table, rebuild
+from lance_memwal.spark.pin import Pin, pin_table, shards_of_pin
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from tests.kit.tables import Interceptor
@@ -30,6 +31,11 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 @pytest.fixture
 def table(tmp_path: Path) -> mw.Table:
     return mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+
+
+def rebuilt(options: Options, pin: Pin) -> Tiers:
+    """All shards of a pin, as tasks rebuild theirs."""
+    return shards_of_pin(options, pin, pin.snapshot.shards)
 
 
 def put(table: mw.Table, number: int) -> None:
@@ -67,7 +73,7 @@ def test_a_manifest_of_a_newer_version_is_read_with_a_warning(table: mw.Table) -
     path.write_bytes(path.read_bytes() + b"\xa2\x1f\x03abc")
     options = Options(table.uri)
     with pytest.warns(UserWarning, match="does not understand"):
-        snapshot = rebuild(options, pin_table(options))
+        snapshot = rebuilt(options, pin_table(options))
     assert [view.shard_id for view in snapshot.shards] == [shard.shard_id]
 
 
@@ -103,7 +109,7 @@ def test_a_task_never_reads_a_table_that_was_made_anew_after_the_pin(
     pin = pin_table(options)
     second(make_anew(table, *numbers))
     with pytest.raises(mw.TableReplacedError, match=r"another one.*load again"):
-        rebuild(options, pin)
+        rebuilt(options, pin)
 
 
 def test_a_task_of_a_table_that_was_removed_says_so(table: mw.Table) -> None:
@@ -112,7 +118,7 @@ def test_a_task_of_a_table_that_was_removed_says_so(table: mw.Table) -> None:
     pin = pin_table(options)
     shutil.rmtree(table.uri)
     with pytest.raises(mw.TableReplacedError, match="removed"):
-        rebuild(options, pin)
+        rebuilt(options, pin)
 
 
 def test_a_table_that_is_made_anew_at_any_request_of_a_pin_is_pinned_whole(table: mw.Table) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "GENERATION",
     "Merge",
     "Projection",
+    "row_width",
 ]
 
 GENERATION = "_memtable_gen"
@@ -88,8 +89,12 @@ class _Part:
 class Merge:
     """One read of a snapshot."""
 
-    def __init__(self, snapshot: Tiers, projection: Projection, row_filter: RowFilter | None) -> None:
+    def __init__(
+        self, snapshot: Tiers, projection: Projection, row_filter: RowFilter | None, *, hiding: KeySet | None = None
+    ) -> None:
+        """`hiding` are keys that hide base rows, of shards that are not in `snapshot`."""
         self.snapshot = snapshot
+        self._hiding = hiding
         self.projection = projection
         self.row_filter = row_filter
         self.shards = [ShardMerge(view, snapshot) for view in snapshot.shards]
@@ -118,7 +123,9 @@ class Merge:
         if not self.snapshot.schema.primary_key:
             return None
         parts = [keys for shard in self.shards for keys in shard.all_keys() if len(keys)]
-        return KeySet(concat_keys(parts)) if parts else None
+        if not parts:
+            return self._hiding
+        return KeySet(concat_keys(parts if self._hiding is None else [*parts, self._hiding.keys]))
 
     @property
     def hiding_columns(self) -> list[str]:
@@ -258,8 +265,12 @@ class Merge:
 
     def _batch_rows(self) -> int:
         """Rows per batch that make about one megabyte."""
-        width = sum(_width(field.type) for field in self.schema)
-        return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(width, 16))))
+        return int(min(262_144, max(1_024, _TARGET_BATCH_BYTES // max(row_width(self.schema), 16))))
+
+
+def row_width(schema: pa.Schema) -> int:
+    """Bytes per row, guessed."""
+    return sum(_width(field.type) for field in schema)
 
 
 def _width(kind: pa.DataType) -> int:

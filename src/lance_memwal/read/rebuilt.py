@@ -1,6 +1,6 @@
 """A snapshot becomes the tiers that it names, as they were.
 
-Owns `rebuild`, and how the parts of a snapshot are found. Invariants:
+Owns `rebuild`, and how the parts of a snapshot are found (`of_each_shard`). Invariants:
 
 1. What is rebuilt is equal everywhere and at any later time.
 2. If collection removed a part of it, that is a `CollectedError`, never an answer with less or other rows; if the table was
@@ -11,6 +11,8 @@ Owns `rebuild`, and how the parts of a snapshot are found. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from lance_memwal.clock import in_order
 from lance_memwal.errors import (
@@ -24,30 +26,48 @@ from lance_memwal.lance.marks import compacted
 from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
-from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected, tail_memtables
+from lance_memwal.read.tail_rows import tail_memtables
+from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["base_of", "check_whole", "manifest_of", "rebuild"]
+__all__ = ["IsPinned", "base_of", "check_whole", "manifest_of", "of_each_shard", "rebuild"]
 
+IsPinned: TypeAlias = Callable[[BaseTable, Snapshot], bool]
+
+T = TypeVar("T")
+_Read: TypeAlias = Callable[[SnapshotShard, ShardManifest], T]
 _PARALLEL_READS = 8
 _REMEDY = "load again, or take a new snapshot"
 
 
-def rebuild(location: Location, snapshot: Snapshot, is_pinned: Callable[[BaseTable, Snapshot], bool]) -> Tiers:
+def rebuild(location: Location, snapshot: Snapshot, is_pinned: IsPinned) -> Tiers:
     """What `snapshot` names of the table at `location`; `is_pinned` says whether collection keeps all of it."""
-    base = base_of(location, snapshot)
-    with missing_is_collected(_REMEDY):
-        at_once = location.at_once(_PARALLEL_READS)
-        views = list(in_order(lambda shard: _view(base, shard), snapshot.shards, at_once, "memwal-rebuild"))
-    check_whole(base, snapshot, is_pinned)
+    base, views = of_each_shard(location, snapshot, is_pinned, lambda base: partial(_view, base))
     marks = compacted(base)
-    # entries of a table that was made anew meanwhile do not count, which hides what is gone
-    base_of(location, snapshot)
     return Tiers.above_base(base, [(view, marks.get(view.shard_id, 0)) for view in views])
 
 
-def check_whole(base: BaseTable, snapshot: Snapshot, is_pinned: Callable[[BaseTable, Snapshot], bool]) -> None:
+def of_each_shard(
+    location: Location,
+    snapshot: Snapshot,
+    is_pinned: IsPinned,
+    reads: Callable[[BaseTable], _Read[T]],
+) -> tuple[BaseTable, list[T]]:
+    """The base version of a snapshot, and what `reads(base)` makes of each of its shards; all that it read is what the
+    snapshot names, or this is an error."""
+    base = base_of(location, snapshot)
+    read = reads(base)
+    with missing_is_collected(_REMEDY):
+        at_once = location.at_once(_PARALLEL_READS)
+        found = list(in_order(lambda s: _read_shard(base, s, read), snapshot.shards, at_once, "memwal-rebuild"))
+    check_whole(base, snapshot, is_pinned)
+    # entries of a table that was made anew meanwhile do not count, which hides what is gone
+    base_of(location, snapshot)
+    return base, found
+
+
+def check_whole(base: BaseTable, snapshot: Snapshot, is_pinned: IsPinned) -> None:
     """Return only if collection has not begun to remove what `snapshot` needs, or keeps it for somebody."""
     at_once = base.location.at_once(_PARALLEL_READS)
 
@@ -84,16 +104,20 @@ def manifest_of(location: Location, shard: SnapshotShard) -> ShardManifest:
     return manifest
 
 
-def _view(base: BaseTable, shard: SnapshotShard) -> ShardView:
+def _read_shard(base: BaseTable, shard: SnapshotShard, read: _Read[T]) -> T:
     manifest = manifest_of(base.location, shard)
     try:
-        memory = tail_memtables(base.location, manifest, shard.tip + 1, base.columns, base.tag)
+        return read(shard, manifest)
     except CorruptDataError as error:
         newest = ShardManifestStore(base.location, shard.shard_id).read_latest()
         passed = 0 if newest is None else newest.replay_after_wal_entry_position
         if error.position is None or error.position > passed:
             raise
         raise _collected(shard) from error
+
+
+def _view(base: BaseTable, shard: SnapshotShard, manifest: ShardManifest) -> ShardView:
+    memory = tail_memtables(base.location, manifest, shard.tip + 1, base.columns, base.tag)
     return ShardView(manifest, memory, from_tail=True)
 
 

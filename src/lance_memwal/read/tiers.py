@@ -41,20 +41,18 @@ from lance_memwal.errors import (
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
-from lance_memwal.log.json_texts import with_texts
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.manifest_codec import unknown_fields
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.tail import settled, unflushed
-from lance_memwal.log.understood import KnownColumns, warn_unknown
-from lance_memwal.log.wal import read_run, read_tail, tail_end
+from lance_memwal.log.tail import settled
+from lance_memwal.log.wal import tail_end
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
+from lance_memwal.read.tail_rows import tail_memtables
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, SsTable, WalEntry, check_shard_id
+from lance_memwal.types import ShardManifest, SsTable, check_shard_id
 
 __all__ = [
     "Candidates",
@@ -63,7 +61,6 @@ __all__ = [
     "Tiers",
     "TierSource",
     "missing_is_collected",
-    "tail_memtables",
     "with_restarts",
 ]
 
@@ -291,39 +288,6 @@ class TierSource:
 
 def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> ShardView:
     return ShardView(manifest, tail_memtables(location, manifest, None, schema, tag), from_tail=True)
-
-
-def tail_memtables(
-    location: Location, manifest: ShardManifest, end: int | None, schema: TableSchema, tag: str | None
-) -> tuple[InMemoryMemTableRef, ...]:
-    """The unflushed rows of a tail as memtables, one per generation; warns of what this version does not understand."""
-    adapter, known = RowAdapter(schema), KnownColumns(location, schema)
-    tables: list[MemTable] = []
-    unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
-
-    def looked_at() -> Iterator[WalEntry]:
-        for entry in read_tail(location, manifest, end, tag=tag):
-            unknown.extend(known.unknown_in(entry))
-            yield entry
-
-    for generation, entry in with_texts(unflushed(looked_at(), manifest.current_generation), schema):
-        if not tables or tables[-1].generation != generation:
-            tables.append(MemTable(schema, generation, 0, entry.position))
-        for number, batch in enumerate(entry.batches):
-            again = partial(_read_again, location, manifest, schema, tag, entry.position, number)
-            tables[-1].append(*adapter.adapt(batch, position=entry.position), again=again if schema.blobs else None)
-    warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
-    return tuple(table.capture() for table in tables)
-
-
-def _read_again(
-    location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None, position: int, number: int
-) -> pa.RecordBatch:
-    """One batch of a tail, whose blobs nobody holds; `CollectedError` if its entry is gone."""
-    for entry in read_run(location, manifest.shard_id, position, position + 1, tag=tag):
-        rows, _ = RowAdapter(schema).adapt(entry.batches[number], position=position)
-        return rows
-    raise CollectedError(f"position {position} of shard {manifest.shard_id} was collected meanwhile; read again")
 
 
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:

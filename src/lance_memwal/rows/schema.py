@@ -159,9 +159,19 @@ class TableSchema:
             )
         return self.primary_key
 
+    @property
+    def of_key(self) -> TableSchema:
+        """The columns of the primary key alone, in key order; without one, of nothing."""
+        ids = None if self.field_ids is None else tuple(self.field_ids[i] for i in map(self._place, self.primary_key))
+        return TableSchema(pa.schema([self.columns.field(name) for name in self.primary_key]), self.primary_key, ids)
+
+    def _place(self, column: str) -> int:
+        place: int = self.columns.get_field_index(column)
+        return place
+
     def ids_of(self, column: str) -> FieldId | None:
         """The ids of a column and of the fields inside it; None while the table has none."""
-        return None if self.field_ids is None else self.field_ids[self.columns.get_field_index(column)]
+        return None if self.field_ids is None else self.field_ids[self._place(column)]
 
 
 def _prepared(column: pa.Field, ids: FieldId | None) -> pa.Field:

@@ -18,12 +18,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.read.outline import Outline
 from lance_memwal.spark.changelog import ChangelogReader, changelog_schema
 from lance_memwal.spark.evolving import with_columns_of
 from lance_memwal.spark.face.pushed import planned, with_pushed
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import Pin, pin_table
+from lance_memwal.spark.pin import Pin, outline_of, pin_table
 from lance_memwal.spark.replacing import all_gone, overwriting
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import BatchSink, StreamSink
@@ -41,6 +42,7 @@ class MemWalSource(DataSource):
         super().__init__(options)
         self._options = Options.parse(dict(options))
         self._pin: Pin | None = None
+        self._outline: Outline | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -59,20 +61,29 @@ class MemWalSource(DataSource):
             self._pin = pin_table(self._options)
         return self._pin
 
+    def _planned(self) -> TableReader:
+        """The reader of a scan of the JVM face: what it looked at goes with this source to whoever plans the tasks."""
+        pin = self._pinned()
+        counts = self._options.count and not pin.schema.primary_key
+        self._outline = outline_of(self._options, pin, counts=counts)
+        return self._reader(struct_type(pin.schema.columns, self._options.columns))
+
+    def _reader(self, schema: StructType) -> TableReader:
+        return TableReader(self._options, self._pinned(), schema, self._outline)
+
     def schema(self) -> StructType:
         """The table's columns, or those of the option `columns`; the change feed has three more."""
         if self._options.change_feed:
             return _feed_schema(self._options)
         if self._options.pushed is not None:
-            pin = self._pinned()
-            return planned(self._options, pin)
+            return planned(self._planned())
         return struct_type(self._pinned().schema.columns, self._options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of the pinned snapshot."""
         if self._options.change_feed:
             raise InvalidInputError("the change feed is a stream: use spark.readStream")
-        return TableReader(self._options, self._pinned(), schema)
+        return self._reader(schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """The change feed."""

@@ -37,11 +37,12 @@ from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.feed.starts import Shards, cursor_of
 from lance_memwal.feed.states import state_now
 from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.read.outline import Hiding
 from lance_memwal.read.rebuilt import base_of
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin
-from lance_memwal.spark.source import TableReader
+from lance_memwal.spark.source import Part, PartReader, TableReader
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.store.location import Location, resolve
 
@@ -75,7 +76,8 @@ class _SnapshotPart:
     """A part of the snapshot with which a query begins."""
 
     snapshot: str
-    part: Any
+    part: Part
+    hiding: Hiding
 
 
 class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -178,15 +180,18 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = [InputPartition(span) for span in spans if span.start < span.end]
         if "snapshot" in start and "snapshot" not in end:
             text = start["snapshot"]
-            parts = self._table_reader(text).partitions()
-            found = [*(InputPartition(_SnapshotPart(text, part.value)) for part in parts), *found]
+            reader = TableReader(self._options, self._pin(text), self._plain_schema())
+            hiding = reader.parts.hiding
+            rows = [InputPartition(_SnapshotPart(text, part.value, hiding)) for part in reader.partitions()]
+            found = [*rows, *found]
         return found
 
-    def _table_reader(self, text: str) -> TableReader:
+    def _pin(self, text: str) -> Pin:
         snapshot = Snapshot.parse(text)
-        pin = Pin(snapshot, base_of(self._location(), snapshot).columns.shown)
-        names = [field for field in self._schema if field.name not in _EXTRA]
-        return TableReader(self._options, pin, st.StructType(names))
+        return Pin(snapshot, base_of(self._location(), snapshot).columns.shown)
+
+    def _plain_schema(self) -> st.StructType:
+        return st.StructType([field for field in self._schema if field.name not in _EXTRA])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, in order."""
@@ -201,7 +206,8 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield to_spark_batch(shape.plain(changes), wanted)
 
     def _rows_of(self, part: _SnapshotPart, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for batch in self._table_reader(part.snapshot).read(InputPartition(part.part)):
+        reader = PartReader(self._options, self._pin(part.snapshot), self._plain_schema(), part.hiding)
+        for batch in reader.read(part.part):
             count = batch.num_rows
             known = {"_op": pa.repeat("u", count), "_position": pa.array(np.zeros(count, dtype=np.int64))}
             extra = [known.get(name, pa.nulls(count, wanted.field(name).type)) for name in _EXTRA]

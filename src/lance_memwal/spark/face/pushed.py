@@ -3,7 +3,8 @@
 Owns the option `pushed` (JSON: `filters`, trees of predicates; `limit`; `count`) and the answer. Invariants:
 
 1. The filter of a scan is the user's and the pushed one together.
-2. A count is answered from metadata only where it is exact: no filter, and no row that a newer one may hide.
+2. A count is answered without tasks only where it is exact: there is no filter, and either no row that a newer one may
+   hide, or so few rows that their keys are looked at here.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from lance_memwal.read.tiers import Tiers
 from lance_memwal.spark.face.answers import answered
 from lance_memwal.spark.face.predicates import filter_text
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import Pin, pin_table, rebuild
-from lance_memwal.spark.source import fresh_rows
+from lance_memwal.spark.pin import pin_table
+from lance_memwal.spark.source import TableReader
 from lance_memwal.table import open_table
 
 __all__ = ["planned", "with_pushed"]
@@ -43,18 +43,16 @@ def _columns(options: Options) -> pa.Schema:
     return open_table(options.path, storage_options=options.storage_options).base.columns.shown.columns
 
 
-def planned(options: Options, pin: Pin) -> StructType:
+def planned(reader: TableReader) -> StructType:
     """The schema that tells the JVM about the snapshot: rows before the filter, and the count where it is known."""
-    snapshot = rebuild(options, pin)
-    base_rows = snapshot.base.dataset.count_rows()
-    above = sum(fresh_rows(view) for view in snapshot.shards)
-    exact = options.filter is None and (not above or _counts_above(snapshot))
-    return answered(
-        {"rows": base_rows + above, "count": base_rows + above if exact else None, "filter": options.filter or ""}
-    )
+    options, outline = reader.parts.options, reader.outline
+    count = _count(reader) if options.count and options.filter is None else None
+    return answered({"rows": outline.rows, "count": count, "filter": options.filter or ""})
 
 
-def _counts_above(snapshot: Tiers) -> bool:
-    """Whether rows above the base table hide none, and all are counted."""
-    listed = [sstable for view in snapshot.shards for sstable in view.sstables]
-    return not snapshot.schema.primary_key and all(sstable.physical_rows is not None for sstable in listed)
+def _count(reader: TableReader) -> int | None:
+    """All rows, if metadata tell, or if one task would read them: then the planner counts without starting it."""
+    outline, pin, parts = reader.outline, reader.parts.pin, reader.partitions()
+    if not outline.fresh or (outline.exact and not pin.schema.primary_key):
+        return outline.rows
+    return sum(reader.parts.count(part.value) for part in parts) if len(parts) == 1 else None
