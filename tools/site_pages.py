@@ -11,8 +11,10 @@ Owns which file of the repository is which page of the site, and the navigation 
 
 from __future__ import annotations
 
+import importlib
 import posixpath
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS_PAGE = "reference/command-line.md"
 TOP_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "THREAT-MODEL.md")
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
@@ -124,8 +127,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Change the links of a page."""
-    return text_on_site(markdown, page.file.src_uri)
+    """Change the links of a page; the reference of the command line gets its commands."""
+    text = text_on_site(markdown, page.file.src_uri)
+    if page.file.src_uri == COMMANDS_PAGE:
+        sys.path.insert(0, str(ROOT / "tools"))
+        text += importlib.import_module("command_reference").reference()
+    return text
 
 
 def on_page_content(html: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001

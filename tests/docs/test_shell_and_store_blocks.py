@@ -5,7 +5,6 @@ Plain Python blocks run in `test_python_blocks.py`, those with Spark in `tests/s
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import lance_memwal as mw
 from tests.kit.documentation import blocks
 from tests.kit.warm_command import warm_command
 
@@ -60,21 +58,6 @@ def test_the_s3_block_runs(s3_table: tuple[str, dict[str, str]]) -> None:
 @pytest.mark.xdist_group("azure")
 def test_the_azure_block_runs(azure_table: tuple[str, dict[str, str]]) -> None:
     run_on_store("python azure", "az://container/orders", azure_table)
-
-
-def test_every_setting_has_a_line() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    for kind in (mw.WriterConfig, mw.CompactionPolicy):
-        for field in dataclasses.fields(kind):
-            assert f"`{field.name}`" in text, field.name
-
-
-def test_every_error_has_a_line_with_its_remedy() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    errors = [name for name in mw.__all__ if name.endswith("Error") and name != "MemWalError"]
-    assert errors
-    for name in errors:
-        assert re.search(rf"^\| `{name}`.*\|.*\|.+\|$", text, re.M), name
 
 
 def test_every_part_has_a_design_page() -> None:
