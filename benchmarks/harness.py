@@ -37,6 +37,7 @@ __all__ = [
     "Result",
     "Sample",
     "Side",
+    "is_cost",
     "measure",
     "percentile",
     "run",
@@ -74,6 +75,11 @@ class Bench:
 Turn = Callable[[Bench], Sample]
 
 
+def is_cost(unit: str) -> bool:
+    """Whether less of it is better."""
+    return unit.split("/")[0] in _COST_UNITS
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One comparison. `goal` bounds ours / peer: from above where the unit is a cost, from below where it is a rate."""
@@ -89,7 +95,7 @@ class Case:
     @property
     def lower_is_better(self) -> bool:
         """Whether the unit counts a cost."""
-        return self.unit.split("/")[0] in _COST_UNITS
+        return is_cost(self.unit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Reads the Markdown files of the project. Rules:
 
-1. A relative link names a file of the project; an anchor names a heading of that file.
+1. A relative link names a file of the project; an anchor names a heading of that file. So does a link to the project's own
+   repository, which the README has: it is read on package indexes, too, where relative links lead nowhere.
 2. Every page below docs/ is reachable by links from docs/index.md, every RFC from there too.
 3. A fenced block says what it is (`KINDS`), so that the tests know what to do with it. Code runs, with few exceptions, which are
    named there.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +34,7 @@ KINDS = {
     "text": "no code",
 }
 
-_LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^()\s]+)\)")
+_LINK = re.compile(r"\[[^\]\[]*\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 _FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
 
@@ -79,14 +81,24 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
 
 
-def links(page: Path) -> Iterator[tuple[int, str, Path, str]]:
-    """Every relative link: line, as written, target file, anchor."""
+def repository(root: Path) -> str:
+    """The address of the project's files, from pyproject.toml; empty if it has none."""
+    file = root / "pyproject.toml"
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.exists() else {}
+    return str(project.get("urls", {}).get("Repository", "")).rstrip("/")
+
+
+def links(page: Path, root: Path) -> Iterator[tuple[int, str, Path, str]]:
+    """Every link to a file of the project: line, as written, target file, anchor."""
+    address = repository(root)
+    own = re.compile(rf"{re.escape(address)}/(?:blob|raw)/main/") if address else None
     for number, line in enumerate(prose(page.read_text(encoding="utf-8")).splitlines(), 1):
         for target in _LINK.findall(line):
-            if "://" in target or target.startswith("mailto:"):
-                continue
             file, _, anchor = target.partition("#")
-            yield number, target, (page.parent / file).resolve() if file else page.resolve(), anchor
+            if own is not None and own.match(file):
+                yield number, target, (root / own.sub("", file)).resolve(), anchor
+            elif "://" not in target and not target.startswith("mailto:"):
+                yield number, target, (page.parent / file).resolve() if file else page.resolve(), anchor
 
 
 def check(root: Path) -> list[str]:
@@ -97,7 +109,7 @@ def check(root: Path) -> list[str]:
     for page in pages(root):
         shown = page.relative_to(root).as_posix()
         reached[page] = set()
-        for line, written, target, anchor in links(page):
+        for line, written, target, anchor in links(page, root):
             reached[page].add(target)
             if not target.exists():
                 found.append(f"{shown}:{line}: link to {written}: no such file")

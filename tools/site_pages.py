@@ -15,7 +15,6 @@ import importlib
 import posixpath
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from check_docs import repository
+
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS_PAGE = "reference/command-line.md"
-TOP_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "THREAT-MODEL.md")
+TOP_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "THREAT-MODEL.md")
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]+\.svg)"\s*/?></p>')
@@ -48,23 +49,18 @@ def file_of(page: str) -> str:
     return tops.get(page, page if page.startswith("rfcs/") else f"docs/{page}")
 
 
-def repository() -> str:
-    """Where the files are that are no pages."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project.get("urls", {}).get("Repository", "")).rstrip("/")
-
-
 def link_on_site(target: str, page: str) -> str:
     """A link of a page, as it must read on the site."""
-    if "://" in target or target.startswith(("#", "mailto:")):
-        return target
     path, hash_mark, anchor = target.partition("#")
-    file = posixpath.normpath(posixpath.join(posixpath.dirname(file_of(page)), path))
-    if file == "README.md":
-        file = "docs/index.md"
+    if own := re.match(rf"{re.escape(repository(ROOT))}/(?:blob|raw)/main/(.+)", path):
+        file = own[1]
+    elif "://" in target or target.startswith(("#", "mailto:")):
+        return target
+    else:
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(file_of(page)), path))
     there = page_of(file)
     if there is None:
-        return f"{repository()}/blob/main/{file}"
+        return f"{repository(ROOT)}/blob/main/{file}"
     return posixpath.relpath(there, posixpath.dirname(page) or ".") + hash_mark + anchor
 
 
@@ -130,7 +126,7 @@ def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, file
     """Change the links of a page; the reference of the command line gets its commands."""
     text = text_on_site(markdown, page.file.src_uri)
     if page.file.src_uri == COMMANDS_PAGE:
-        sys.path.insert(0, str(ROOT / "tools"))
+        sys.path.insert(0, str(ROOT / "tools"))  # mkdocs takes it away again after it has loaded this file
         text += importlib.import_module("command_reference").reference()
     return text
 

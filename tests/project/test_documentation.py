@@ -30,6 +30,25 @@ def test_a_broken_link_a_lost_page_and_a_nameless_block_are_found(tmp_path: Path
     ]
 
 
+def test_links_to_our_own_repository_are_checked_as_files(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Index\n")
+    (tmp_path / "pyproject.toml").write_text('[project.urls]\nRepository = "https://a.b/c"\n')
+    (tmp_path / "README.md").write_text(
+        "[x](https://a.b/c/blob/main/docs/index.md#index) ![y](https://a.b/c/raw/main/docs/gone.png) [z](https://a.b/d/blob/main/no)\n"
+    )
+    assert check_docs.check(tmp_path) == ["README.md:1: link to https://a.b/c/raw/main/docs/gone.png: no such file"]
+
+
+def test_the_readme_can_be_read_on_a_package_index() -> None:
+    text = check_docs.prose((ROOT / "README.md").read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert len(targets) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert any(target.endswith(".png") for target in targets)
+    assert not re.search(r"<(?!!--)[a-z]", text), "index pages show no HTML"
+
+
 def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
