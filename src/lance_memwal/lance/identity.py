@@ -50,6 +50,11 @@ class TableWatch:
         """Whether a look found another table."""
         return self._replaced is not None
 
+    def mark_of(self, shard_id: str) -> int:
+        """The last generation of a shard that the base table had when somebody looked last; 0: none."""
+        with self._lock:
+            return self._marks.get(shard_id, 0)
+
     def look_if_due(self) -> None:
         """`look`, at most once a second on local paths and once a minute elsewhere; a base that cannot be read proves nothing."""
         now = self._clock.monotonic()

@@ -15,6 +15,10 @@ Owns the rule by which that is known. Invariants:
 4. Of old versions the recorded marks count, not what they name beside them (`lance_memwal.lance.marks`, rule 3): a shard
    gives up only what is recorded, and a name stands in every later version until its mark is recorded.
 
+5. A shard whose next generation has a number that the base table calls compacted is older than the base table: a part of a
+   backup, or removed and made anew. It is read, since the base table has what it lacks, and takes no writes: they would be
+   taken for compacted ones. Here the base version must have been read before the manifest.
+
 Old versions and transactions are looked at only where such a gap is found, once per process and base version.
 """
 
@@ -38,7 +42,7 @@ from lance_memwal.process.cache import CACHE, SMALL_BYTES
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
-__all__ = ["REMEDY", "Held", "check_not_restored", "given_up", "held_marks", "is_restored"]
+__all__ = ["REMEDY", "Held", "check_not_older", "check_not_restored", "given_up", "held_marks", "is_restored"]
 
 REMEDY = (
     "decide with Table.repair(dry_run=False, restored=...): 'keep_base' takes the base table as it is, and what was "
@@ -58,6 +62,16 @@ def check_not_restored(base: BaseTable, manifest: ShardManifest, mark: int) -> N
         raise TableReplacedError(
             f"the base table at {base.location.describe()} was restored to a state before {_named(missing)} of shard "
             f"{manifest.shard_id} came into it, so that their rows are missing; {REMEDY}"
+        )
+
+
+def check_not_older(location: Location, manifest: ShardManifest, mark: int) -> None:
+    """Return only if the next generation of the shard counts for readers; `mark` was read before `manifest`."""
+    if mark >= manifest.current_generation:
+        raise TableReplacedError(
+            f"shard {manifest.shard_id} of the table at {location.describe()} is an older state than the base table, which "
+            f"has its generations up to {mark}: what is written to generation {manifest.current_generation} would be hidden. "
+            "Restore the newest files of the shard, or copy the rows (Table.scan) into a new table"
         )
 
 

@@ -50,6 +50,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.lance.restored import check_not_older
 from lance_memwal.log.blob_targets import with_blobs
 from lance_memwal.log.entry import EntryDecoder, decode_entry, decode_footer, encode_sentinel
 from lance_memwal.log.manifest import ShardManifestStore
@@ -320,14 +321,17 @@ def open_log(
 ) -> OpenedLog:
     """Own the shard's log: claim an epoch, fence its predecessor with a sentinel, look at the manifest again.
 
-    Then the table is looked at: what was claimed must belong to the table that the caller opened. What a version like
-    ours does not understand in the tail (`known` says what it does) is refused before anybody is fenced. A `joint` epoch
-    (RFC 0017) belongs to whoever reads the whole log before each entry; also its first one has a sentinel.
+    Then the table is looked at: what was claimed must belong to the table that the caller opened, and must not be older
+    than its base. What a version like ours does not understand in the tail (`known` says what it does) is refused before
+    anybody is fenced. A `joint` epoch (RFC 0017) belongs to whoever reads the whole log before each entry; also its first
+    one has a sentinel.
     """
     looked = _look_at_tail(manifests, known, None if watch is None else watch.tag)
+    mark = 0 if watch is None else watch.mark_of(manifests.shard_id)
     opened = replace(_claim_log(manifests, spec_id, policy, watch, clock, joint=joint), looked=looked)
     if watch is not None:
         watch.look()
+        check_not_older(manifests.location, opened.manifest, mark)
     return opened
 
 
