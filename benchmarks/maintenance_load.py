@@ -24,6 +24,7 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from benchmarks.harness import base_directory
+from benchmarks.svg import END, opening
 from lance_memwal.clock import SYSTEM_CLOCK
 
 __all__ = ["Load", "Moment", "drawing", "halves", "main", "make_table"]
@@ -172,15 +173,10 @@ _WIDTH, _HEIGHT, _POINTS = 300, 90, 120
 def drawing(moments: Sequence[Moment]) -> str:
     """A small picture of all figures over time, as SVG."""
     panels = [_panel(moments, *panel, at=number) for number, panel in enumerate(_PANELS)]
-    width, height = 2 * (_WIDTH + 40), 3 * (_HEIGHT + 50)
-    style = "font: 11px sans-serif; fill: #555"
+    size = 2 * (_WIDTH + 40), 3 * (_HEIGHT + 50)
+    text = "Over time: " + "; ".join(title for _, title in _PANELS)
     return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-            f'<rect width="{width}" height="{height}" fill="#fff"/><g style="{style}">',
-            *panels,
-            "</g></svg>\n",
-        ]
+        [*opening("maintenance", size, "A table that is written and maintained", text), *panels, f"{END}\n"]
     )
 
 
@@ -194,10 +190,10 @@ def _panel(moments: Sequence[Moment], name: str, title: str, *, at: int) -> str:
         f"{left + _WIDTH * m.seconds / end:.0f},{top + _HEIGHT * (1 - getattr(m, name) / most):.0f}" for m in chosen
     )
     return (
-        f'<text x="{left}" y="{top - 8}">{title} (top: {most:,.0f})</text>'
-        f'<path d="M{left} {top}v{_HEIGHT}h{_WIDTH}" fill="none" stroke="#aaa"/>'
-        f'<polyline points="{points}" fill="none" stroke="#1f6fb2" stroke-width="1.5"/>'
-        f'<text x="{left + _WIDTH}" y="{top + _HEIGHT + 14}" text-anchor="end">{end / 60:.1f} minutes</text>'
+        f'<text class="mw-small" x="{left}" y="{top - 8}">{title} (top: {most:,.0f})</text>'
+        f'<path class="mw-axis" d="M{left} {top}v{_HEIGHT}h{_WIDTH}"/>'
+        f'<polyline class="mw-line" points="{points}"/>'
+        f'<text class="mw-small" x="{left + _WIDTH}" y="{top + _HEIGHT + 14}" text-anchor="end">{end / 60:.1f} minutes</text>'
     )
 
 

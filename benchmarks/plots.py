@@ -23,6 +23,7 @@ from typing import Any
 
 from benchmarks.cost_model import page_with
 from benchmarks.harness import is_cost
+from benchmarks.svg import END, opening
 
 __all__ = ["Bar", "bars_of", "drawing", "history", "kept_runs", "main", "rendered", "table"]
 
@@ -30,17 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "pictures"
-_STYLE = """<style>
-.mw-bg{fill:var(--md-default-bg-color,#fff)}
-.mw-text{font:13px system-ui,sans-serif;fill:var(--md-default-fg-color,#202124)}
-.mw-small{font:12px system-ui,sans-serif;fill:var(--mw-soft,#555a61)}
-.mw-ours{fill:var(--mw-ours,#4a5bbf)}
-.mw-theirs{fill:var(--mw-theirs,#b7791f)}
-.mw-grid{stroke:var(--mw-faint,#8a8f98);stroke-width:.5;stroke-dasharray:3 4}
-.mw-one{stroke:var(--mw-ink,#3c4043);stroke-width:1.5}
-.mw-spread{stroke:var(--mw-ink,#3c4043);stroke-width:1.5}
-.mw-line{fill:none;stroke:var(--mw-ours,#4a5bbf);stroke-width:2}
-</style>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +63,6 @@ def bars_of(run: dict[str, Any]) -> list[Bar]:
     return found
 
 
-def _opening(name: str, width: int, height: int, title: str, text: str) -> list[str]:
-    return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-labelledby="{name}-title {name}-desc">',
-        f'<title id="{name}-title">{escape(title)}</title>',
-        f'<desc id="{name}-desc">{escape(text)}</desc>',
-        _STYLE,
-        f'<rect class="mw-bg" width="{width}" height="{height}"/>',
-    ]
-
-
 def _ticks(least: float, greatest: float) -> list[float]:
     """1, 2, 5, 10, 20 and so on, and their inverses, as far as they are needed."""
     numbers = [m * 10.0**e for e in range(-3, 5) for m in (1, 2, 5)]
@@ -102,7 +81,7 @@ def drawing(bars: Sequence[Bar]) -> str:
         return round(left + part * (width - left - right), 1)
 
     text = "; ".join(f"{bar.name}: {bar.better:.2g} times" for bar in bars)
-    out = _opening("benchmarks", width, height, "How many times better than the peer, by case", text)
+    out = opening("benchmarks", (width, height), "How many times better than the peer, by case", text)
     for tick in _ticks(least, greatest):
         kind = "mw-one" if tick == 1 else "mw-grid"
         out.append(f'<path class="{kind}" d="M{x(tick)} {top - 10}V{height - 8}"/>')
@@ -118,7 +97,7 @@ def drawing(bars: Sequence[Bar]) -> str:
         out.append(f'<path class="mw-spread" d="M{x(bar.least)} {y + 9}H{x(bar.greatest)}"/>')
         label = x(max(bar.better, bar.greatest, 1)) + 6
         out.append(f'<text class="mw-small" x="{label}" y="{y + 13}">{bar.better:.2g} &#215;</text>')
-    return "\n".join([*out, "</svg>"]) + "\n"
+    return "\n".join([*out, END]) + "\n"
 
 
 def history(runs: Sequence[tuple[str, dict[str, Any]]]) -> str | None:
@@ -132,8 +111,8 @@ def history(runs: Sequence[tuple[str, dict[str, Any]]]) -> str | None:
     shown = {name: points for name, points in lines.items() if len(points) > 1}
     left, row, top, width = 330, 34, 30, 860
     height = top + row * len(shown) + 8
-    out = _opening(
-        "history", width, height, "How many times better than the peer, by version", ", ".join(n for n, _ in runs)
+    out = opening(
+        "history", (width, height), "How many times better than the peer, by version", ", ".join(n for n, _ in runs)
     )
     step = (width - left - 90) / (len(runs) - 1)
     for number, (version, _) in enumerate(runs):
@@ -148,7 +127,7 @@ def history(runs: Sequence[tuple[str, dict[str, Any]]]) -> str | None:
         out.append(
             f'<text class="mw-small" x="{width - 76}" y="{y + 18}">{list(points.values())[-1]:.2g} &#215;</text>'
         )
-    return "\n".join([*out, "</svg>"]) + "\n"
+    return "\n".join([*out, END]) + "\n"
 
 
 def _figure(value: float) -> str:

@@ -5,7 +5,8 @@ Owns which file of the repository is which page of the site, and the navigation 
 
 1. A page is one file. Nothing is copied into docs/: RFCs and the pages of the root are read where they are.
 2. A link is written as it holds in the repository. On the site it leads to the page, or, if there is none, to the repository.
-3. A picture is an SVG file with a title, that stands alone. On the site it becomes a part of its page, so that it has the
+3. Whoever reads a page asks no other host: a page that would load something from elsewhere is not built.
+4. A picture is an SVG file with a title, that stands alone. On the site it becomes a part of its page, so that it has the
    colours of the page, light or dark.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -31,6 +33,7 @@ TOP_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "THREAT-MODEL.md")
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]+\.svg)"\s*/?></p>')
+_TAG = re.compile(r"<(script|img|iframe|source|link)\b[^>]*>")
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
 
 
@@ -139,3 +142,20 @@ def on_page_content(html: str, /, *, page: Page, config: MkDocsConfig, files: Fi
         return f'<div class="mw-picture">{(folder / found[2]).read_text(encoding="utf-8")}</div>'
 
     return _PICTURE.sub(inline, html)
+
+
+def loads_elsewhere(html: str) -> str | None:
+    """The first tag of a page that makes a browser ask another host."""
+    for tag in _TAG.finditer(html):
+        if re.search(r'\b(?:src|href)="(?:https?:)?//', tag[0]) and not re.search(
+            r'rel="(?:canonical|prev|next)"', tag[0]
+        ):
+            return tag[0]
+    return None
+
+
+def on_post_page(output: str, /, *, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """Refuse a page that loads something from another host."""
+    if found := loads_elsewhere(output):
+        raise PluginError(f"{page.file.src_uri} loads something from elsewhere: {found}")
+    return output
