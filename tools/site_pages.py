@@ -16,7 +16,8 @@ import importlib
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,14 @@ def link_on_site(target: str, page: str) -> str:
     return posixpath.relpath(there, posixpath.dirname(page) or ".") + hash_mark + anchor
 
 
-def text_on_site(text: str, page: str) -> str:
-    """The Markdown of a page with its links changed; blocks of code stay, with nothing but their language in the first line."""
+Line = Callable[[str], str]
+
+
+def text_on_site(text: str, page: str, more: Line = str) -> str:
+    """The Markdown of a page with its links changed; blocks of code stay, with nothing but their language in the first line.
+
+    `more` is done to each line of prose.
+    """
     fence, lines = "", list[str]()
     for line in text.splitlines():
         match = _FENCE.match(line)
@@ -78,7 +85,7 @@ def text_on_site(text: str, page: str) -> str:
         elif match and match.group(1).startswith(fence):
             fence = ""
         elif not fence:
-            line = _LINK.sub(lambda found: found[1] + link_on_site(found[2], page) + found[3], line)
+            line = more(_LINK.sub(lambda found: found[1] + link_on_site(found[2], page) + found[3], line))
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -126,11 +133,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Change the links of a page; the reference of the command line gets its commands."""
-    text = text_on_site(markdown, page.file.src_uri)
-    if page.file.src_uri == COMMANDS_PAGE:
-        sys.path.insert(0, str(ROOT / "tools"))  # mkdocs takes it away again after it has loaded this file
+    """Change the links of a page, and link names to the reference; the page of the command line gets its commands."""
+    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "src")]  # mkdocs takes ours away after it has loaded this file
+    uri = page.file.src_uri
+    if uri.startswith(("rfcs/", "reference/", "project/")):
+        text = text_on_site(markdown, uri)
+    else:
+        linked = importlib.import_module("reference_links").linked
+        text = text_on_site(markdown, uri, partial(linked, seen=set()))
+    if uri == COMMANDS_PAGE:
         text += importlib.import_module("command_reference").reference()
+    del sys.path[:2]
     return text
 
 

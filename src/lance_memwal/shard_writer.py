@@ -583,7 +583,7 @@ class ShardWriter:
         return self._shard.commits.transactions()
 
     def stats(self) -> WriteStats:
-        """Totals since open or reset."""
+        """What this writer did since it was opened, or since a reset: puts, entries, flushes, latencies."""
         return self._shard.stats.snapshot()
 
     def stats_handle(self) -> StatsHandle:
@@ -595,11 +595,11 @@ class ShardWriter:
         return WalStats(self._shard.log.next_position)
 
     def backpressure_stats(self) -> BackpressureStats:
-        """Puts that waited for room."""
+        """How many puts waited until a flush made room in memory, and for how long."""
         return self._shard.commits.backpressure()
 
     def memtable_stats(self) -> MemTableStats:
-        """The memtables now."""
+        """Rows and bytes that are in memtables now: active and frozen."""
         return self._shard.memtable_stats()
 
     def __repr__(self) -> str:

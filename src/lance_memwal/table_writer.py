@@ -420,7 +420,7 @@ class TableWriter:
         self._end(self._shards.close)
 
     def abort(self) -> None:
-        """Stop without flushing. Idempotent."""
+        """Stop without flushing; what was acknowledged is in the logs, and the next open replays it. Idempotent."""
         self._end(self._shards.abort)
 
     def _end(self, end: Callable[[], list[Exception]]) -> None:
@@ -473,7 +473,7 @@ class TableWriter:
         return self.owned_shards
 
     def stats(self) -> dict[str, WriteStats]:
-        """Totals per shard."""
+        """What the writers of open shards did since they were opened, by shard id: puts, entries, flushes, latencies."""
         return self._shards.stats()
 
     def scan(self, *args: Any, **options: Any) -> Scan:

@@ -12,6 +12,7 @@ from tests.kit.documentation import PAGES, check_docs, tool
 
 ROOT = Path(__file__).resolve().parents[2]
 site = tool("site_pages")
+links = tool("reference_links")
 REPOSITORY = check_docs.repository(ROOT)
 
 
@@ -36,6 +37,17 @@ def test_a_link_leads_to_the_page_that_the_file_is(page: str, written: str, on_s
 def test_code_keeps_its_brackets_and_loses_what_tests_need() -> None:
     text = "```python s3\na[0](b.md)\n```\n[x](../rfcs/0001-a.md)\n"
     assert site.text_on_site(text, "index.md") == "```python\na[0](b.md)\n```\n[x](rfcs/0001-a.md)\n"
+
+
+def test_a_name_of_the_library_is_a_link_once() -> None:
+    seen: set[str] = set()
+    line = "call `table.maintain()`, `Table.maintain` or [`mw.enable`](x.md); `mw.Bucket`, `table.nothing()`, `FencedError`"
+    assert links.linked(line, seen) == (
+        "call [`table.maintain()`][lance_memwal.Table.maintain], `Table.maintain` or [`mw.enable`](x.md); "
+        "[`mw.Bucket`][lance_memwal.Bucket], `table.nothing()`, [`FencedError`][lance_memwal.FencedError]"
+    )
+    assert links.linked("# `mw.enable`", seen) == "# `mw.enable`"
+    assert "lance_memwal.ShardWriter.orphan" not in links.names().values()
 
 
 def test_every_page_is_in_the_navigation() -> None:

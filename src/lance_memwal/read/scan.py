@@ -150,7 +150,7 @@ class Scan:
                     return
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows as a stream of batches."""
+        """The rows batch by batch, as they are read: memory does not grow with the answer."""
         if self._limit == 0:
             return
         with missing_is_collected("scan again"):
@@ -161,11 +161,11 @@ class Scan:
         return self.to_batches()
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The rows as a streaming reader."""
+        """The rows as a reader that streams: for `lance.write_dataset`, DuckDB and whoever takes one."""
         return pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
 
     def to_table(self) -> pa.Table:
-        """The rows as a table."""
+        """All rows of the answer, in memory."""
         return self._read_whole(partial(pa.Table.from_batches, schema=self.schema), self._projection)
 
     @spanned("memwal.scan")

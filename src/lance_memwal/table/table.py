@@ -347,7 +347,7 @@ class Table:
         )
 
     def get(self, key: Any, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The live row of one key, or None."""
+        """The live row of one key as a dict, or None if there is none; a key of several columns is a tuple or a dict."""
         return self._reader.get(key, columns)
 
     def get_blob(self, key: Any, column: str) -> BlobFile | None:
@@ -359,6 +359,8 @@ class Table:
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None, *, with_tombstones: bool = False) -> pa.Table:
         """The live rows of many keys, each once and in no order; keys without a row are left out.
+
+        `keys` are a list of values (tuples, if the key has several columns), or columns: a dict, or anything Arrow-like.
 
         With `with_tombstones` a key that was deleted has a row, too, until compaction took it out of the base table: its
         last column, `_tombstone`, is true, and nothing but the key is known of it.
@@ -417,7 +419,7 @@ class Table:
         return await asyncio.to_thread(self.search, *args, **options)
 
     def count_rows(self, filter: FilterLike | None = None, consistency: Consistency = "fresh") -> int:  # noqa: A002
-        """The number of live rows."""
+        """The number of live rows, or of those for which `filter` is true; it reads no more columns than it must."""
         return self.scan(filter=filter, consistency=consistency).count_rows()
 
     def __len__(self) -> int:
@@ -429,15 +431,15 @@ class Table:
         return True
 
     def head(self, n: int = 5) -> pa.Table:
-        """Some live rows, `n` at most."""
+        """Some live rows, `n` at most, in no order; `scan(order_by=...)` has one."""
         return self.scan(limit=n).to_table()
 
     def to_arrow(self) -> pa.Table:
-        """All live rows."""
+        """All live rows, in memory; `scan().to_reader()` streams them."""
         return self.scan().to_table()
 
     def to_pandas(self) -> Any:
-        """All live rows, as a pandas frame."""
+        """All live rows as a pandas frame, in memory."""
         return self.scan().to_pandas()
 
     def to_dataset(self, *, consistency: Consistency = "fresh") -> TableDataset:
