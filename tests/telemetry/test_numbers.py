@@ -61,6 +61,18 @@ def test_a_table_knows_its_live_rows_and_its_store_calls(tmp_path: Path, shardin
         assert stats.request_cost_dollars == 0.0
 
 
+def test_every_generation_of_a_shard_is_told_with_its_tier(tmp_path: Path) -> None:
+    with table_in_all_tiers(str(tmp_path / "t")) as table:
+        (shard,) = table.stats().shards
+        told = [(found.generation, found.tier, found.rows) for found in shard.generations]
+        assert [tier for _, tier, _ in told] == ["sstable", "memtable"]
+        assert told[-1] == (shard.current_generation, "memtable", 10)
+        assert sum(rows for _, tier, rows in told if tier == "sstable") == shard.uncompacted_rows
+        assert shard.lag_since_ms <= shard.written_ms
+        (without,) = table.stats(live_rows=False).shards
+        assert [found.tier for found in without.generations] == ["sstable"]
+
+
 def test_requests_have_the_prices_of_their_store() -> None:
     recorder = Recorder("s3")
     recorder.record("put_new", 0.02, 100)

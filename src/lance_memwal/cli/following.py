@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from lance_memwal.cli.options import Columns, Json, Options, Uri, open_for, split_names
-from lance_memwal.cli.output import note, print_batches, rows_as_json, rows_as_table, to_plain
+from lance_memwal.cli.output import note, print_batches, rows_as_json, rows_as_table
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.changes import ChangeFeed
 from lance_memwal.feed.consumers import Consumer
+from lance_memwal.rows.plain import to_plain
 
 __all__ = ["changes", "consumers"]
 

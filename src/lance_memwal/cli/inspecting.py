@@ -12,7 +12,7 @@ import pyarrow as pa
 import typer
 
 from lance_memwal.cli.options import Json, Options, Uri, open_for, storage_options
-from lance_memwal.cli.output import note, print_batches, print_json, rows_as_json, rows_as_table, show, to_plain
+from lance_memwal.cli.output import note, print_batches, print_json, rows_as_json, rows_as_table, show
 from lance_memwal.cli.progress import step_bars
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
@@ -20,8 +20,9 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer, list_positions
 from lance_memwal.rows.blobs import shown_batch, shown_field
+from lance_memwal.rows.plain import to_plain
 from lance_memwal.store.location import Location, resolve
-from lance_memwal.types import WalEntry
+from lance_memwal.upkeep.history import EntryInfo, entry_info, list_entries
 
 __all__ = ["manifest", "schema", "shards", "stats", "tables", "wal"]
 
@@ -177,18 +178,10 @@ wal = typer.Typer(help="Look at the log of a shard: list, show, follow.", no_arg
 def wal_list(uri: Uri, shard: _Shard = None, storage_option: Options = None, json: Json = False) -> None:
     """List the entries of the log; exit status 1 if one is damaged or not understood."""
     location, shard_id = _one_shard(uri, shard, storage_option)
-    tailer, records = WalTailer(location, shard_id), list[dict[str, Any]]()
-    positions = list_positions(location, shard_id)
+    positions, records = list_positions(location, shard_id), list[dict[str, Any]]()
     with step_bars("entries", hidden=json) as told:
-        for number, position in enumerate(positions, 1):
-            try:
-                entry = tailer.read_entry(position)
-            except (CorruptDataError, UnsupportedFormatError) as error:
-                kind = "damaged" if isinstance(error, CorruptDataError) else "not understood"
-                records.append({"position": position, "kind": kind, "error": str(error)})
-            else:
-                if entry is not None:
-                    records.append(_entry(entry))
+        for number, entry in enumerate(list_entries(location, shard_id, positions), 1):
+            records.append(_record(entry))
             told("reading", number, len(positions))
     if json:
         rows_as_json(records)
@@ -211,7 +204,7 @@ def wal_show(uri: Uri, position: int, shard: _Shard = None, storage_option: Opti
     if entry is None:
         raise InvalidInputError(f"the log of shard {shard_id} ends before position {position}")
     if not json:
-        show({name: value for name, value in _entry(entry).items() if value is not None}, as_json=False)
+        show({name: value for name, value in _record(entry_info(entry)).items() if value is not None}, as_json=False)
         print()
     if entry.batches:
         shown = pa.schema(map(shown_field, entry.batches[0].schema))
@@ -234,7 +227,7 @@ def wal_follow(
     first = tailer.next_position() if start is None else start
     note(f"following shard {shard_id} from position {first}; stop with Ctrl-C")
     for number, entry in enumerate(tailer.follow(first), 1):
-        record = _entry(entry)
+        record = _record(entry_info(entry))
         if json:
             print_json(record)
         else:
@@ -244,15 +237,7 @@ def wal_follow(
             return
 
 
-def _entry(entry: WalEntry) -> dict[str, Any]:
-    kind = "sentinel" if entry.is_sentinel else "rows" if entry.batches else "mark"
-    return {
-        "position": entry.position,
-        "kind": kind,
-        "epoch": entry.writer_epoch,
-        "generation": entry.generation,
-        "batches": len(entry.batches),
-        "rows": entry.num_rows,
-        "bytes": entry.size_bytes,
-        "transaction": None if entry.txn is None else f"{entry.txn.app}:{entry.txn.version}",
-    }
+def _record(entry: EntryInfo) -> dict[str, Any]:
+    if entry.error is not None:
+        return {"position": entry.position, "kind": entry.kind, "error": entry.error}
+    return {name: value for name, value in to_plain(entry).items() if name != "error"}

@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 import typer
 
 from lance_memwal.cli.options import Json, Options, Uri, open_for
-from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show, to_plain
+from lance_memwal.cli.output import note, print_json, problems, rows_as_table, show
 from lance_memwal.cli.progress import step_bars, working
 from lance_memwal.log.epochs import IDLE_SECONDS
+from lance_memwal.rows.plain import to_plain
 from lance_memwal.upkeep.maintain import DEFAULT_VERSIONS
 
 __all__ = ["compact", "flush", "gc", "maintain", "repair", "verify"]

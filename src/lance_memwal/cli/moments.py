@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from lance_memwal.cli.options import Json, Options, Uri, open_for
-from lance_memwal.cli.output import note, print_batches, print_json, rows_as_table, show, to_plain
+from lance_memwal.cli.output import note, print_batches, print_json, rows_as_table, show
 from lance_memwal.feed.checkpoints import Checkpoint
+from lance_memwal.rows.plain import to_plain
 
 __all__ = ["checkpoints", "diff", "snapshot"]
 

@@ -6,18 +6,14 @@ option.
 
 from __future__ import annotations
 
-import datetime
-import json
-import uuid
-from decimal import Decimal
 from typing import Annotated, Any
 
-import pyarrow as pa
 import typer
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.view import TableView
 from lance_memwal.rows.merging import LastWrite
+from lance_memwal.rows.typed import typed_key, typed_value
 from lance_memwal.table import Table, open_table
 
 __all__ = [
@@ -88,64 +84,12 @@ def sequence_of(table: Table, text: str) -> Any:
     merge = table.merge
     if not isinstance(merge, LastWrite):
         raise InvalidInputError("--sequence is for tables that put their rows in order (--merge last-write:column)")
-    return _scalar(text, table.schema.field(merge.sequence), "column")
+    return typed_value(text, table.schema.field(merge.sequence), "column")
 
 
 def key_of(table: Table, text: str) -> Any:
     """A key as typed: a value for a single key, a JSON array or object for a composite one."""
-    schema = table.base.columns
-    columns = [schema.columns.field(name) for name in schema.need_key()]
-    if len(columns) == 1:
-        return _scalar(text, columns[0])
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if isinstance(value, dict) and set(value) == set(table.primary_key):
-        value = [value[name] for name in table.primary_key]
-    if not isinstance(value, list) or len(value) != len(columns):
-        names = ", ".join(table.primary_key)
-        raise InvalidInputError(f"the key has several columns ({names}): give a JSON array or object of their values")
-    return tuple(_scalar(item, column) for item, column in zip(value, columns, strict=True))
-
-
-def _scalar(value: Any, column: pa.Field, what: str = "key column") -> Any:
-    """A text as a value of the column's type; what JSON has types for is left to the table."""
-    if not isinstance(value, str):
-        return Decimal(str(value)) if pa.types.is_decimal(column.type) and isinstance(value, float) else value
-    try:
-        return _parsed(value, column.type)
-    except (pa.ArrowException, ValueError):
-        raise InvalidInputError(
-            f"{what} {column.name!r} is {column.type}, and {value!r} is no such value{_hint(column.type)}"
-        ) from None
-
-
-def _parsed(text: str, kind: pa.DataType) -> Any:
-    types = pa.types
-    if isinstance(kind, pa.UuidType):
-        return uuid.UUID(text)
-    if types.is_fixed_size_binary(kind):
-        raw = text.encode()
-        return raw if len(raw) == kind.byte_width else _from_hexadecimal(text, kind.byte_width)
-    if types.is_timestamp(kind):  # with an offset, or the time of day in UTC
-        aware = datetime.datetime.fromisoformat(text).tzinfo is not None
-        written = pa.scalar(text).cast(pa.timestamp(kind.unit, "UTC" if aware else None))
-        return pa.scalar(written.value, kind)
-    return pa.scalar(text).cast(kind).as_py()
-
-
-def _from_hexadecimal(text: str, width: int) -> bytes:
-    raw = bytes.fromhex(text.replace("-", ""))
-    if len(raw) != width:
-        raise ValueError(f"{len(raw)} bytes instead of {width}")
-    return raw
-
-
-def _hint(kind: pa.DataType) -> str:
-    if pa.types.is_fixed_size_binary(kind):
-        return f"; give {2 * kind.byte_width} hexadecimal digits"
-    return "; give it as 2026-01-31T12:00:00, with or without an offset" if pa.types.is_timestamp(kind) else ""
+    return typed_key(table.base.columns, text)
 
 
 def shard_for_writing(table: Table, shard: str | None) -> dict[str, Any]:

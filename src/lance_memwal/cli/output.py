@@ -10,14 +10,10 @@ Owns all printing. Invariants:
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import datetime
-import enum
 import functools
 import io
 import json
-import math
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +25,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
+
+from lance_memwal.rows.plain import to_plain
 
 __all__ = [
     "GAP",
@@ -60,27 +58,6 @@ _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), 0x7F, *range(0x80,
 
 
 # -------------------------------------------------------------------------------------------------------------- JSON
-
-
-def to_plain(value: Any) -> Any:
-    """`value` as JSON can hold it: bytes in base64, times in ISO form, values as objects."""
-    if value is None or isinstance(value, bool | int | str):
-        return value.name.lower() if isinstance(value, enum.Enum) else value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.name.lower()
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | range):
-        return [to_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return value.isoformat()
-    return str(value)
 
 
 def print_json(value: Any) -> None:

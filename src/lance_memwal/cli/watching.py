@@ -1,9 +1,8 @@
 """The command that watches a table: top.
 
-Owns what a look at a table is, and how it is shown. Invariants:
+Owns how a look at a table (`table.looking`) is shown. Invariants:
 
-1. It only reads, and claims nothing. Rates are those of all processes together (`upkeep.rates`); what is in memory is known of
-   owners that are served, who are asked.
+1. It only reads, and claims nothing.
 2. Where standard output is no terminal there is no control character, and every look is printed below the last one.
 3. A table that cannot be read is said so, and is looked at again: it may come back.
 4. However many shards there are, what is shown fits the screen: the busiest come first.
@@ -15,7 +14,6 @@ import datetime
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -25,64 +23,21 @@ from rich.text import Text
 
 from lance_memwal.cli.keyboard import Keyboard
 from lance_memwal.cli.options import Json, Options, Uri, open_for
-from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json, to_plain
-from lance_memwal.clock import SYSTEM_CLOCK, in_order
-from lance_memwal.config import WriterConfig
+from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json
+from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
-from lance_memwal.serve.asked import AskedOwners, OwnerSight
-from lance_memwal.table import Table
-from lance_memwal.upkeep.rates import ShardRates, TableRates, rates_between
-from lance_memwal.upkeep.reports import ShardStats, TableStats
+from lance_memwal.rows.plain import to_plain
+from lance_memwal.serve.asked import OwnerSight
+from lance_memwal.table.looking import Look, Looker
+from lance_memwal.upkeep.rates import ShardRates, TableRates
+from lance_memwal.upkeep.reports import ShardStats
 
 __all__ = ["top"]
 
-_ASKED_AT_ONCE = 8
 _LINES_ABOVE = 10  # what is printed beside shards
 _PIPE_SHARDS = 20
 _FROM_OWNERS = ("memory", "waits", "put p99")
 _DROPPED_FIRST = ("size", "rows", "put p99", "bytes/s", "log size", "epoch", "waits", "last write", "memory")
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One look at a table. `rates` is None at the first; `owners` are those who answered, by shard."""
-
-    time_ms: int
-    stats: TableStats
-    rates: TableRates | None = None
-    limit_bytes: int = 0
-    owners: dict[str, OwnerSight] = field(default_factory=dict)
-
-    def busiest(self) -> list[tuple[ShardStats, ShardRates]]:
-        """The shards, those where most happens first, then those where most waits."""
-        rates = self.rates.shards if self.rates else [ShardRates(shard.shard_id) for shard in self.stats.shards]
-        pairs = zip(self.stats.shards, rates, strict=True)
-        return sorted(pairs, key=lambda pair: (-pair[1].entries, -pair[0].wal_lag_bytes, -pair[0].uncompacted_rows))
-
-
-class _Looks:
-    """Looks at one table, each compared with the one before."""
-
-    def __init__(self, table: Table, shown: int) -> None:
-        self._table = table
-        self._shown = shown
-        self._owners = AskedOwners(table.location, table.base.table_id)
-        self._before: TableStats | None = None
-
-    def next(self) -> Look:
-        """The table now."""
-        table, before = self._table, self._before
-        after = self._before = table.stats(live_rows=False, collectable=False)
-        rates = None if before is None or before.base_version > after.base_version else rates_between(before, after)
-        limits = WriterConfig.from_defaults(table.details().writer_config_defaults)
-        look = Look(SYSTEM_CLOCK.now_ms(), after, rates, limits.max_unflushed_memtable_bytes)
-        busiest = [shard for shard, _ in look.busiest()[: self._shown]]
-        found = in_order(self._ask, busiest, _ASKED_AT_ONCE, "memwal-ask")
-        look.owners.update({s.shard_id: sight for s, sight in zip(busiest, found, strict=True) if sight is not None})
-        return look
-
-    def _ask(self, shard: ShardStats) -> OwnerSight | None:
-        return self._owners.ask(shard.shard_id, shard.epoch)
 
 
 def top(
@@ -101,7 +56,7 @@ def top(
     """
     console = Console(width=None if sys.stdout.isatty() else 160)
     is_live = console.is_terminal and not (once or json)
-    looks = _Looks(open_for(uri, storage_option), max(1, _rows_of(console)))
+    looks = Looker(open_for(uri, storage_option), asked=max(1, _rows_of(console)))
     if once:
         looks.next()
         SYSTEM_CLOCK.sleep(every_seconds)

@@ -28,17 +28,28 @@ __all__ = ["SQL_MEMORY_BYTES", "query", "register"]
 SQL_MEMORY_BYTES: Final = 1 << 30
 
 
-def query(text: str, tables: Mapping[str, Any], *, memory_bytes: int = SQL_MEMORY_BYTES) -> pa.Table:
-    """The answer to `text`, in which `tables` have the names that they are given under."""
+def query(
+    text: str,
+    tables: Mapping[str, Any],
+    *,
+    memory_bytes: int = SQL_MEMORY_BYTES,
+    limit: int | None = None,
+    watch: Callable[[Rows], Rows] = lambda rows: rows,
+) -> pa.Table:
+    """The answer to `text`, in which `tables` have the names that they are given under; its first `limit` rows.
+
+    `watch` may look at every scan that DataFusion makes of a table of ours.
+    """
     if not isinstance(text, str):
         raise InvalidInputError(f"a query is SQL text, not {type(text).__name__}")
     datafusion = need("datafusion", "sql", "SQL")
     context = _context(datafusion, check_number("memory_bytes", memory_bytes, least=1))
     failures: list[MemWalError] = []
     for name, table in tables.items():
-        register(context, name, _as_dataset(name, table), lambda rows: _Watched(rows, failures.append))
+        register(context, name, _as_dataset(name, table), lambda rows: _Watched(watch(rows), failures.append))
     try:
-        return context.sql_with_options(text, _reading_only(datafusion)).to_arrow_table()
+        found = context.sql_with_options(text, _reading_only(datafusion))
+        return (found if limit is None else found.limit(limit)).to_arrow_table()
     except Exception as error:
         if failures:
             raise failures[0] from None

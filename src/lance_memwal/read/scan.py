@@ -1,19 +1,18 @@
 """A scan of a table: all live rows of all tiers, projected, filtered, ordered, limited.
 
-Owns the public `Scan`, and what its `explain` says. Invariants:
+Owns the public `Scan`. Invariants:
 
 1. One scan reads one snapshot, captured when it is made, however often and in whatever form it is read.
 2. Limit and offset count live, matching rows, after these were put in order.
 3. What vanished before the first batch (an SSTable that was collected, a base version that Lance cleaned up) restarts the
    read on a fresh snapshot, a bounded number of times; later it is `CollectedError`, unless nothing was handed out yet
    (`to_table`, `count_rows`). An SSTable that fresh snapshots need too is corruption.
-4. `explain` says what the snapshot says, and reads no row.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,14 +24,13 @@ from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.extras import need
 from lance_memwal.process.telemetry import spanned
-from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
-from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected, with_restarts
+from lance_memwal.read.plan import ScanPlan, plan_of
+from lance_memwal.read.tiers import Tiers, missing_is_collected, with_restarts
 from lance_memwal.rows.filter import FilterLike, RowFilter, as_filter
 from lance_memwal.rows.notebook import html_of_schema
 from lance_memwal.rows.projection import checked_paths
-from lance_memwal.sstable.catch_up import CatchUp
 
 __all__ = ["Scan", "Travel"]
 
@@ -200,11 +198,16 @@ class Scan:
         schema = self._snapshot.schema
         return self._read_whole(_total, Projection(schema.primary_key or tuple(schema.columns.names[:1])))
 
+    def plan(self) -> ScanPlan:
+        """What this scan reads and what it leaves out; `explain` says it in words."""
+        order = None if self._order is None else str(self._order)
+        return plan_of(
+            self._snapshot, self._projection.columns, self._filter, order, limit=self._limit, offset=self._offset
+        )
+
     def explain(self) -> str:
         """What this scan reads and what it leaves out, for people."""
-        return _explained(
-            self._snapshot, self._projection, self._filter, self._order, limit=self._limit, offset=self._offset
-        )
+        return str(self.plan())
 
     def __repr__(self) -> str:
         shards = len(self._snapshot.shards)
@@ -230,57 +233,3 @@ def _total(batches: Iterator[pa.RecordBatch]) -> int:
 
 def _count(name: str, value: int | None) -> int | None:
     return None if value is None else check_number(name, value)
-
-
-# --------------------------------------------------------------------------------------------------- told to a person
-
-
-def _explained(
-    snapshot: Tiers,
-    projection: Projection,
-    row_filter: RowFilter | None,
-    order: Order | None,
-    *,
-    limit: int | None,
-    offset: int,
-) -> str:
-    """Sources, newest tier first, with what was pruned."""
-    key = ", ".join(snapshot.schema.primary_key)
-    lines = [f"scan of {snapshot.location.describe()}"]
-    lines.append(f"  columns: {', '.join(projection.columns) or '(none)'}")
-    if row_filter is not None:
-        lines.append(f"  filter:  {row_filter} (after recency)")
-    if order is not None:
-        kept = "all rows are sorted in memory" if limit is None else f"the first {offset + limit} are kept"
-        lines.append(f"  order:   {order} ({kept})")
-    if limit is not None or offset:
-        lines.append(f"  limit:   {limit if limit is not None else 'none'}, offset {offset}")
-    lines.append(f"  merge:   {f'newest row per ({key}), deletes hidden' if key else 'append-only, every row counts'}")
-    caught_up = None if snapshot.base_table is None else CatchUp.of(snapshot.base_table)
-    for view in snapshot.shards:
-        lines += _shard(view, row_filter, {} if caught_up is None else caught_up.lagging(view.manifest))
-    for shard_id in snapshot.pruned_shards:
-        lines.append(f"  shard {shard_id}: pruned, the filter cannot match there")
-    if snapshot.base_table is not None:
-        rows = snapshot.base_table.dataset.count_rows()
-        lines.append(f"  base table version {snapshot.base_table.version}: {rows} rows")
-    return "\n".join(lines)
-
-
-def _shard(view: ShardView, row_filter: RowFilter | None, lagging: Mapping[str, int]) -> list[str]:
-    """One shard; `lagging` says how many compacted generations are kept for which index."""
-    lines = [f"  shard {view.shard_id} (epoch {view.manifest.writer_epoch}, manifest {view.manifest.version})"]
-    tier = "WAL tail" if view.from_tail else "memtable"
-    for ref in reversed(view.memory):
-        used = indexes_used(ref, row_filter)
-        how = f", BTree index {', '.join(used)}" if used else ""
-        lines.append(f"    {tier} generation {ref.generation}: {ref.num_rows} rows{how}")
-    for sstable in reversed(view.sstables):
-        rows = "?" if sstable.physical_rows is None else sstable.physical_rows
-        lines.append(f"    SSTable generation {sstable.generation}: {rows} rows ({sstable.path})")
-    if skipped := len(view.manifest.sstables) - len(view.sstables):
-        kept = "; ".join(f"{count} kept until index {name} has their rows" for name, count in sorted(lagging.items()))
-        lines.append(f"    {skipped} compacted generations skipped{f' ({kept})' if kept else ''}")
-    if len(lines) == 1:
-        lines.append("    nothing above the base table")
-    return lines

@@ -17,6 +17,7 @@ __all__ = [
     "FlushReport",
     "FlushedShard",
     "GcReport",
+    "GenerationStats",
     "MaintenanceReport",
     "Problem",
     "RepairAction",
@@ -196,11 +197,26 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationStats:
+    """One generation of a shard above the base table, or still listed beside it.
+
+    `tier` is "memtable" (the newest that is not flushed), "frozen" (older, not flushed yet), "sstable", or "compacted" (the
+    base table has its rows, and something still needs the SSTable). Rows are before newest-wins; None: nobody wrote it down.
+    """
+
+    generation: int
+    tier: str
+    rows: int | None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ShardStats:
     """One shard: what its tiers hold and what compaction and collection have to do there.
 
     `wal_first` and `wal_tip` are the lowest and the highest position in its log, 0 if it is empty; `written_ms` is when the
-    highest was written.
+    highest was written, `lag_since_ms` when the oldest one that no SSTable holds yet. `generations` ascend; those that are not
+    flushed are among them only if live rows were asked for.
     """
 
     shard_id: str
@@ -223,6 +239,8 @@ class ShardStats:
     wal_first: int = 0
     wal_tip: int = 0
     written_ms: int | None = None
+    lag_since_ms: int | None = None
+    generations: tuple[GenerationStats, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from lance_memwal.log.wal import list_positions, shard_transactions, tail_positi
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.superseded_rows import superseded_rows
-from lance_memwal.read.tiers import Tiers
+from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.consumer_records import read_consumers
-from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, ShardInfo, ShardStats, TableStats
+from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, GenerationStats, ShardInfo, ShardStats, TableStats
 
 __all__ = ["collect_stats", "consumer_infos", "live_rows", "newest_transactions", "shard_infos"]
 
@@ -42,7 +42,7 @@ def collect_stats(
 ) -> TableStats:
     """The statistics of the table; `garbage` is a dry run of collection, `live` what a scan would read now."""
     seen_seconds, marks = clock.monotonic(), compacted(base)
-    seen = _all_shards(location, marks)
+    seen = _all_shards(location, marks, live)
     manifests, tips = [manifest for manifest, _ in seen], {shard.shard_id: shard.wal_tip for _, shard in seen}
     fragments = base.manifest.fragments()
     return TableStats(
@@ -63,12 +63,22 @@ def collect_stats(
     )
 
 
-def _all_shards(location: Location, marks: Mapping[str, int]) -> list[tuple[ShardManifest, ShardStats]]:
+def _all_shards(
+    location: Location, marks: Mapping[str, int], live: Tiers | None
+) -> list[tuple[ShardManifest, ShardStats]]:
     """Every shard that has a manifest, in order of id; many are looked at at once where that is faster."""
+    views = {} if live is None else {view.shard_id: view for view in live.shards}
 
     def look(shard_id: str) -> tuple[ShardManifest, ShardStats] | None:
         manifest = ShardManifestStore(location, shard_id).read_latest()
-        return None if manifest is None else (manifest, _shard(location, manifest, marks.get(shard_id, 0)))
+        return (
+            None
+            if manifest is None
+            else (
+                manifest,
+                _shard(location, manifest, marks.get(shard_id, 0), views.get(shard_id)),
+            )
+        )
 
     found = in_order(look, list_shards(location), location.at_once(_SHARDS_AT_ONCE), "memwal-stats")
     return [shard for shard in found if shard is not None]
@@ -132,7 +142,17 @@ def newest_transactions(location: Location, tag: str | None) -> dict[str, dict[s
     return found
 
 
-def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats:
+def _generations(manifest: ShardManifest, mark: int, view: ShardView | None) -> tuple[GenerationStats, ...]:
+    """Every generation that the manifest lists, and those of `view` that it does not list yet, ascending."""
+    listed = [("compacted", s) for s in manifest.up_to(mark)] + [("sstable", s) for s in manifest.above(mark)]
+    found = [GenerationStats(s.generation, tier, s.physical_rows, s.in_memory_bytes) for tier, s in listed]
+    memory = [] if view is None else [ref for ref in view.memory if ref.generation >= manifest.current_generation]
+    for number, ref in enumerate(memory, 1):
+        found.append(GenerationStats(ref.generation, "memtable" if number == len(memory) else "frozen", ref.num_rows))
+    return tuple(found)
+
+
+def _shard(location: Location, manifest: ShardManifest, mark: int, view: ShardView | None) -> ShardStats:
     shard_id = manifest.shard_id
     objects = location.store.list(paths.shard_dir(shard_id))
     cursor = manifest.replay_after_wal_entry_position
@@ -142,7 +162,7 @@ def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats
         if item.path.startswith(f"{paths.wal_dir(shard_id)}/")
         and (position := paths.parse_entry_name(item.path.rpartition("/")[2])) is not None
     }
-    lag = [item.size_bytes for position, item in log.items() if position > cursor]
+    lag = [item for position, item in log.items() if position > cursor]
     tip = max(log, default=0)
     pending = manifest.above(mark)
     return ShardStats(
@@ -159,11 +179,13 @@ def _shard(location: Location, manifest: ShardManifest, mark: int) -> ShardStats
         wal_entries=len(log),
         wal_bytes=sum(item.size_bytes for item in log.values()),
         wal_lag_entries=len(lag),
-        wal_lag_bytes=sum(lag),
+        wal_lag_bytes=sum(item.size_bytes for item in lag),
         manifests=sum(item.path.startswith(f"{paths.manifest_dir(shard_id)}/") for item in objects),
         objects=len(objects),
         size_bytes=sum(item.size_bytes for item in objects),
         wal_first=min(log, default=0),
         wal_tip=tip,
         written_ms=log[tip].modified_ms if log else None,
+        lag_since_ms=min((item.modified_ms for item in lag), default=None),
+        generations=_generations(manifest, mark, view),
     )

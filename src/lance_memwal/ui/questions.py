@@ -1,0 +1,274 @@
+"""Queries of the page: what may be asked, and what it may cost.
+
+Owns `Desk` and the kinds of query. Invariants:
+
+1. A query only reads. SQL runs as `table.sql` does: DDL, DML and statements are refused before anything runs.
+2. At most `MAX_ROWS` rows come back, and at most so many bytes (`ui.answers`).
+3. A client has one query at a time, all clients together `AT_ONCE`; whoever comes on top is refused, nobody waits.
+4. A query is answered or refused within `MAX_SECONDS`. What cannot be stopped in between keeps its place until it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, thread_pool
+from lance_memwal.engines.dataset import Rows, dataset_at
+from lance_memwal.engines.sql import query as sql_query
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.process.deadline import Deadline
+from lance_memwal.read.merge import GENERATION
+from lance_memwal.read.scan import Scan
+from lance_memwal.rows.typed import typed_key
+from lance_memwal.table import Table
+from lance_memwal.types import ROW_ADDRESS
+from lance_memwal.ui.answers import Cells, Refusal
+from lance_memwal.ui.plans import answered_by, drawn
+
+__all__ = ["AT_ONCE", "DEFAULT_ROWS", "MAX_ROWS", "MAX_SECONDS", "Desk"]
+
+MAX_ROWS: Final = 1_000
+DEFAULT_ROWS: Final = 100
+MAX_SECONDS: Final = 30.0
+AT_ONCE: Final = 4
+_SQL_MEMORY_BYTES: Final = 256 << 20
+_DRAWN_SCANS: Final = 4
+
+Question = Mapping[str, Any]
+
+
+class Limits:
+    """How long one query may take, and whether anybody still wants its answer."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._deadline = Deadline(clock, seconds)
+        self._given_up = threading.Event()
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._given_up.set()
+
+    def check(self) -> None:
+        """Raise if the query is to end here."""
+        if self._given_up.is_set():
+            raise Refusal(499, "the query was cancelled")
+        self._deadline.refuse_passed("the query was not answered: ask for less, or add a filter")
+
+    @property
+    def left_seconds(self) -> float:
+        """The time that is left."""
+        return self._deadline.left_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A query that was begun."""
+
+    answer: Any  # a Future of the answer
+    limits: Limits
+
+
+class Desk:
+    """Answers queries about one table."""
+
+    def __init__(self, table: Table, *, clock: Clock = SYSTEM_CLOCK, max_seconds: float = MAX_SECONDS) -> None:
+        self._table = table
+        self._clock = clock
+        self._max_seconds = max_seconds
+        self._pool = thread_pool(AT_ONCE, "memwal-ui")
+        self._lock = threading.Lock()
+        self._clients: set[str] = set()
+
+    def begin(self, client: str, question: Question) -> Running:
+        """Begin a query of a client; `Refusal` if it has one, or all places are taken."""
+        kind = question.get("kind")
+        answer = _KINDS.get(kind) if isinstance(kind, str) else None
+        if answer is None:
+            raise InvalidInputError(f"kind is one of {', '.join(_KINDS)}")
+        limits = Limits(self._clock, self._max_seconds)
+        with self._lock:
+            if client in self._clients:
+                raise Refusal(429, "your last query is still running: wait for it, or cancel it")
+            if len(self._clients) >= AT_ONCE:
+                raise Refusal(503, f"{AT_ONCE} queries are running already: try again when one of them is done")
+            self._clients.add(client)
+        return Running(self._pool.submit(self._run, client, answer, question, limits), limits)
+
+    def _run(self, client: str, answer: _Answer, question: Question, limits: Limits) -> dict[str, Any]:
+        started = self._clock.monotonic()
+        try:
+            found = answer(self._table, question, limits)
+            return {**found, "kind": question["kind"], "seconds": self._clock.monotonic() - started}
+        finally:
+            with self._lock:
+                self._clients.discard(client)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_Answer = Callable[[Table, Question, Limits], dict[str, Any]]
+
+
+# ------------------------------------------------------------------------------------------------------ what is asked
+
+
+def _text(question: Question, name: str) -> str | None:
+    value = question.get(name)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{name} is a text")
+    return value.strip()
+
+
+def _needed(question: Question, name: str, what: str) -> str:
+    value = _text(question, name)
+    if value is None:
+        raise InvalidInputError(f"give {what}")
+    return value
+
+
+def _names(question: Question, name: str) -> list[str] | None:
+    text = _text(question, name)
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _rows(question: Question, name: str = "limit") -> int:
+    value = question.get(name, DEFAULT_ROWS)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_ROWS:
+        raise InvalidInputError(f"{name} is a number from 1 to {MAX_ROWS:,}")
+    return value
+
+
+def _vector(question: Question) -> list[float] | None:
+    text = _text(question, "vector")
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list) or not all(type(item) in (int, float) for item in value):
+        raise InvalidInputError("a vector is a JSON array of numbers, as in [0.1, 0.2]")
+    return [float(item) for item in value]
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+def _shown(schema: pa.Schema, cells: Cells, plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "columns": [
+            {"name": field.name, "type": str(field.type), "number": _is_number(field.type)} for field in schema
+        ],
+        "rows": cells.rows,
+        "more": cells.more,
+        "cut": cells.cut,
+        "plans": list(plans),
+    }
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _checked(batches: Iterator[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        limits.check()
+        yield batch
+
+
+def _scan(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
+    most = _rows(question)
+    traced = GENERATION not in table.schema.names
+    scan = table.scan(
+        _names(question, "columns"),
+        _text(question, "filter"),
+        most + 1,  # one more than is shown tells whether there are more
+        order_by=_names(question, "order_by"),
+        with_row_address=traced,
+        with_generation=traced,
+    )
+    schema = pa.schema([field for field in scan.schema if not traced or field.name not in (GENERATION, ROW_ADDRESS)])
+    read = list(_checked(scan.to_batches(), limits))
+    cells = Cells(most).add(_checked(iter(read), limits), len(schema))
+    shown = pa.Table.from_batches(read, scan.schema).slice(0, len(cells.rows))
+    return _shown(schema, cells, [drawn(scan, answered_by(shown) if traced else None)])
+
+
+def _get(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
+    schema = table.base.columns
+    key = typed_key(schema, _needed(question, "key", "the key of a row"))
+    columns = _names(question, "columns")
+    found = table.lookup([key], columns)
+    limits.check()
+    values = key if isinstance(key, tuple) else (key,)
+    named = [
+        pc.field(name) == pa.scalar(value, schema.columns.field(name).type)
+        for name, value in zip(schema.need_key(), values, strict=True)
+    ]
+    condition = named[0]
+    for other in named[1:]:
+        condition &= other
+    return _shown(found.schema, Cells(1).add([found], len(found.schema)), [drawn(table.scan(columns, condition))])
+
+
+def _search(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
+    text, vector, most = _text(question, "text"), _vector(question), _rows(question, "k")
+    if text is None and vector is None:
+        raise InvalidInputError("give a text, a vector, or both")
+    condition, columns = _text(question, "filter"), _names(question, "columns")
+    found = table.search(
+        vector, text=text, column=_names(question, "column"), k=most, filter=condition, columns=columns
+    )
+    limits.check()
+    return _shown(found.schema, Cells(most).add([found], len(found.schema)), [drawn(table.scan(columns, condition))])
+
+
+def _sql(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
+    text, most = _needed(question, "sql", "a query, as in select count(*) from t"), _rows(question)
+    scans: list[Scan] = []
+
+    def watch(rows: Rows) -> Rows:
+        limits.check()
+        if isinstance(rows, Scan) and len(scans) < _DRAWN_SCANS:
+            scans.append(rows)
+        return _Stoppable(rows, limits)
+
+    tables = {"t": dataset_at(table.scan().snapshot)}
+    found = sql_query(text, tables, memory_bytes=_SQL_MEMORY_BYTES, limit=most + 1, watch=watch)
+    return _shown(found.schema, Cells(most).add([found], len(found.schema)), [drawn(scan) for scan in scans])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stoppable:
+    """Rows that end where a query is to end."""
+
+    rows: Rows
+    limits: Limits
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The rows as a streaming reader."""
+        reader = self.rows.to_reader()
+        return pa.RecordBatchReader.from_batches(reader.schema, _checked(reader, self.limits))
+
+    def to_table(self) -> pa.Table:
+        """The rows as a table."""
+        return self.to_reader().read_all()
+
+    def count_rows(self) -> int:
+        """How many they are."""
+        self.limits.check()
+        return self.rows.count_rows()
+
+
+_KINDS: Final[dict[str, _Answer]] = {"scan": _scan, "get": _get, "search": _search, "sql": _sql}

@@ -1,0 +1,90 @@
+"""Serving the page: a socket, an address, and until when.
+
+Owns `bind`, `link_of` and `serve`. Invariants:
+
+1. The socket is bound before anybody is told its address, so that no other program can have it.
+2. The token is in the fragment of the link, which a browser never sends, logs or refers to.
+3. It ends with SIGINT or SIGTERM, and waits for no query.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.process.extras import need
+from lance_memwal.table import Table
+from lance_memwal.ui.app import make_app
+from lance_memwal.ui.looks import EVERY_SECONDS
+
+__all__ = ["bind", "hosts_of", "is_loopback", "link_of", "serve"]
+
+_LOCAL_NAME = "localhost"
+_CONNECTIONS = 64
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return host == _LOCAL_NAME or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens at the address; port 0 takes any that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise InvalidInputError(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; name another port"
+        ) from None
+    return listening
+
+
+def hosts_of(host: str, port: int) -> list[str]:
+    """The names with ports under which a browser may ask for the page."""
+    names = [host, _LOCAL_NAME, "127.0.0.1", "::1"] if is_loopback(host) else [host]
+    return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in dict.fromkeys(names)]
+
+
+def link_of(host: str, port: int, token: str) -> str:
+    """Where the page is."""
+    return f"http://{hosts_of(host, port)[0]}/#token={token}"
+
+
+def serve(
+    table: Table,
+    listening: socket.socket,
+    *,
+    host: str,
+    token: str,
+    every_seconds: float = EVERY_SECONDS,
+    started: Callable[[], Any] = lambda: None,
+) -> None:
+    """Serve the page of `table` on a socket until a signal ends it; `started` is called once it answers."""
+    uvicorn = need("uvicorn", "ui", "the web page")
+    port = listening.getsockname()[1]
+    app = make_app(table, hosts=hosts_of(host, port), token=token, every_seconds=every_seconds)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=1,
+        proxy_headers=False,
+    )
+    server = uvicorn.Server(config)
+    listening.listen()
+    started()
+    server.run(sockets=[listening])
