@@ -15,7 +15,7 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest lint format docs bench prove prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench prove prove-versions clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -36,6 +36,13 @@ test: lint docs pytest ## lint, then every test of the ci profile
 
 pytest: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+test-ui: setup ## the web page in a headless Chromium of this machine
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -n 0 tests/browser $(ARGS)
+
+screenshots: ## the pictures of the web page in docs/images, made by its tests
+	@$(MAKE) test-ui ARGS="--screenshots docs/images -k picture"
 
 lint: setup ## ruff, mypy --strict, the rooms (import-linter), dead code
 	$(BIN)/ruff check .

@@ -396,6 +396,8 @@ def test_help_lists_every_command_and_each_has_json() -> None:
         "consumers",
         "serve",
         "exporter",
+        "ui",
+        "top",
         "head",
         "schema",
         "tables",

@@ -46,7 +46,7 @@ def query(
     context = _context(datafusion, check_number("memory_bytes", memory_bytes, least=1))
     failures: list[MemWalError] = []
     for name, table in tables.items():
-        register(context, name, _as_dataset(name, table), lambda rows: _Watched(watch(rows), failures.append))
+        register(context, name, _as_dataset(name, table), lambda rows: _Watched(rows, failures.append, watch))
     try:
         found = context.sql_with_options(text, _reading_only(datafusion))
         return (found if limit is None else found.limit(limit)).to_arrow_table()
@@ -62,22 +62,23 @@ class _Watched:
 
     rows: Rows
     note: Callable[[MemWalError], None]
+    watch: Callable[[Rows], Rows]
 
     def to_reader(self) -> pa.RecordBatchReader:
         """The rows as a streaming reader."""
         with self._noting():
-            reader = self.rows.to_reader()
+            reader = self.watch(self.rows).to_reader()
         return pa.RecordBatchReader.from_batches(reader.schema, self._each(reader))
 
     def to_table(self) -> pa.Table:
         """The rows as a table."""
         with self._noting():
-            return self.rows.to_table()
+            return self.watch(self.rows).to_table()
 
     def count_rows(self) -> int:
         """How many they are."""
         with self._noting():
-            return self.rows.count_rows()
+            return self.watch(self.rows).count_rows()
 
     def _each(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         with self._noting():

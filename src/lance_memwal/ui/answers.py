@@ -27,12 +27,12 @@ from lance_memwal.errors import (
 )
 from lance_memwal.rows.plain import to_plain
 
-__all__ = ["MAX_ANSWER_BYTES", "MAX_CELL_CHARACTERS", "Cells", "Refusal", "error_of"]
+__all__ = ["MAX_ANSWER_BYTES", "MAX_CELL_CHARACTERS", "Cells", "Refusal", "columns_told", "error_of"]
 
 _LOG = logging.getLogger(__name__)
 MAX_ANSWER_BYTES: Final = 4 << 20
 MAX_CELL_CHARACTERS: Final = 2_000
-_MAX_ITEMS: Final = 64
+_MAX_ITEMS: Final = 16
 _ROWS_AT_ONCE: Final = 64
 _STATUS: Final[tuple[tuple[type[MemWalError], int], ...]] = (
     (InvalidInputError, 400),
@@ -66,6 +66,15 @@ def error_of(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 def _body(kind: str, text: str, *, retryable: bool) -> dict[str, Any]:
     return {"error": {"kind": kind, "text": text, "retryable": retryable}}
+
+
+def columns_told(schema: pa.Schema) -> list[dict[str, Any]]:
+    """The columns of an answer: name, type, and whether they hold numbers."""
+    return [{"name": field.name, "type": str(field.type), "number": _is_number(field.type)} for field in schema]
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 @dataclass(slots=True)
@@ -109,8 +118,10 @@ class Cells:
         return text
 
     def _listed(self, plain: Any) -> str:
-        if isinstance(plain, list) and len(plain) > _MAX_ITEMS:
-            self.cut += 1
-            shown = ", ".join(f"{item:.4g}" if isinstance(item, float) else json.dumps(item) for item in plain[:4])
-            return f"[{shown}, … {len(plain)} values]"
-        return json.dumps(plain, ensure_ascii=False)
+        if not isinstance(plain, list) or not all(isinstance(item, int | float) for item in plain):
+            return json.dumps(plain, ensure_ascii=False)
+        numbers = [f"{item:.4g}" if isinstance(item, float) else str(item) for item in plain[:_MAX_ITEMS]]
+        if len(plain) <= _MAX_ITEMS:
+            return f"[{', '.join(numbers)}]"
+        self.cut += 1
+        return f"[{', '.join(numbers[:4])}, … {len(plain)} values]"

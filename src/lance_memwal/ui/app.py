@@ -48,6 +48,7 @@ _SUMS: Final = (
 )
 _RATES: Final = ("entries", "size_bytes", "flushes", "compacted", "takeovers", "base_rows", "requests", "dollars")
 _POLL_SECONDS: Final = 0.2
+_SHORTEST_SECONDS: Final = 0.1
 _Handler = Callable[["Request"], Awaitable["Response"]]
 
 
@@ -75,6 +76,7 @@ class _Views:
 
     def __init__(self, table: Table, every_seconds: float, max_seconds: float) -> None:
         self._table = table
+        self._every_seconds = every_seconds
         self._looks = Looks(table, every_seconds=every_seconds)
         self.desk = Desk(table, max_seconds=max_seconds)
 
@@ -118,7 +120,7 @@ class _Views:
             "base_version": table.base.version,
             "software": lance_memwal.__version__,
             "max_rows": MAX_ROWS,
-            "max_seconds": MAX_SECONDS,
+            "every_seconds": max(_SHORTEST_SECONDS, self._every_seconds),
         }
 
     def _look(self, request: Request) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lance_memwal.rows.blobs import shown_batch, shown_field
 from lance_memwal.rows.plain import to_plain
 from lance_memwal.store.location import Location
 from lance_memwal.types import check_shard_id
-from lance_memwal.ui.answers import Cells
+from lance_memwal.ui.answers import Cells, columns_told
 from lance_memwal.upkeep.history import (
     Event,
     base_events,
@@ -67,7 +67,7 @@ def entry(location: Location, shard_id: str, position: int) -> dict[str, Any]:
         "written_ms": None if footer is None else footer.written_ms,
         "joint": footer is not None and footer.joint,
         "seal": None if footer is None else footer.seal,
-        "columns": [{"name": field.name, "type": str(field.type)} for field in schema],
+        "columns": columns_told(schema),
         "rows": cells.rows,
         "more": cells.more,
         "cut": cells.cut,

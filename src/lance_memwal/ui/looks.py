@@ -62,6 +62,7 @@ class Looks:
     """The table, looked at when somebody asks. Threads may share it."""
 
     def __init__(self, table: Table, *, every_seconds: float = EVERY_SECONDS, clock: Clock = SYSTEM_CLOCK) -> None:
+        """`every_seconds` is the wait between looks, at least; 0: none."""
         self._looker = Looker(table, asked=_ASKED, live_rows=True, clock=clock)
         self._every_seconds = every_seconds
         self._clock = clock
@@ -96,7 +97,8 @@ class Looks:
             look = self._looker.next()
         finally:
             ended = self._clock.monotonic()
-            self._next_at = ended + max(self._every_seconds, _REST * (ended - started))
+            wait = max(self._every_seconds, _REST * (ended - started)) if self._every_seconds else 0.0
+            self._next_at = ended + wait
         sample = _sample(1 if before is None else before.sample.number + 1, look, before)
         self._samples.append(sample)
         self._newest = Seen(look, sample)

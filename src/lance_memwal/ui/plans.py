@@ -1,22 +1,23 @@
 """The plan of a query as the page draws it.
 
-Owns `drawn`. Invariant: numbers that nobody counted are None, never 0. Where two shards have a generation of the same
-number, rows of the answer do not say which of them they came from, and neither do we.
+Owns `drawn` and `answered_by`. Invariant: numbers that nobody counted, or can tell apart, are None, never 0.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lance_memwal.read.merge import GENERATION
-from lance_memwal.read.plan import ScanPlan, ShardPlan, Superseded, count_superseded
+from lance_memwal.read.plan import ScanPlan, ShardPlan, Superseded, TierPlan, count_superseded
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.tiers import Tiers
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.types import ROW_ADDRESS
 
 __all__ = ["Answered", "answered_by", "drawn"]
@@ -24,35 +25,50 @@ __all__ = ["Answered", "answered_by", "drawn"]
 MAX_COUNTED_ROWS: Final = 2_000_000
 MAX_DRAWN: Final = 200
 
-Answered = tuple[Counter[int], Counter[int]]
-"""Rows of an answer by generation (0: the base table), and those of the base table by fragment."""
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Where the rows of an answer came from: by shard and generation, and those of the base table by fragment.
+
+    The shard is None where rows do not say in which one they are (manual shards).
+    """
+
+    generations: Counter[tuple[str | None, int]]
+    fragments: Counter[int]
+
+    def of(self, shard_id: str, generation: int, *, alone: bool) -> int | None:
+        """Rows of a generation of a shard; `alone`: no other shard that was read has one of that number."""
+        if None in {shard for shard, _ in self.generations}:
+            return self.generations[None, generation] if alone else None
+        return self.generations[shard_id, generation]
 
 
-def answered_by(rows: pa.Table) -> Answered:
-    """Where the rows of an answer came from; it has a column of generations and one of row addresses."""
-    generations = np.asarray(rows[GENERATION].to_numpy()) if rows.num_rows else np.empty(0, np.uint64)
+def answered_by(rows: pa.Table, sharding: Sharding) -> Answered:
+    """Where the rows of an answer came from; it has generations, row addresses, and what the sharding looks at."""
     addresses = np.asarray(rows[ROW_ADDRESS].drop_null().to_numpy()).astype(np.uint64)
-    return Counter(generations.tolist()), Counter((addresses >> np.uint64(32)).tolist())
+    found: Counter[tuple[str | None, int]] = Counter()
+    for batch in rows.filter(pc.greater(rows[GENERATION], 0)).to_batches():
+        for shard_id, part in sharding.route(batch, None) if sharding.is_routed else [(None, batch)]:
+            for generation, count in Counter(part.column(GENERATION).to_pylist()).items():
+                found[shard_id, generation] += count
+    return Answered(found, Counter((addresses >> np.uint64(32)).tolist()))
 
 
-def drawn(scan: Scan, answered: Answered | None = None) -> dict[str, Any]:
+def drawn(scan: Scan, answered: Answered | None = None, limit: int | None = None) -> dict[str, Any]:
     """The plan of a scan; `answered` says where the rows that are shown came from, if that is known."""
     plan, counted = scan.plan(), _counted(scan.snapshot)
-    generations, fragments = answered or (None, None)
-    alone = Counter(tier.generation for shard in plan.shards for tier in shard.tiers)
-    from_generation = None if generations is None else {g: generations[g] for g in alone if alone[g] == 1}
-    base_answered = None if generations is None else generations[0]
+    numbers = Counter(tier.generation for shard in plan.shards for tier in shard.tiers)
     return {
         "columns": plan.columns,
         "filter": plan.filter,
         "order": plan.order,
-        "limit": plan.limit,
+        "limit": limit,
         "key": plan.primary_key,
-        "shards": [_shard(shard, counted, from_generation) for shard in plan.shards[:MAX_DRAWN]],
+        "shards": [_shard(shard, counted, answered, numbers) for shard in plan.shards[:MAX_DRAWN]],
         "shards_in_all": len(plan.shards),
         "pruned": plan.pruned_shards[:MAX_DRAWN],
         "pruned_in_all": len(plan.pruned_shards),
-        "base": None if plan.base_version is None else _base(plan, counted, base_answered, fragments),
+        "base": None if plan.base_version is None else _base(plan, counted, answered),
         "text": str(plan) if len(plan.shards) <= MAX_DRAWN else None,
     }
 
@@ -63,38 +79,39 @@ def _counted(snapshot: Tiers) -> Superseded | None:
     return count_superseded(snapshot) if memory + flushed <= MAX_COUNTED_ROWS else None
 
 
-def _shard(shard: ShardPlan, counted: Superseded | None, answered: Mapping[int, int] | None) -> dict[str, Any]:
+def _shard(
+    shard: ShardPlan, counted: Superseded | None, answered: Answered | None, numbers: Counter[int]
+) -> dict[str, Any]:
+    def told(tier: TierPlan) -> dict[str, Any]:
+        source, alone = (shard.shard_id, tier.generation), numbers[tier.generation] == 1
+        return {
+            "tier": tier.tier,
+            "generation": tier.generation,
+            "rows": tier.rows,
+            "path": tier.path,
+            "indexes": tier.indexes,
+            "superseded": None if counted is None else counted.generations.get(source),
+            "tombstones": None if counted is None else counted.tombstones.get(source),
+            "answered": None if answered is None else answered.of(*source, alone=alone),
+        }
+
     return {
         "shard": shard.shard_id,
         "epoch": shard.epoch,
         "manifest": shard.manifest_version,
         "skipped": shard.skipped,
         "kept_for": dict(shard.kept_for),
-        "tiers": [
-            {
-                "tier": tier.tier,
-                "generation": tier.generation,
-                "rows": tier.rows,
-                "path": tier.path,
-                "indexes": tier.indexes,
-                "superseded": None if counted is None else counted.generations.get((shard.shard_id, tier.generation)),
-                "tombstones": None if counted is None else counted.tombstones.get((shard.shard_id, tier.generation)),
-                "answered": None if answered is None else answered.get(tier.generation),
-            }
-            for tier in shard.tiers
-        ],
+        "tiers": [told(tier) for tier in shard.tiers],
     }
 
 
-def _base(
-    plan: ScanPlan, counted: Superseded | None, answered: int | None, by_fragment: Mapping[int, int] | None
-) -> dict[str, Any]:
+def _base(plan: ScanPlan, counted: Superseded | None, answered: Answered | None) -> dict[str, Any]:
     hidden = None if counted is None else counted.fragments
     return {
         "version": plan.base_version,
         "rows": plan.base_rows,
         "superseded": None if counted is None else counted.base,
-        "answered": answered,
+        "answered": None if answered is None else answered.fragments.total(),
         "fragments_in_all": len(plan.fragments),
         "fragments": [
             {
@@ -102,7 +119,7 @@ def _base(
                 "rows": fragment.rows,
                 "deleted": fragment.deleted,
                 "superseded": None if hidden is None else hidden.get(fragment.fragment, 0),
-                "answered": None if by_fragment is None else by_fragment.get(fragment.fragment, 0),
+                "answered": None if answered is None else answered.fragments[fragment.fragment],
             }
             for fragment in plan.fragments[:MAX_DRAWN]
         ],

@@ -26,10 +26,12 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.read.merge import GENERATION
 from lance_memwal.read.scan import Scan
+from lance_memwal.rows.projection import root_of
+from lance_memwal.rows.sharding import Bucket, Identity
 from lance_memwal.rows.typed import typed_key
 from lance_memwal.table import Table
 from lance_memwal.types import ROW_ADDRESS
-from lance_memwal.ui.answers import Cells, Refusal
+from lance_memwal.ui.answers import Cells, Refusal, columns_told
 from lance_memwal.ui.plans import answered_by, drawn
 
 __all__ = ["AT_ONCE", "DEFAULT_ROWS", "MAX_ROWS", "MAX_SECONDS", "Desk"]
@@ -167,18 +169,12 @@ def _vector(question: Question) -> list[float] | None:
 
 def _shown(schema: pa.Schema, cells: Cells, plans: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "columns": [
-            {"name": field.name, "type": str(field.type), "number": _is_number(field.type)} for field in schema
-        ],
+        "columns": columns_told(schema),
         "rows": cells.rows,
         "more": cells.more,
         "cut": cells.cut,
         "plans": list(plans),
     }
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _checked(batches: Iterator[pa.RecordBatch], limits: Limits) -> Iterator[pa.RecordBatch]:
@@ -188,21 +184,24 @@ def _checked(batches: Iterator[pa.RecordBatch], limits: Limits) -> Iterator[pa.R
 
 
 def _scan(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
-    most = _rows(question)
+    most, columns, sharding = _rows(question), _names(question, "columns"), table.sharding
     traced = GENERATION not in table.schema.names
+    named = [root_of(sharding.column)] if traced and isinstance(sharding, Bucket | Identity) else []
+    more = [name for name in named if columns is not None and name not in columns]
     scan = table.scan(
-        _names(question, "columns"),
+        None if columns is None else [*columns, *more],
         _text(question, "filter"),
         most + 1,  # one more than is shown tells whether there are more
         order_by=_names(question, "order_by"),
         with_row_address=traced,
         with_generation=traced,
     )
-    schema = pa.schema([field for field in scan.schema if not traced or field.name not in (GENERATION, ROW_ADDRESS)])
+    hidden = {*more, *((GENERATION, ROW_ADDRESS) if traced else ())}
+    schema = pa.schema([field for field in scan.schema if field.name not in hidden])
     read = list(_checked(scan.to_batches(), limits))
     cells = Cells(most).add(_checked(iter(read), limits), len(schema))
     shown = pa.Table.from_batches(read, scan.schema).slice(0, len(cells.rows))
-    return _shown(schema, cells, [drawn(scan, answered_by(shown) if traced else None)])
+    return _shown(schema, cells, [drawn(scan, answered_by(shown, sharding) if traced else None, most)])
 
 
 def _get(table: Table, question: Question, limits: Limits) -> dict[str, Any]:

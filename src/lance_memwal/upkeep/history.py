@@ -261,10 +261,10 @@ def _of_base(before: _Seen, after: _Seen, version: int, time_ms: int) -> Iterato
     grown = after.rows - before.rows
     for shard, mark in sorted(moved.items()):
         done = tuple(range(before.marks.get(shard, 0) + 1, mark + 1))
-        text = f"{_named(done)} went into the base table ({grown:+,} rows)"
-        yield Event(time_ms, "compaction", shard, version, text, generations=done, rows=grown)
+        text = f"{_named(done)} went into the base table ({grown:+,} rows{' of all shards' if len(moved) > 1 else ''})"
+        yield Event(time_ms, "compaction", shard, version, text, generations=done)
     if not moved:
-        yield Event(time_ms, "base", None, version, _what_changed(before, after, grown), rows=grown)
+        yield Event(time_ms, "base", None, version, _what_changed(before, after, grown))
 
 
 def _what_changed(before: _Seen, after: _Seen, grown: int) -> str:

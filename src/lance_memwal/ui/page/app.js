@@ -7,7 +7,7 @@ import { Query } from "./query.js";
 import { Storage } from "./storage.js";
 import { Timeline } from "./timeline.js";
 
-const EVERY_MS = 2000, KEPT = 900, THEME = "memwal-theme";
+const KEPT = 900, THEME = "memwal-theme";
 const at = (id) => document.getElementById(id);
 
 class App {
@@ -83,7 +83,7 @@ class App {
       this.pulse("lost", this.look ? `last seen ${ago(this.look.time_ms)}` : "not connected");
     }
     clearTimeout(this.timer);
-    if (!this.paused && !document.hidden) this.timer = setTimeout(() => this.refresh(), EVERY_MS);
+    if (!this.paused && !document.hidden) this.timer = setTimeout(() => this.refresh(), 1000 * (this.facts?.every_seconds ?? 2));
     return this.look;
   }
 

@@ -31,7 +31,7 @@ export function table(caption, columns, rows, options = {}) {
     const shown = c.cell ? c.cell(row, index) : row[place];
     return h(tag, { class: [c.number ? "number" : "", c.className ?? ""].join(" ").trim() || null, scope: c.head ? "row" : null }, shown);
   })));
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+  return h("div", { class: options.tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption", { class: options.hideCaption ? "unseen" : null }, caption), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, body)));
 }
 
@@ -83,3 +83,10 @@ export const plural = (number, one, many = `${one}s`) => `${count(number)} ${num
 
 /** The first part of a shard id, with the whole of it in the title. */
 export const shardName = (id) => h("code", { class: "shard", title: id }, id.slice(0, 8));
+
+/** A value of a row. */
+export function cell(value) {
+  if (value === null) return h("span", { class: "null" }, "null");
+  if (typeof value === "number") return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(7)));
+  return String(value);
+}

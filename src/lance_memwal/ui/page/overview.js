@@ -27,12 +27,14 @@ export class Overview {
     this.figures = h("dl", { class: "figures" });
     this.flow = h("ol", { class: "flow" });
     this.shards = h("div");
+    this.about = h("details", { class: "about" }, h("summary", {}, "Columns and indexes"));
     this.notes = h("ul", { class: "notes" });
     this.element = h("div", {},
       h("section", { "aria-labelledby": "now" }, h("h2", { id: "now", class: "unseen" }, "Now"), this.figures),
       h("section", { "aria-labelledby": "tiers" }, h("h2", { id: "tiers" }, "Where rows are"), this.flow, this.notes),
-      h("section", { "aria-labelledby": "plots" }, h("h2", { id: "plots" }, "The last three minutes"), h("div", { class: "plots" }, this.plots.map((plot) => plot.element))),
-      h("section", { "aria-labelledby": "shards" }, h("div", { class: "heading" }, h("h2", { id: "shards" }, "Shards"), this.choice()), this.shards));
+      h("section", { "aria-labelledby": "plots" }, h("h2", { id: "plots" }, "Rates and latencies"), h("div", { class: "plots" }, this.plots.map((plot) => plot.element))),
+      h("section", { "aria-labelledby": "shards" }, h("div", { class: "heading" }, h("h2", { id: "shards" }, "Shards"), this.choice()), this.shards),
+      h("section", {}, this.about));
   }
 
   choice() {
@@ -47,8 +49,20 @@ export class Overview {
     this.figures.replaceChildren(...figures(look, facts));
     this.flow.replaceChildren(...flow(look));
     this.notes.replaceChildren(...notes(look));
+    if (facts && facts !== this.facts) this.describe(facts);
     for (const plot of this.plots) plot.update(samples);
     keeping(this.shards, () => this.shards.replaceChildren(this.lanes(look), this.pages(look)));
+  }
+
+  describe(facts) {
+    this.facts = facts;
+    const columns = [
+      { name: "Column", head: true, cell: (c) => h("code", {}, c.name) }, { name: "Type", cell: (c) => c.type },
+      { name: "Nulls", cell: (c) => (c.nullable ? "allowed" : "none") }, { name: "Place in the key", number: true, cell: (c) => (c.key === null ? "" : count(c.key)) },
+      { name: "Index", cell: (c) => facts.indexes.filter((i) => i.columns.includes(c.name)).map((i) => `${i.name} (${i.index_type}${i.maintained ? ", mirrored by fresh tiers" : ""})`).join(", "), className: "wrap" },
+    ];
+    const rules = `sharding: ${facts.sharding}${facts.merge ? `; merge: ${facts.merge}` : ""}`;
+    this.about.replaceChildren(this.about.firstElementChild, table("Columns of the table", columns, facts.columns, { hideCaption: true }), h("p", { class: "small" }, rules));
   }
 
   lanes(look) {
@@ -62,6 +76,7 @@ export class Overview {
       { name: "Frozen", cell: (shard) => blocks(inTier(shard, "frozen"), most, "frozen") },
       { name: "SSTables", cell: (shard) => blocks([...inTier(shard, "compacted"), ...inTier(shard, "sstable")], most, "sstable") },
       { name: "In the base table", cell: (shard) => stack(`${count(shard.compacted_generation)} of ${plural(Math.max(shard.compacted_generation, shard.current_generation - 1), "generation")}`, shard.uncompacted_generations ? `${plural(shard.uncompacted_rows, "row")} behind${shard.due ? " · due" : ""}` : "up to date", "base") },
+      ...(look.shards.some((shard) => shard.owner) ? [{ name: "Owner's memory", cell: (shard) => (shard.owner ? stack(`${Math.round(100 * shard.owner.pressure)} % full`, `put p99 ${seconds(shard.owner.put_p99)}${shard.owner.waits ? ` · ${plural(shard.owner.waits, "wait")}` : ""}`, "memtable") : h("span", { class: "none" }, "not served")) }] : []),
       { name: "Entries/s", number: true, cell: (shard) => rate(shard.rates.entries) },
       { name: "Last write", number: true, cell: (shard) => ago(shard.written_ms, look.time_ms) },
       { name: "", cell: (shard) => h("a", { id: `storage-${shard.shard_id}`, href: `#/storage/${shard.shard_id}`, "aria-label": `Log and manifests of shard ${shard.shard_id.slice(0, 8)}` }, "open") },
@@ -95,13 +110,12 @@ function figures(look, facts) {
   const { stats, tiers } = look;
   const fresh = tiers.memtable.rows + tiers.frozen.rows + tiers.sstable.rows;
   const due = stats.compaction_due.length;
-  const oldest = Math.min(...look.shards.map((shard) => shard.lag_since_ms ?? Infinity));
   const one = (id, name, value, more) => h("div", { class: "figure" }, h("dt", {}, name), h("dd", { id: `figure-${id}`, class: "value", "data-value": String(value.raw) }, value.text), h("dd", { class: "small" }, more));
   const whole = (raw) => ({ raw, text: count(raw) });
   return [
     one("live", "Live rows", whole(stats.live_rows), facts?.key.length ? `newest row per ${facts.key.join(", ")}` : "append-only"),
     one("fresh", "Fresh rows", whole(fresh), "not in the base table yet, older versions included"),
-    one("lag", "Log lag", whole(stats.wal_lag_entries), stats.wal_lag_entries ? `entries · ${bytes(stats.wal_lag_bytes)} · oldest ${Number.isFinite(oldest) ? ago(oldest, look.time_ms) : "–"}` : "entries: everything is flushed"),
+    one("lag", "Log lag", whole(stats.wal_lag_entries), stats.wal_lag_entries ? `entries · ${bytes(stats.wal_lag_bytes)} · oldest ${ago(look.oldest_lag_ms, look.time_ms)}` : "entries: everything is flushed"),
     one("debt", "Compaction debt", whole(stats.uncompacted_generations), `SSTables · ${bytes(stats.uncompacted_bytes)} · ${due ? `due in ${plural(due, "shard")}` : "not due"}`),
     one("base", "Base rows", whole(stats.base_rows), `version ${stats.base_version} · ${plural(stats.base_fragments, "fragment")} · ${bytes(stats.base_bytes)}`),
   ];
@@ -109,17 +123,17 @@ function figures(look, facts) {
 
 function flow(look) {
   const { stats, tiers, rates } = look;
-  const per = (value, unit, times = 1) => (rates === null || value === undefined ? "" : `${rate(value * times)} ${unit}`);
+  const per = (value, unit, times = 1) => (rates === null ? null : [h("strong", {}, rate(value * times)), h("br"), unit]);
   const told = {
     log: [plural(stats.wal_lag_entries, "entry", "entries"), bytes(stats.wal_lag_bytes), per(rates?.entries, "entries/s")],
-    memtable: [plural(tiers.memtable.rows, "row"), plural(tiers.memtable.generations, "generation"), ""],
+    memtable: [plural(tiers.memtable.rows, "row"), plural(tiers.memtable.generations, "generation"), null],
     frozen: [plural(tiers.frozen.rows, "row"), plural(tiers.frozen.generations, "generation"), per(rates?.flushes, "flushes/min", 60)],
     sstable: [plural(tiers.sstable.rows, "row"), `${plural(tiers.sstable.generations, "SSTable")}${tiers.compacted.generations ? `, ${count(tiers.compacted.generations)} compacted` : ""}`, per(rates?.compacted, "compacted/min", 60)],
-    base: [plural(stats.base_rows, "row"), `version ${stats.base_version}`, ""],
+    base: [plural(stats.base_rows, "row"), `version ${stats.base_version}`, null],
   };
   return TIERS.map(([tier, name]) => h("li", { class: "stage", "data-tier": tier },
     h("div", { class: "box" }, h("h3", {}, name), h("p", { class: "big" }, told[tier][0]), h("p", { class: "small" }, told[tier][1])),
-    tier === "base" ? null : h("div", { class: "arrow" }, h("span", {}, told[tier][2] || "\u00a0"))));
+    tier === "base" ? null : h("div", { class: "arrow" }, h("span", {}, told[tier][2]))));
 }
 
 function notes(look) {

@@ -1,8 +1,8 @@
 // A small plot of what was seen, that goes on by itself; arrow keys and the pointer read it.
 
-import { h, moment, s } from "./dom.js";
+import { h, moment, s, seconds } from "./dom.js";
 
-const WIDTH = 300, HEIGHT = 84, SECONDS = 180;
+const WIDTH = 300, HEIGHT = 84, SHORTEST_MS = 30000, LONGEST_MS = 180000;
 
 /** A plot. `series` are {name, color, of(sample)}; `show` makes a text of a value. */
 export class Plot {
@@ -12,6 +12,8 @@ export class Plot {
     this.show = show;
     this.area = area;
     this.points = [];
+    this.span = SHORTEST_MS;
+    this.known = [];
     this.at = null;
     this.value = h("span", { class: "plot-value" });
     this.top = h("span", { class: "plot-top", "aria-hidden": "true" });
@@ -25,8 +27,8 @@ export class Plot {
       onpointermove: (event) => this.read(event.offsetX / this.frame.clientWidth),
       onpointerleave: () => this.leave(), onblur: () => this.leave(), onkeydown: (event) => this.key(event),
     }, this.picture, this.top);
-    const legend = series.length > 1
-      ? h("ul", { class: "legend" }, series.map((one) => h("li", { css: { "--mark": one.color } }, one.name))) : null;
+    const legend = series.length > 1 ? h("ul", { class: "legend" }) : null;
+    this.legend = legend;
     this.element = h("figure", { class: "plot" },
       h("figcaption", {}, h("span", { class: "plot-title" }, title), this.value), this.frame, legend,
       note ? h("p", { class: "plot-note" }, note) : null);
@@ -35,17 +37,21 @@ export class Plot {
   /** Draw these samples, oldest first. */
   update(samples) {
     const last = samples.at(-1)?.time_ms ?? 0;
-    this.points = samples.filter((sample) => last - sample.time_ms <= SECONDS * 1000);
+    this.points = samples.filter((sample) => last - sample.time_ms <= LONGEST_MS);
+    this.span = Math.max(SHORTEST_MS, last - (this.points[0]?.time_ms ?? last));
     const most = Math.max(0, ...this.points.flatMap((point) => this.series.map((one) => one.of(point) ?? 0)));
+    this.known = this.series.filter((one) => this.points.some((point) => one.of(point) !== null && one.of(point) !== undefined));
+    this.legend?.replaceChildren(...this.known.map((one) => h("li", { css: { "--mark": one.color } }, one.name)));
     this.most = most > 0 ? rounded(most) : 1;
     this.last = last;
     this.top.textContent = most > 0 ? this.show(this.most) : "";
     this.lines.replaceChildren(...this.series.flatMap((one) => this.draw(one)));
-    if (this.at === null) this.tell(this.points.length - 1);
+    if (this.at !== null) return;
+    this.tell(this.points.length - 1);
     this.frame.setAttribute("aria-label", this.summary());
   }
 
-  x(point) { return WIDTH - ((this.last - point.time_ms) / (SECONDS * 1000)) * WIDTH; }
+  x(point) { return WIDTH - ((this.last - point.time_ms) / this.span) * WIDTH; }
 
   y(value) { return HEIGHT - 1 - (value / this.most) * (HEIGHT - 4); }
 
@@ -62,7 +68,7 @@ export class Plot {
   tell(index) {
     const point = this.points[index];
     if (!point) { this.value.replaceChildren("–"); return; }
-    const texts = this.series.map((one) => this.show(one.of(point)));
+    const texts = this.known.map((one) => this.show(one.of(point)));
     this.value.replaceChildren(texts.join(" · "), this.at === null ? "" : h("span", { class: "plot-when" }, moment(point.time_ms)));
     if (this.at !== null) {
       for (const name of ["x1", "x2"]) this.cross.setAttribute(name, this.x(point));
@@ -72,7 +78,7 @@ export class Plot {
 
   read(part) {
     if (!this.points.length) return;
-    const wanted = this.last - (1 - part) * SECONDS * 1000;
+    const wanted = this.last - (1 - part) * this.span;
     this.at = this.points.reduce((best, point, i) => (Math.abs(point.time_ms - wanted) < Math.abs(this.points[best].time_ms - wanted) ? i : best), 0);
     this.tell(this.at);
   }
@@ -95,8 +101,8 @@ export class Plot {
   summary() {
     const now = this.points.at(-1);
     if (!now) return `${this.title}: nothing was seen yet`;
-    const told = this.series.map((one) => `${one.name} ${this.show(one.of(now))}, highest ${this.show(Math.max(...this.points.map((p) => one.of(p) ?? 0)))}`);
-    return `${this.title} in the last ${SECONDS / 60} minutes: ${told.join("; ")}. Arrow keys read single values.`;
+    const told = this.known.map((one) => `${one.name} ${this.show(one.of(now))}, highest ${this.show(Math.max(...this.points.map((p) => one.of(p) ?? 0)))}`);
+    return `${this.title} in the last ${seconds(this.span / 1000)}: ${told.join("; ")}. Arrow keys read single values.`;
   }
 }
 

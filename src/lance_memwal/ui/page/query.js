@@ -1,7 +1,7 @@
 // The query box: scan, SQL, get and search, the rows, and the plan as a picture.
 
 import { ask } from "./api.js";
-import { count, h, plural, seconds, table } from "./dom.js";
+import { cell, h, plural, seconds, table } from "./dom.js";
 import { pictures } from "./plan.js";
 
 const KINDS = [["scan", "Scan"], ["sql", "SQL"], ["get", "Get"], ["search", "Search"]];
@@ -73,19 +73,13 @@ export class Query {
 
   shown(found) {
     const columns = found.columns.map((column, place) => ({ name: h("span", {}, column.name, h("span", { class: "type" }, column.type)), number: column.number, cell: (row) => cell(row[place]) }));
-    const rows = found.rows.length || found.columns.length
-      ? table(`Answer: ${plural(found.rows.length, "row")}`, columns, found.rows, { hideCaption: true }) : h("p", { class: "empty" }, "No rows.");
+    const empty = found.kind === "get" ? "There is no row with this key." : "No rows.";
+    const rows = found.rows.length ? table(`Answer: ${plural(found.rows.length, "row")}`, columns, found.rows, { hideCaption: true, tall: true }) : h("p", { class: "empty" }, empty);
     return [
-      h("section", { "aria-labelledby": "answer" }, h("h2", { id: "answer" }, "Answer"), found.rows.length ? rows : h("p", { class: "empty" }, found.kind === "get" ? "There is no row with this key." : "No rows.")),
+      h("section", { "aria-labelledby": "answer" }, h("h2", { id: "answer" }, "Answer"), rows),
       h("section", { "aria-labelledby": "plan" }, h("h2", { id: "plan" }, "What was read"), pictures(found.plans)),
     ];
   }
 }
 
 const field = (label, input, wide) => h("label", { class: wide ? "wide" : null }, h("span", {}, label), input);
-
-function cell(value) {
-  if (value === null) return h("span", { class: "null" }, "null");
-  if (typeof value === "number") return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(7)));
-  return String(value);
-}

@@ -1,7 +1,7 @@
 // The log and the manifests of a shard, with what every manifest changed.
 
 import { get } from "./api.js";
-import { ago, bytes, count, h, moment, plural, table } from "./dom.js";
+import { ago, bytes, cell, count, h, moment, plural, table } from "./dom.js";
 
 const FIELDS = { writer_epoch: "epoch", current_generation: "current generation", replay_after_wal_entry_position: "replay cursor", wal_entry_position_last_seen: "last position seen", status: "status", shard_spec_id: "sharding spec", shard_field_entries: "shard values" };
 
@@ -56,17 +56,17 @@ export class Storage {
     ];
     const last = found.entries.at(-1).position;
     return [h("p", { class: "small" }, `${plural(found.count, "entry", "entries")}, positions ${count(found.first)} to ${count(found.last)}`),
-      table("Entries of the log", columns, found.entries, { hideCaption: true }),
+      table("Entries of the log", columns, found.entries, { hideCaption: true, tall: true }),
       h("p", { class: "pages" }, before ? h("button", { type: "button", onclick: () => this.load() }, "Newest") : null, " ", found.older ? h("button", { type: "button", onclick: () => this.load(last) }, "Older") : null)];
   }
 
   async readEntry(position) {
     const found = await get("/api/entry", { shard: this.shard, position });
     const facts = [["written", found.written_ms === null ? "unknown" : moment(found.written_ms)], ["epoch", count(found.entry.epoch)], ["generation", count(found.entry.generation)], ["size", bytes(found.entry.bytes)], ["kind", found.joint ? `${found.entry.kind}, joint` : found.entry.kind]];
-    const columns = found.columns.map((column, place) => ({ name: column.name, cell: (row) => (row[place] === null ? h("span", { class: "null" }, "null") : String(row[place])) }));
+    const columns = found.columns.map((column, place) => ({ name: column.name, number: column.number, cell: (row) => cell(row[place]) }));
     return [h("h4", {}, `Entry ${count(position)}`),
       h("dl", { class: "plan-facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
-      found.rows.length ? table(`Rows of entry ${position}`, columns, found.rows, { hideCaption: true, row: (row) => ({ class: found.columns.at(-1)?.name === "_tombstone" && row.at(-1) === true ? "deleted" : null }) }) : h("p", { class: "empty" }, "This entry has no rows."),
+      found.rows.length ? table(`Rows of entry ${position}`, columns, found.rows, { hideCaption: true, tall: true, row: (row) => ({ class: found.columns.at(-1)?.name === "_tombstone" && row.at(-1) === true ? "deleted" : null }) }) : h("p", { class: "empty" }, "This entry has no rows."),
       found.more ? h("p", { class: "small" }, "There are more rows.") : null].filter(Boolean);
   }
 

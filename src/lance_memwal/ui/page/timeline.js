@@ -47,7 +47,7 @@ export class Timeline {
       { name: "Shard", cell: (e) => (e.shard_id ? shardName(e.shard_id) : "base") }, { name: "", cell: (e) => e.text, className: "wrap" },
       { name: "Rows", number: true, cell: (e) => (e.rows === null ? "" : count(e.rows)) },
     ];
-    this.list.replaceChildren(table("Events, the newest first", columns, [...events].reverse().slice(0, 300), { hideCaption: true }));
+    this.list.replaceChildren(table("Events, the newest first", columns, [...events].reverse().slice(0, 500), { hideCaption: true, tall: true }));
   }
 }
 
