@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,11 +20,15 @@ from lance_memwal import crash_points
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import COUNTER_SHARD, recorded
+from lance_memwal.lance.superseded import replaced_rows
+from lance_memwal.rows.key_places import places
 from lance_memwal.spark.distributed import is_big
+from lance_memwal.spark.staged_keys import StagedKeys, stage_keys
 from lance_memwal.store.location import resolve
 from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.spark_compaction import KEYS, KINDS, Story, Tasks, as_rows, compact_by_tasks, schema_of, staged
+from tests.kit.tables import Interceptor
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +39,46 @@ def _no_handler_is_left() -> Iterator[None]:
 
 def marks(uri: str) -> dict[str, int]:
     return recorded(BaseTable.need(resolve(uri)))
+
+
+def test_a_task_is_told_its_fragment_and_holds_the_staged_keys_of_its_range(tmp_path: Path) -> None:
+    story = Story(tmp_path / "t", "number")
+    story.base(range(64), rows_per_file=16)
+    location = resolve(story.uri)
+    parts = stage_keys(location, "0b" * 16, [pa.array([40, 3, 41, 17, 200]), pa.array([3, 62])], most=2)
+    assert [(part.count, part.last - part.first) for part in parts] == [(2, 14), (2, 1), (2, 138)]
+    seen: list[int] = []
+    watched = resolve(
+        story.uri, wrap=lambda store: Interceptor(store, lambda kind, _: seen.append(kind == "get_range"))
+    )
+    keys = StagedKeys(watched, parts)
+    found = {
+        number: keys.of_rows(rows, ["id"])
+        for number, rows in enumerate(lance.dataset(story.uri).to_batches(columns=["id"]))
+    }
+    assert {number: np.flatnonzero(hit).tolist() for number, hit in found.items()} == {
+        0: [3],
+        1: [1],
+        2: [8, 9],
+        3: [14],
+    }
+    assert sum(seen) == 3  # each part once: two files share the first, and no file needs more than one
+    assert replaced_rows(BaseTable.need(location), keys, [1])[1].tolist() == [1]
+    assert stage_keys(location, "0b" * 16, [pa.array([62, 200, 41, 40, 17, 3])], most=2) == parts  # of another attempt
+    location.store.delete(parts[0].path)
+
+
+def test_places_of_keys_never_fall_while_keys_rise() -> None:
+    texts = sorted(["", "a", "aa", "aaaaaaaa", "aaaaaaaab", "ab", "b", "\u00e9", "zzzzzzzzz"], key=str.encode)
+    for keys in (
+        pa.array([-(2**63), -1, 0, 7, 2**63 - 1]),
+        pa.array([0, 2**63, 2**64 - 1], pa.uint64()),
+        pa.array(texts),
+    ):
+        where = places(keys)
+        assert (where[1:] >= where[:-1]).all()
+        assert places(keys.slice(1)).tolist() == where[1:].tolist()
+    assert len(set(places(pa.array(texts)).tolist())) == len(texts) - 1  # the ninth byte does not count
 
 
 # ---------------------------------------------------------------------------------------------------- the same result
@@ -275,8 +319,9 @@ def test_after_a_change_of_the_base_only_changed_fragments_are_looked_at_again(t
     tasks = Tasks()
     report = compact_by_tasks(story.uri, tasks)
     assert report.conflicts == 1
-    looked_at = [[json.loads(argument).get("fragment") for argument in call] for call in tasks.calls]
-    assert looked_at == [[None] * len(looked_at[0]), [0, 1, 2, 3]]  # the driver itself looks at the two others
+    assert [list(map(int, call)) for call in tasks.calls[1:]] == [
+        [0, 1, 2, 3]
+    ]  # the driver itself looks at the two others
     story.check()
 
 
@@ -288,8 +333,7 @@ def test_after_many_changes_of_the_base_tasks_look_at_the_changed_fragments(tmp_
     run_once_at("compact.before_manifest", lambda: story.base(range(200, 220), rows_per_file=1))
     tasks = Tasks()
     assert compact_by_tasks(story.uri, tasks).conflicts == 1
-    looked_at = [[json.loads(argument).get("fragment") for argument in call] for call in tasks.calls]
-    assert looked_at[1:] == [[0, 1, 2, 3], list(range(4, 24))]
+    assert [list(map(int, call)) for call in tasks.calls[1:]] == [[0, 1, 2, 3], list(range(4, 24))]
     story.check()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,24 @@ _ROWS_PER_KEY = 64  # to ask an index for one key costs about as much as to read
 _KEYS_AT_ONCE = 4096
 _READ_AHEAD_BYTES = 64 << 20
 
+
+class Keys(Protocol):
+    """Keys that rows are compared with: how many there are at most, all of them, and which rows have one."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def keys(self) -> pa.Array: ...
+
+    def of_rows(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.bool_]: ...
+
+
 _Offsets = npt.NDArray[np.uint32]
 _Part = tuple[int, npt.NDArray[np.uint64], npt.NDArray[np.bool_]]  # a fragment, some of its live rows, which of them go
 
 
-def replaced_rows(
-    base: BaseTable, keys: KeySet, fragments: Collection[int] | None = None
-) -> dict[int, _Offsets | None]:
+def replaced_rows(base: BaseTable, keys: Keys, fragments: Collection[int] | None = None) -> dict[int, _Offsets | None]:
     """Per fragment that loses a row, the offsets of all rows that are deleted then, earlier ones too.
 
     None for a fragment of which no row is left. `fragments` restricts which ones are looked at.
@@ -90,7 +101,7 @@ def stable_ids(
     return (key_array([rows.column(name) for name in names]), *numbers)
 
 
-def _parts_by_index(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:
+def _parts_by_index(base: BaseTable, keys: Keys, fragments: Sequence[int] | None) -> Iterator[_Part]:
     """The live rows of the fragments in which the index finds a key."""
     (name,) = base.primary_key
     found = []
@@ -111,7 +122,7 @@ def _fragments(base: BaseTable, numbers: Sequence[int] | None) -> Any:
     return None if numbers is None else [base.dataset.get_fragment(number) for number in numbers]
 
 
-def _parts(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> Iterator[_Part]:
+def _parts(base: BaseTable, keys: Keys, fragments: Sequence[int] | None) -> Iterator[_Part]:
     names = list(base.primary_key)
     with base.reading("finding replaced rows in the base table"):
         scanner = base.dataset.scanner(
@@ -127,7 +138,7 @@ def _parts(base: BaseTable, keys: KeySet, fragments: Sequence[int] | None) -> It
                 yield from _by_fragment(batch, names, keys)
 
 
-def _by_fragment(batch: pa.RecordBatch, names: list[str], keys: KeySet) -> Iterator[_Part]:
+def _by_fragment(batch: pa.RecordBatch, names: list[str], keys: Keys) -> Iterator[_Part]:
     goes = keys.of_rows(batch, names)
     addresses: npt.NDArray[Any] = batch.column(ROW_ADDRESS).to_numpy()
     numbers = addresses >> _OFFSET_BITS

@@ -38,6 +38,7 @@ IsPinned: TypeAlias = Callable[[BaseTable, Snapshot], bool]
 T = TypeVar("T")
 _Read: TypeAlias = Callable[[SnapshotShard, ShardManifest], T]
 _PARALLEL_READS = 8
+_PARALLEL_LOOKS = 32  # which hold no rows
 _REMEDY = "load again, or take a new snapshot"
 
 
@@ -69,7 +70,7 @@ def of_each_shard(
 
 def check_whole(base: BaseTable, snapshot: Snapshot, is_pinned: IsPinned) -> None:
     """Return only if collection has not begun to remove what `snapshot` needs, or keeps it for somebody."""
-    at_once = base.location.at_once(_PARALLEL_READS)
+    at_once = base.location.at_once(_PARALLEL_LOOKS)
 
     def is_passed(shard: SnapshotShard) -> bool:
         return Floor(base.location, shard.shard_id).manifest() > shard.manifest_version

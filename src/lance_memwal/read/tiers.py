@@ -73,6 +73,7 @@ _MAX_TRIES = 64
 _MAX_RESTARTS = 16
 _MAX_MISSING = 3
 _PARALLEL_READS = 8
+_PARALLEL_LOOKS = 32  # which hold no rows
 
 
 def _all_shards(base: BaseTable) -> None:
@@ -207,7 +208,9 @@ class TierSource:
 
         def read(before: BaseTable, wanted: list[str]) -> list[ShardView]:
             captured = {s: self._memtables(s, given.get(s), consistency, before) for s in wanted}
-            return self._each(wanted, lambda s: self._capture_shard(s, captured[s], consistency, before))
+            return self._each(
+                wanted, lambda s: self._capture_shard(s, captured[s], consistency, before), _PARALLEL_READS
+            )
 
         base, views, pruned = self._of_one_table(candidates, shards, read, before)
         return Tiers.above_base(base, views, pruned)
@@ -216,7 +219,7 @@ class TierSource:
         """What storage has now, as a value; what only a writer of this process holds is not in it."""
 
         def read(before: BaseTable, wanted: list[str]) -> list[_Point]:
-            return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag))
+            return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag), _PARALLEL_LOOKS)
 
         base, found, _ = self._of_one_table(candidates, None, read)
         return Snapshot(base.tag, base.version, tuple(point.named() for point, _ in found))
@@ -255,8 +258,8 @@ class TierSource:
         pruned = () if possible is None else tuple(s for s in known if s not in possible)
         return base, marked, pruned
 
-    def _each(self, shards: list[str], read: Callable[[str], T | None]) -> list[T]:
-        found = in_order(read, shards, self.location.at_once(_PARALLEL_READS), "memwal-snapshot")
+    def _each(self, shards: list[str], read: Callable[[str], T | None], most: int) -> list[T]:
+        found = in_order(read, shards, self.location.at_once(most), "memwal-snapshot")
         return [item for item in found if item is not None]
 
     def _memtables(

@@ -37,7 +37,8 @@ from lance_memwal.lance.manifest import deletion_path
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.prepared import Unheld, Vectors
 from lance_memwal.log.shards import newest_manifests
-from lance_memwal.spark.stages import Job, NewRows, Superseded, Unit, delete_superseded, write_unit
+from lance_memwal.spark.staged_keys import KeyPart
+from lance_memwal.spark.stages import Job, Look, NewRows, Superseded, Unit, delete_superseded, write_unit
 from lance_memwal.sstable.fold import size_of
 from lance_memwal.store.location import Location
 
@@ -122,9 +123,8 @@ class _Staged:
     def discard(self) -> None:
         """Delete staged keys, and what no version holds."""
         self._files.remove()
-        for item in self._new or ():
-            if item.keys_path is not None:
-                self._files.drop(item.keys_path)
+        for path in {part.path for part in self._staged()}:
+            self._files.drop(path)
 
     # ------------------------------------------------------------------------------------------------------ the stages
 
@@ -144,17 +144,19 @@ class _Staged:
         new = self._new or ()
         return [FragmentMetadata.from_json(json.dumps(fragment)) for item in new for fragment in item.fragments]
 
+    def _staged(self) -> tuple[KeyPart, ...]:
+        return tuple(part for item in self._new or () for part in item.keys)
+
     def _stage_b(self, base: BaseTable) -> None:
         """Learn what goes in fragments that nobody has looked at."""
         job, unseen = self._job, self._vectors.unseen(base)
-        keys = [item.keys_path for item in self._new or () if item.keys_path is not None and item.rows + item.deletes]
-        if not keys or not unseen:
+        look = Look(base.version, self._staged())
+        if not look.keys or not unseen:
             self._vectors.learn(base, unseen, {})
             return
-        arguments = [json.dumps({"version": base.version, "fragment": number, "keys": keys}) for number in unseen]
         run = _in_line if self._looked and len(unseen) <= _FEW_FRAGMENTS else self._run_tasks
         self._looked = True
-        answers = run(arguments, lambda argument: delete_superseded(job, argument))
+        answers = run([str(number) for number in unseen], lambda number: delete_superseded(job, look, number))
         found, missing = _decoded(answers, Superseded.decode)
         if missing is not None:  # the keys are gone, for all fragments
             raise missing

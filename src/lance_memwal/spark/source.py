@@ -35,6 +35,8 @@ __all__ = ["Part", "PartReader", "TableReader"]
 
 T = TypeVar("T")
 _PART_BYTES = 64 << 20  # of logs and SSTables above the base table, which a task may hold
+_PART_REQUESTS = 500  # for shards: on an object store they take some seconds
+_SHARD_REQUESTS = 3  # its manifest, its floor, something of its SSTables; and each entry of its tail
 _SLACK = 1.25  # a part may be so much larger if that saves a task
 
 
@@ -116,8 +118,9 @@ def _parts_of(outline: Outline, limit: int) -> list[Part]:
 
 
 def _weight(fresh: FreshShard, limit: int) -> int:
-    """A shard in rows of a part: by its rows, or by its bytes where rows are wide, since a task holds its tails."""
-    return max(fresh.rows, fresh.size_bytes * limit // _PART_BYTES)
+    """A shard in rows of a part: by its rows, its bytes (a task holds its tails) or its requests, whatever is most."""
+    requests = fresh.shard.tip - fresh.shard.cursor + _SHARD_REQUESTS
+    return max(fresh.rows, fresh.size_bytes * limit // _PART_BYTES, requests * limit // _PART_REQUESTS)
 
 
 def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -6,37 +6,34 @@ Owns both stages and the values that travel between driver and tasks. Invariants
    of the base table names yet. Attempts may run twice; the files of the one that lost are left to Lance's clean-up.
 2. Stage A folds whole units: a unit holds every chosen generation of its shards, and no key is in two units. It stages
    the keys of all rows that it writes or deletes.
-3. Stage B deletes in one fragment exactly the rows whose key was staged. What was deleted there before stays deleted.
+3. Stage B deletes in one fragment exactly the rows whose key was staged. What was deleted there before stays deleted. It
+   holds the staged keys of the range in which the rows are that it looks at.
 4. With `fsync` files are durable before their task ends.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
+from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import write_rows, write_vector
 from lance_memwal.lance.manifest import DeletionFile
 from lance_memwal.lance.prepared import Unheld
 from lance_memwal.lance.superseded import replaced_rows
-from lance_memwal.process.cache import CACHE
-from lance_memwal.rows.keys import KeySet, key_array
+from lance_memwal.rows.keys import key_array
+from lance_memwal.spark.staged_keys import KeyPart, StagedKeys, stage_keys
 from lance_memwal.sstable.fold import fold
-from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import SsTable
 
-__all__ = ["Job", "NewRows", "Superseded", "Unit", "delete_superseded", "write_unit"]
+__all__ = ["Job", "Look", "NewRows", "Superseded", "Unit", "delete_superseded", "write_unit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +70,19 @@ def _fields(sstable: SsTable) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """The answer of stage A: fragments as Lance writes them down, and where the keys of the unit are staged."""
+    """The answer of stage A: fragments as Lance writes them down, and the staged keys of the unit."""
 
     fragments: tuple[dict[str, Any], ...]
     rows: int
     deletes: int
-    keys_path: str | None
+    keys: tuple[KeyPart, ...]
 
     @classmethod
     def decode(cls, answer: str) -> NewRows:
         """The answer of a task; `ObjectNotFoundError` if somebody collected a generation meanwhile."""
         found = _found(answer)
-        return cls(**{**found, "fragments": tuple(found["fragments"])})
+        keys = tuple(KeyPart(**part) for part in found["keys"])
+        return cls(tuple(found["fragments"]), found["rows"], found["deletes"], keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,77 +116,52 @@ def write_unit(job: Job, argument: str) -> str:
     members = [(shard_id, SsTable(**sstable)) for shard_id, sstable in given["members"]]
     location, base = job.open(given["version"])
     try:
-        return json.dumps(asdict(_write_unit(job, location, base, members, _stage_path(job, argument))))
+        return json.dumps(asdict(_write_unit(job, location, base, members)))
     except ObjectNotFoundError as error:  # another compaction was faster, and collection too: the driver starts over
         return json.dumps({"collected": str(error)})
 
 
-def _stage_path(job: Job, argument: str) -> str:
-    """Where the keys of a unit are staged: the same place for every attempt."""
-    return paths.stage_path(job.name, hashlib.sha256(argument.encode()).hexdigest())
-
-
-def _write_unit(
-    job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]], keys_path: str
-) -> NewRows:
+def _write_unit(job: Job, location: Location, base: BaseTable, members: Sequence[tuple[str, SsTable]]) -> NewRows:
     schema = base.columns
     folded = fold(location, members, schema, job.memory_bytes)
     if not schema.primary_key:
-        return NewRows(_write(job, base, folded.batches(base.schema)), folded.rows, 0, None)
-    key_schema = pa.schema([base.schema.field(name) for name in schema.primary_key])
-    keys = folded.deletes.cast(key_schema).to_batches()
+        return NewRows(_write(job, base, folded.batches(base.schema)), folded.rows, 0, ())
+    names = list(schema.primary_key)
+    key_schema = pa.schema([base.schema.field(name) for name in names])
+    keys = [key_array(folded.deletes.cast(key_schema).columns)]
 
     def batches() -> Iterator[pa.RecordBatch]:
         for batch in folded.batches(base.schema):
-            keys.append(
-                pa.RecordBatch.from_arrays([batch.column(name) for name in key_schema.names], schema=key_schema)
-            )
+            keys.append(key_array([batch.column(name) for name in names]))
             yield batch
 
     fragments = _write(job, base, batches()) if folded.rows else ()
-    _stage(location, keys_path, key_schema, keys)
-    return NewRows(fragments, folded.rows, folded.deletes.num_rows, keys_path)
+    return NewRows(fragments, folded.rows, folded.deletes.num_rows, stage_keys(location, job.name, keys))
 
 
 def _write(job: Job, base: BaseTable, batches: Iterator[pa.RecordBatch]) -> tuple[dict[str, Any], ...]:
     return tuple(fragment.to_json() for fragment in write_rows(base, batches, fsync=job.fsync))
 
 
-def _stage(location: Location, path: str, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    with suppress(ObjectExistsError):  # another attempt was faster: the keys of a unit are the same for both
-        location.store.put_new(path, sink.getvalue())
-
-
 # ------------------------------------------------------------------------------------------------------------ stage B
 
 
-def delete_superseded(job: Job, argument: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What every task of stage B knows: the version that it looks at, and the staged keys. Spark sends it once, to all tasks."""
+
+    version: int
+    keys: tuple[KeyPart, ...]
+
+
+def delete_superseded(job: Job, look: Look, argument: str) -> str:
     """A deletion vector for the rows of one fragment whose key is staged; the answer is a `Superseded`."""
-    given = json.loads(argument)
-    location, base = job.open(given["version"])
+    number = int(argument)
+    location, base = job.open(look.version)
     try:
-        keys = _key_set(location, tuple(given["keys"]))
+        found = replaced_rows(base, StagedKeys(location, look.keys), [number])
     except ObjectNotFoundError as error:  # staged rows and keys are kept for an hour: the driver starts over
         return json.dumps({"collected": str(error)})
-    number, files = given["fragment"], Unheld(location.store)
-    found = replaced_rows(base, keys, [number])
-    offsets = found.get(number)
+    offsets, files = found.get(number), Unheld(location.store)
     deletion = None if offsets is None else write_vector(base, number, offsets, SYSTEM_CLOCK, files, fsync=job.fsync)
     return json.dumps(asdict(Superseded(number in found, deletion)))
-
-
-def _key_set(location: Location, staged: tuple[str, ...]) -> KeySet:
-    """All staged keys; remembered, since one process looks at many fragments."""
-
-    def read(path: str) -> pa.Table:
-        with pa.ipc.open_stream(location.store.get(path)) as reader:
-            return reader.read_all()
-
-    def build() -> KeySet:
-        return KeySet(key_array(pa.concat_tables([read(path) for path in staged]).columns))
-
-    return CACHE.fetch(("staged keys", location.key, *staged), build)
