@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -171,3 +172,30 @@ def test_packed_keys_are_the_keys_each_once(given: pa.Array) -> None:
     assert packed.unpack().type == given.type
     assert sorted(found) == sorted(set(given.to_pylist()))
     assert packed.count == len(found)
+
+
+def counted(uri: str, **options: str) -> int | None:
+    """What the planner answers to a `count()` that the JVM face pushed down."""
+    pushed = json.dumps({"filters": [], "count": True})
+    schema = MemWalSource({"path": uri, "pushed": pushed, **options}).schema()
+    answer: dict[str, Any] = json.loads(schema.fields[0].metadata["memwal"])
+    found: int | None = answer["count"]
+    return found
+
+
+def test_a_count_that_one_task_would_make_is_made_by_the_planner(uri: str) -> None:
+    table = wide_table(uri)
+    with table.writer(compaction=None) as writer:
+        writer.delete([1, 2, ROWS + 1])
+    assert counted(uri) == ROWS + ROWS // 2 - 3 == table.scan().count_rows()
+    assert counted(uri, rowsPerPartition="500") is None
+    assert counted(uri, filter="n = 1") is None
+    table.flush(force=True)
+    assert counted(uri) == ROWS + ROWS // 2 - 3
+    table.compact()
+    assert counted(uri, rowsPerPartition="500") == ROWS + ROWS // 2 - 3  # metadata tell
+
+
+def test_the_planner_counts_an_append_only_table_to_the_row(uri: str) -> None:
+    wide_table(uri, key=None)
+    assert counted(uri, rowsPerPartition="500") == 2 * ROWS
