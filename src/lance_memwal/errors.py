@@ -25,6 +25,7 @@ __all__ = [
     "MissingLibraryError",
     "ObjectExistsError",
     "ObjectNotFoundError",
+    "ReplayMismatchError",
     "SearchIncompleteWarning",
     "TableReplacedError",
     "UnavailableError",
@@ -66,6 +67,10 @@ def reason_of(error: BaseException) -> str:
 
 class InvalidInputError(MemWalError, ValueError):
     """Fix the call: schema, configuration, key, filter or accessor does not fit."""
+
+
+class ReplayMismatchError(InvalidInputError):
+    """A repeated transaction has other rows than the first: nothing was written. The text says what to do."""
 
 
 class FencedError(MemWalError):

@@ -128,20 +128,28 @@ class ShardManifest:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """An idempotent write: the same (app, version) is applied once. `query` names the run that owns the app id."""
+    """An idempotent write: the same (app, version) is applied once. `query` names the run that owns the app id.
+
+    `digest` is of its rows (`lance_memwal.rows.digest`): a repeat must have the same. None: nobody looks.
+    """
 
     app: str
     version: int
     query: str | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeenTransaction:
-    """The newest version of one app in a shard, and when (wall-clock milliseconds) it was written."""
+    """The newest version of one app in a shard, and when (wall-clock milliseconds) it was written.
+
+    `digests` are those of its last versions, ascending: None for one that had none; nothing if no version had.
+    """
 
     version: int
     written_ms: int
     query: str | None = None
+    digests: tuple[tuple[int, str | None], ...] = ()
 
 
 SeenMap = Mapping[str, SeenTransaction]

@@ -93,6 +93,24 @@ def test_an_entry_with_a_transaction_has_the_extension_of_the_specification() ->
     assert decode_entry(data).footer == footer
 
 
+def test_digests_of_transactions_have_a_key_of_their_own() -> None:
+    before = SeenTransaction(2, 17, "q", ((1, None), (2, "00000000000000ab")))
+    footer = EntryFooter(
+        written_ms=18,
+        txns=(EntryTransaction(Transaction("a", 3, "q", "00000000000000cd"), 0, 1),),
+        seen={"a": before, "b": SeenTransaction(7, 1)},
+    )
+    data = EntryEncoder(FIELDS, 1, 1).encode([rows(1)], footer)
+    length = struct.unpack("<I", data[-20:-16])[0]
+    told = json.loads(data[-FOOTER_BYTES - length : -FOOTER_BYTES])
+    assert told["digests"] == {"a": [[1, None], [2, "00000000000000ab"], [3, "00000000000000cd"]]}
+    assert (told["txns"], told["seen"]["a"]) == ([["a", 3, "q", 0, 1]], [2, 17, "q"])
+    assert decode_entry(data).footer == footer
+    for wrong in (b"[]", b'{"a":{}}', b'{"a":[[1]]}', b'{"a":[[1,"no"]]}'):
+        with pytest.raises(UnsupportedFormatError, match="digests"):
+            decode_entry(with_footer(stream_of(claimed(FIELDS), rows(1)), b'{"ms":1,"digests":' + wrong + b"}"))
+
+
 def test_an_entry_of_the_first_layout_has_one_transaction_and_a_map_that_holds_it() -> None:
     extension = b'{"txn":{"app":"a","version":3,"query":"q"},"seen":{"a":[3,17,"q"]}}'
     footer = decode_entry(with_footer(stream_of(claimed(FIELDS), rows(1)), extension)).footer

@@ -11,7 +11,14 @@ import lance_memwal as mw
 from lance_memwal import InvalidInputError, WalAppender
 from lance_memwal.clock import Clock, SystemClock
 from lance_memwal.log.entry import encode_mark
-from lance_memwal.log.transactions import MAX_APPLICATIONS, MAX_ID_BYTES, ShardTime, TransactionMap, as_transaction
+from lance_memwal.log.transactions import (
+    KEPT_DIGESTS,
+    MAX_APPLICATIONS,
+    MAX_ID_BYTES,
+    ShardTime,
+    TransactionMap,
+    as_transaction,
+)
 from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, SeenTransaction, Transaction
@@ -65,7 +72,9 @@ def test_ids_of_our_own_do_not_count_against_the_limit_and_have_one_of_their_own
 
 def test_a_map_at_all_limits_can_be_written() -> None:
     long = "\x01" * (MAX_ID_BYTES // 6 - 10)
-    apps = {f"{n:05d}{long}": SeenTransaction(1 << 62, 1 << 50, "q" * MAX_ID_BYTES) for n in range(MAX_APPLICATIONS)}
+    digests = tuple(((1 << 62) - n, "0" * 16) for n in range(KEPT_DIGESTS))
+    newest = SeenTransaction(1 << 62, 1 << 50, "q" * MAX_ID_BYTES, digests)
+    apps = {f"{n:05d}{long}": newest for n in range(MAX_APPLICATIONS)}
     clients = {f"memwal:{n:05d}".ljust(MAX_ID_BYTES, "x"): SeenTransaction(1 << 62, 1 << 50) for n in range(40_000)}
     for txn in (next(iter(apps)), next(iter(clients))):
         as_transaction((txn, 1))

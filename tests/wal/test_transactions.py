@@ -7,23 +7,25 @@ from typing import Any
 
 import pytest
 
-from lance_memwal import InvalidInputError, WalAppender
+from lance_memwal import InvalidInputError, ReplayMismatchError, WalAppender
 from lance_memwal.clock import SystemClock
 from lance_memwal.log.transactions import (
     EXPIRY_MS,
+    KEPT_DIGESTS,
     OWN_EXPIRY_MS,
     ShardTime,
     TransactionMap,
     as_transaction,
     encode_map,
     is_repeat,
+    merge_footer,
     merge_seen,
 )
 from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing.clocks import SkippingClock
-from lance_memwal.types import SeenTransaction, Transaction
+from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, Transaction
 from tests.kit.logs import (
     SHARD,
     entry_bytes,
@@ -213,6 +215,36 @@ def test_an_application_of_another_query_is_refused_unless_its_version_is_new() 
 def test_a_query_that_repeats_its_older_versions_is_skipped() -> None:
     known = {"app": SeenTransaction(5, 1, "first")}
     assert [is_repeat(Transaction("app", version, "first"), known) for version in (3, 5, 6)] == [True, True, False]
+
+
+def digest(number: int) -> str:
+    return f"{number:016x}"
+
+
+def test_a_repeat_has_the_rows_of_the_first_as_far_as_anybody_can_tell() -> None:
+    known: dict[str, SeenTransaction] = {}
+    for version in (1, 2, 4, 5):  # 2 came without a digest, and this shard had no row of 3
+        txn = Transaction("app", version, "q", None if version == 2 else digest(version))
+        merge_footer(known, EntryFooter(written_ms=version, txns=(EntryTransaction(txn),)))
+    told = known["app"]
+    assert told == SeenTransaction(5, 5, "q", ((1, digest(1)), (2, None), (4, digest(4)), (5, digest(5))))
+    for version, number in ((5, 5), (4, 4), (1, 1), (2, 9), (0, 9)):
+        assert is_repeat(Transaction("app", version, "q", digest(number)), known)
+    for version, number in ((5, 6), (4, 5), (3, 3), (1, 2)):
+        with pytest.raises(ReplayMismatchError, match="replayMismatch=skip"):
+            is_repeat(Transaction("app", version, "q", digest(number)), known)
+    assert is_repeat(Transaction("app", 4, "q"), known), "nobody looks"
+    assert is_repeat(Transaction("old", 4, "q", digest(1)), {"old": SeenTransaction(5, 1, "q")}), "nobody knows"
+
+
+def test_versions_that_are_too_old_to_be_compared_are_not_skipped() -> None:
+    known: dict[str, SeenTransaction] = {}
+    for version in range(KEPT_DIGESTS + 2):
+        txn = Transaction("app", version, "q", digest(version))
+        merge_footer(known, EntryFooter(written_ms=1 + version, txns=(EntryTransaction(txn),)))
+    assert is_repeat(Transaction("app", 2, "q", digest(2)), known)
+    with pytest.raises(ReplayMismatchError, match="too old"):
+        is_repeat(Transaction("app", 1, "q", digest(1)), known)
 
 
 def test_maps_are_merged_to_the_highest_version_of_each_application() -> None:

@@ -27,9 +27,9 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -38,6 +38,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, Unsupported
 from lance_memwal.log.blob_targets import TARGET_KEYS, TARGET_PREFIX
 from lance_memwal.log.ipc_frames import end_of_stream
 from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
+from lance_memwal.rows.digest import is_digest
 from lance_memwal.rows.fit import validate_rows
 from lance_memwal.rows.json_values import encoded, is_json_bytes
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
@@ -72,7 +73,7 @@ _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
 _METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) | frozenset(TARGET_KEYS)
 _EXTENSION_NAME: Final = b"ARROW:extension:name"
-_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk", "joint"})
+_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk", "joint", "digests"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
 _NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
@@ -87,6 +88,9 @@ _ARROW_ERRORS: Final = (
     OverflowError,
     EOFError,  # a marker in the middle of the stream
 )
+
+
+Digests: TypeAlias = Mapping[str, tuple[tuple[int, str | None], ...]]
 
 
 # ---------------------------------------------------------------------------------------------------- encoding
@@ -274,12 +278,28 @@ def _encode_extension(footer: EntryFooter) -> bytes:
         value["bulk"] = {"generation": bulk.generation, "path": bulk.path, "sizes": sizes}
     if footer.joint:
         value["joint"] = True
+    digests = _digests_of(footer)
+    if digests:
+        value["digests"] = digests
     if not value:
         return b""
     data = _to_json(value).encode()  # ASCII: any text that JSON can hold comes back unchanged
     if len(data) > _MAX_EXTENSION_BYTES:
         raise InvalidInputError(f"the transaction map is too large: {len(data)} bytes, at most {_MAX_EXTENSION_BYTES}")
     return data
+
+
+def _digests_of(footer: EntryFooter) -> dict[str, list[list[Any]]]:
+    """By application, [version, digest] of its transactions in the map and in this entry; ascending versions."""
+    found: dict[str, list[list[Any]]] = {}
+    for seen in (footer.seen, footer.delta):
+        for app, item in (seen or {}).items():
+            if item.digests:
+                found[app] = [list(pair) for pair in item.digests]
+    for entry in footer.txns:
+        if entry.txn.digest is not None:
+            found.setdefault(entry.txn.app, []).append([entry.txn.version, entry.txn.digest])
+    return dict(sorted(found.items()))
 
 
 def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
@@ -506,12 +526,13 @@ def _parse_footer(value: dict[str, Any]) -> EntryFooter:
         raise _MalformedError("a number of the extension is malformed")
     if not isinstance(value.get("joint", False), bool):
         raise _MalformedError("the extension's kind of epoch is malformed")
+    digests = _parse_digests(value.get("digests"))
     return EntryFooter(
         table=table,
         written_ms=written_ms,
-        txns=_parse_txns(value),
-        seen=_parse_seen(value["seen"]) if value.get("seen") is not None else None,
-        delta=_parse_seen(value["delta"]) if value.get("delta") is not None else None,
+        txns=tuple(_with_digest(item, digests) for item in _parse_txns(value)),
+        seen=_with_digests(_parse_seen(value["seen"]), digests) if value.get("seen") is not None else None,
+        delta=_with_digests(_parse_seen(value["delta"]), digests) if value.get("delta") is not None else None,
         seal=seal,
         bulk=_parse_bulk(value["bulk"]) if value.get("bulk") is not None else None,
         joint=value.get("joint", False),
@@ -541,6 +562,37 @@ def _parse_txn(value: Any) -> EntryTransaction:
         if named and _is_u64(first_row) and (num_rows is None or _is_u64(num_rows)):
             return EntryTransaction(Transaction(app, version, query), first_row, num_rows)
     raise _MalformedError("the extension's transaction is malformed")
+
+
+def _parse_digests(value: Any) -> Digests:
+    if value is None:
+        return {}
+    if isinstance(value, dict) and all(
+        isinstance(item, list) and all(map(_is_numbered_digest, item)) for item in value.values()
+    ):
+        return {app: tuple((version, digest) for version, digest in item) for app, item in value.items()}
+    raise _MalformedError("the extension's digests are malformed")
+
+
+def _is_numbered_digest(value: Any) -> bool:
+    return (
+        isinstance(value, list) and len(value) == 2 and _is_u64(value[0]) and (value[1] is None or is_digest(value[1]))
+    )
+
+
+def _with_digest(item: EntryTransaction, digests: Digests) -> EntryTransaction:
+    found = dict(digests.get(item.txn.app, ())).get(item.txn.version)
+    return item if found is None else replace(item, txn=replace(item.txn, digest=found))
+
+
+def _with_digests(seen: SeenMap, digests: Digests) -> SeenMap:
+    """The map with the digests up to the version of each application: a later one is of the entry itself."""
+    if not digests:
+        return seen
+    return {
+        app: replace(item, digests=tuple(pair for pair in digests.get(app, ()) if pair[0] <= item.version))
+        for app, item in seen.items()
+    }
 
 
 def _parse_bulk(value: Any) -> SsTable:

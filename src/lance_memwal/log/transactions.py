@@ -6,6 +6,7 @@ Owns the rules around the transaction map. Invariants:
    the maps beside the listed generations; per application the highest version. A transaction of a bulk mark counts
    once the cursor has reached the mark.
 2. An equal version is skipped, a lower one is an error, and so is an old version under another query's application id.
+   Where both have a digest of their rows, one that is skipped must have the digest of the one that is there.
 3. An application that was silent for longer than its expiry leaves the map with the next whole one. Silence is measured
    by the time of the shard, which no single reading of a clock moves (`ShardTime`).
 4. The id of a client that repeats its own writes carries the shard time of its birth. One that the map does not know and
@@ -20,14 +21,22 @@ import json
 from collections.abc import Iterable, Mapping
 
 from lance_memwal.clock import Clock
-from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError, UnavailableError
+from lance_memwal.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    ReplayMismatchError,
+    UnavailableError,
+)
 from lance_memwal.log.entry import parse_seen, seen_to_json
+from lance_memwal.rows.digest import is_digest
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, ShardManifest, Transaction
 
 __all__ = [
     "EXPIRY_MS",
+    "KEPT_DIGESTS",
     "MAX_APPLICATIONS",
     "MAX_ID_BYTES",
     "OWN_EXPIRY_MS",
@@ -43,6 +52,7 @@ __all__ = [
     "merge_footer",
     "merge_seen",
     "newest_of",
+    "seen_of",
 ]
 
 EXPIRY_MS = 30 * 24 * 3600 * 1000
@@ -50,6 +60,7 @@ OWN_PREFIX = "memwal:"  # ids of our own: forwarding clients, appends without a 
 OWN_EXPIRY_MS = 3600 * 1000
 MAX_ID_BYTES = 512  # of an application or a query, as JSON
 MAX_APPLICATIONS = 10_000
+KEPT_DIGESTS = 8  # of an application: so many versions can be told apart
 _ENTRIES_PER_MAP = 256
 _MAX_OWN = 40_000  # with the limits above a map stays below what an extension holds
 
@@ -80,6 +91,7 @@ def _is_valid(txn: Transaction) -> bool:
         and not isinstance(txn.version, bool)
         and 0 <= txn.version < 1 << 63
         and (txn.query is None or isinstance(txn.query, str))
+        and (txn.digest is None or is_digest(txn.digest))
     )
 
 
@@ -96,7 +108,27 @@ def is_repeat(txn: Transaction, seen: SeenMap) -> bool:
         raise InvalidInputError(
             f"transaction {txn.app!r} version {txn.version} is older than the shard's version {known.version}"
         )
+    if txn.digest is not None and known.digests:
+        _check_digest(txn, txn.digest, known)
     return True
+
+
+def _check_digest(txn: Transaction, digest: str, known: SeenTransaction) -> None:
+    """Return if the rows of a repeat are those of the first, or if nobody can tell."""
+    kept = dict(known.digests)
+    found = kept.get(txn.version, "")
+    if found is None or found == digest:
+        return
+    is_before = txn.version < known.digests[0][0]
+    if is_before and len(known.digests) < KEPT_DIGESTS:
+        return  # it was written without a digest
+    reason = "it is too old to be compared" if is_before else "with other rows"
+    raise ReplayMismatchError(
+        f"the table has version {txn.version} of {txn.app!r} already, {reason}: a checkpoint was restored, or the source "
+        "gives other rows when it is read again, so that rows would be lost silently. If all of them are in the table, go on "
+        "with the option replayMismatch=skip (needed for sources that are not repeatable); else start the query with a new "
+        "checkpoint, or write with another id"
+    )
 
 
 class ShardTime:
@@ -288,7 +320,15 @@ def merge_footer(known: dict[str, SeenTransaction], footer: EntryFooter, *, deci
     if footer.bulk is None or decided:
         for item in footer.txns:
             txn = item.txn
-            _raise_to(known, {txn.app: SeenTransaction(txn.version, footer.written_ms or 0, txn.query)})
+            _raise_to(known, {txn.app: seen_of(txn, footer.written_ms or 0, known.get(txn.app))})
+
+
+def seen_of(txn: Transaction, written_ms: int = 0, before: SeenTransaction | None = None) -> SeenTransaction:
+    """What a map has of an application after its next transaction."""
+    digests = () if before is None else before.digests
+    if digests or txn.digest is not None:
+        digests = (*digests, (txn.version, txn.digest))[-KEPT_DIGESTS:]
+    return SeenTransaction(txn.version, written_ms, txn.query, digests)
 
 
 def _raise_to(known: dict[str, SeenTransaction], seen: SeenMap) -> None:

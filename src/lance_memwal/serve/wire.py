@@ -235,7 +235,7 @@ def encode_request(request: Request, to: ShardName, marks: Sequence[EntryTransac
     header["parts"] = [
         None if rows is None else [_encode(batch, book, schemas, bodies) for batch in rows] for rows in request.parts
     ]
-    header["marks"] = [[item.txn.app, item.txn.version, item.txn.query, item.num_rows] for item in marks]
+    header["marks"] = [_told_of(item) for item in marks]
     beside = {"options": request.options, "shards": shards, "schemas": [len(data) for data in schemas]}
     header.update((name, value) for name, value in beside.items() if value)
     return _message(header, [*schemas, *bodies])
@@ -270,10 +270,16 @@ def request_of(message: Message, book: Book) -> tuple[ShardName, Request, list[E
         raise InvalidInputError(f"not a request that this version understands: {error}") from error
 
 
+def _told_of(mark: EntryTransaction) -> list[Any]:
+    txn = mark.txn
+    told = [txn.app, txn.version, txn.query, mark.num_rows]
+    return told if txn.digest is None else [*told, txn.digest]
+
+
 def _marks_of(told: Any) -> list[EntryTransaction]:
     marks, first_row = [], 0
-    for app, version, query, rows in told:
-        marks.append(EntryTransaction(Transaction(str(app), int(version), query), first_row, rows))
+    for app, version, query, rows, *digest in told:
+        marks.append(EntryTransaction(Transaction(str(app), int(version), query, *digest), first_row, rows))
         first_row += rows or 0
     return marks
 

@@ -13,19 +13,25 @@ Owns executor mode and the routing expression. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.rows.digest import RowDigest
 from lance_memwal.rows.sharding import Bucket
+from lance_memwal.serve.wire import decode_answer, encode_error
 from lance_memwal.spark.batch_reports import BatchStats, report
+from lance_memwal.spark.calls import caller_of, finished, next_call
 from lance_memwal.spark.joining import sink_of, tidy
 from lance_memwal.spark.options import STORAGE_PREFIX, Options
+from lance_memwal.spark.refusals import refusing
 from lance_memwal.spark.rows import WritePlan, rows_in_order
+from lance_memwal.spark.types import spark_type, struct_type
 from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
 from lance_memwal.write.claim import ShardClaim
@@ -33,7 +39,16 @@ from lance_memwal.write.claim import ShardClaim
 __all__ = ["BUCKET_SEED", "BatchReport", "bucket_expression", "write_batch"]
 
 BUCKET_SEED = -1693959553
-_ANSWER = "shard string, rows long, rejected_rows long, size_bytes long, skipped boolean"
+_ANSWER = pa.schema(
+    [
+        ("shard", pa.string()),
+        ("rows", pa.int64()),
+        ("rejected_rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("skipped", pa.bool_()),
+        ("refused", pa.binary()),
+    ]
+)
 _PARITY = frozenset(
     {
         pa.bool_(),
@@ -90,32 +105,31 @@ def write_batch(
 ) -> BatchReport:
     """The rows of `df` are in the table once per (`app_id`, `batch_id`), however often this is called.
 
-    `app_id` defaults to the id of the streaming query that calls. Further options are those of the sink. The table must
-    have a primary key for upserts and deletes; an append-only table takes `operation="append"`.
+    Inside of `foreachBatch` leave `app_id` out: then each call counts, also several for one table, and a micro-batch that is
+    tried again repeats its calls. Further options are those of the sink. The table must have a primary key for upserts and
+    deletes; an append-only table takes `operation="append"`.
     """
     given = {name: str(value) for name, value in options.items()}
     given |= {f"{STORAGE_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
-    query, run = _query_of(df)
-    app = app_id or query
-    if app is None:
-        raise InvalidInputError("outside a streaming query 'app_id' is needed: it names who writes these versions")
     parsed = Options.parse({**given, "path": uri, "operation": operation})
     table = open_table(uri, storage_options=parsed.storage_options)
     plan = WritePlan.make(table, df.schema, parsed)
-    txn = Transaction(app, batch_id, query if app_id is None else None)
+    caller = caller_of(df.sparkSession)
+    call = None if caller is None or app_id else next_call(caller, f"{table.location.key} {plan.table_id}", batch_id)
+    if call is not None:
+        txn = Transaction(call.app, batch_id, call.caller.query)
+    elif app_id:
+        txn = Transaction(app_id, batch_id)
+    else:
+        raise InvalidInputError("outside a streaming query 'app_id' is needed: it names who writes these versions")
     spread = _spread(df, plan)
     if spread is None:
-        return _through_sink(df, given, uri, operation, txn)
-    return _write(spread, plan, run, txn)
-
-
-def _query_of(df: Any) -> tuple[str | None, str | None]:
-    """The ids of the streaming query and of its run, where the session tells them."""
-    try:
-        context = df.sparkSession.sparkContext
-        return context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id")
-    except Exception:  # over Connect there is no context
-        return None, None
+        done = _through_sink(df, given, uri, operation, txn)
+    else:
+        done = _write(spread, plan, None if caller is None else caller.run, txn)
+    if call is not None:
+        finished(call)
+    return done
 
 
 def _spread(df: Any, plan: WritePlan) -> Any:
@@ -128,8 +142,6 @@ def _spread(df: Any, plan: WritePlan) -> Any:
     kind = plan.schema.columns.field(sharding.column).type
     if not has_parity(kind):
         return None
-    from lance_memwal.spark.types import spark_type
-
     column, wanted = sharding.column, spark_type(kind)
     typed = df
     if (column, wanted) not in [(item.name, item.dataType) for item in df.schema]:
@@ -145,7 +157,11 @@ def _through_sink(df: Any, given: dict[str, str], uri: str, operation: str, txn:
 
 def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> BatchReport:
     sink = sink_of(plan)
-    answers = spread.mapInArrow(_append_task(plan, sink.claims, txn), _ANSWER).collect()
+    task = partial(_answers, partial(_append_task, plan, sink.claims, txn))
+    answers = spread.mapInArrow(task, struct_type(_ANSWER)).collect()
+    for answer in answers:
+        if answer["refused"] is not None:
+            decode_answer(answer["refused"])  # raises the error
     tidy(plan.options, sink, sorted({answer["shard"] for answer in answers}))
     stats = sum((_stats_of(answer) for answer in answers), BatchStats())
     report(run, txn.version, stats)
@@ -159,27 +175,39 @@ def _stats_of(answer: Any) -> BatchStats:
     return BatchStats(answer["rows"], answer["size_bytes"], shards=1, rejected_rows=answer["rejected_rows"])
 
 
-def _append_task(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction) -> Any:
-    """The function of one task: all rows of its partition belong to one shard and become one transaction there."""
+def _answers(
+    task: Callable[[Iterator[pa.RecordBatch]], list[dict[str, Any]]], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """What a task tells the driver: what it did with its rows, or why it has refused them."""
+    done = refusing(task, batches)
+    told = [{"refused": encode_error(done)}] if isinstance(done, MemWalError) else done
+    yield pa.RecordBatch.from_pylist(told, schema=_ANSWER)
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        by_shard: dict[str, list[pa.RecordBatch]] = {}
-        for shard_id, rows in plan.split(batches):
-            by_shard.setdefault(shard_id, []).append(rows)
-        if len(by_shard) > 1:
-            raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
-        for shard_id, parts in by_shard.items():
-            newest = rows_in_order(plan, parts)
-            sink = sink_of(plan)
-            sink.learn(claims)
-            result = sink.append(shard_id, newest, txn=txn, terms=plan.terms)
-            answer = {
-                "shard": [shard_id],
-                "rows": [result.rows],
-                "rejected_rows": [result.rejected_rows],
-                "size_bytes": [sum(batch.nbytes for batch in newest)],
-                "skipped": [result.skipped],
-            }
-            yield pa.RecordBatch.from_pydict(answer)
 
-    return run
+def _append_task(
+    plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction, batches: Iterator[pa.RecordBatch]
+) -> list[dict[str, Any]]:
+    """One task: all rows of its partition belong to one shard and become one transaction there."""
+    by_shard: dict[str, list[pa.RecordBatch]] = {}
+    for shard_id, rows in plan.split(batches):
+        by_shard.setdefault(shard_id, []).append(rows)
+    if len(by_shard) > 1:
+        raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
+    return [_append(plan, claims, txn, shard_id, parts) for shard_id, parts in by_shard.items()]
+
+
+def _append(
+    plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction, shard_id: str, parts: list[pa.RecordBatch]
+) -> dict[str, Any]:
+    newest = rows_in_order(plan, parts)
+    sink = sink_of(plan)
+    sink.learn(claims)
+    mark = plan.txn_of(txn, RowDigest.of(parts))
+    result = sink.append(shard_id, newest, txn=mark, terms=plan.terms)
+    return {
+        "shard": shard_id,
+        "rows": result.rows,
+        "rejected_rows": result.rejected_rows,
+        "size_bytes": sum(batch.nbytes for batch in newest),
+        "skipped": result.skipped,
+    }

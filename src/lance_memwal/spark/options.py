@@ -50,6 +50,7 @@ class Options:
     if_absent: bool = False
     where: str | None = None
     merge_schema: bool = False
+    replay_mismatch: Literal["error", "skip"] = "error"
     inline_bytes: int = 4 * _MIB
     max_entry_bytes: int = 64 * _MIB
     flush_bytes: int = 64 * _MIB
@@ -81,7 +82,7 @@ class Options:
                 storage[lower[len(STORAGE_PREFIX) :]] = value
             elif lower in _PARSERS:
                 attribute, parse = _PARSERS[lower]
-                values[attribute] = parse(name, value)
+                values[attribute] = parse(_SHOWN[lower], value)  # Spark hands names over in lower case
             elif lower not in _SPARKS_OWN:
                 raise InvalidInputError(_unknown(name))
         parsed = cls(**values, storage_options=storage)
@@ -180,6 +181,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "ifAbsent": ("if_absent", _flag),
     "where": ("where", _text),
     "mergeSchema": ("merge_schema", _flag),
+    "replayMismatch": ("replay_mismatch", _one_of("error", "skip")),
     "inlineBytes": ("inline_bytes", _bytes),
     "maxEntryBytes": ("max_entry_bytes", _bytes),
     "flushBytes": ("flush_bytes", _bytes),

@@ -13,7 +13,7 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 
 from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.digest import RowDigest
 from lance_memwal.rows.fit import Fitter, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import refuse_missing
 from lance_memwal.rows.keys import KeySet, key_array, last_of_each
@@ -31,7 +32,7 @@ from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Operation, Options
 from lance_memwal.spark.types import arrow_type, to_arrow_columns
 from lance_memwal.table import Table
-from lance_memwal.types import TOMBSTONE
+from lance_memwal.types import TOMBSTONE, Transaction
 from lance_memwal.write.changes import Terms
 
 __all__ = ["OP", "SEQUENCE", "WritePlan", "needed_for_delete", "rows_in_order"]
@@ -157,6 +158,15 @@ class WritePlan:
                 arrow_type(item.dataType, repr(item.name))
             elif item.name not in special and self.operation != "delete":
                 check_column(item.name, columns.names)
+
+    @property
+    def on_trust(self) -> WritePlan:
+        """The plan of a write whose repeats are not looked at."""
+        return replace(self, options=replace(self.options, replay_mismatch="skip"))
+
+    def txn_of(self, txn: Transaction, digest: RowDigest) -> Transaction:
+        """The transaction of a shard whose rows have this digest; without it where repeats are taken on trust."""
+        return replace(txn, digest=str(digest)) if self.options.replay_mismatch == "error" else txn
 
     # ------------------------------------------------------------------------------------------------------ in a task
 

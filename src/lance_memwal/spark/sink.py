@@ -18,7 +18,8 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -28,9 +29,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError, MemWalError
+from lance_memwal.rows.digest import RowDigest
 from lance_memwal.spark.batch_reports import BatchStats, leave, report
 from lance_memwal.spark.joining import sink_of, tidy
 from lance_memwal.spark.options import Options
+from lance_memwal.spark.refusals import raise_first, refusing
 from lance_memwal.spark.rows import WritePlan, rows_in_order
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
@@ -46,22 +49,24 @@ _PARALLEL_SHARDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one shard from one task: inline, or staged at `path`."""
+    """Rows of one shard from one task: inline, or staged at `path`; `digest` is the sum of theirs (`RowDigest`)."""
 
     shard_id: str
     rows: int
     size_bytes: int
+    digest: int = 0
     data: bytes | None = field(default=None, repr=False)
     path: str | None = None
 
 
 @dataclass
 class Pieces(WriterCommitMessage):
-    """What one task hands to the commit."""
+    """What one task hands to the commit: rows, or why it has refused them."""
 
     pieces: tuple[Piece, ...] = ()
     query_id: str | None = None
     run_id: str | None = None
+    refused: MemWalError | None = None
 
 
 Also: TypeAlias = Callable[[WritePlan, str], Pieces]
@@ -73,15 +78,22 @@ Also: TypeAlias = Callable[[WritePlan, str], Pieces]
 
 def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> Pieces:
     """All rows of one task, split by shard; nothing becomes visible."""
-    collector = _Collector(plan.options, job)
-    for shard_id, rows in plan.split(batches):
-        collector.add(shard_id, rows)
+    pieces = refusing(partial(_collected, plan, job), batches)
     context = TaskContext.get()
     query = run = None
     if context is not None:
         query = context.getLocalProperty("sql.streaming.queryId")
         run = context.getLocalProperty("spark.jobGroup.id")
-    return Pieces(collector.finish(), query, run)
+    if isinstance(pieces, MemWalError):
+        return Pieces((), query, run, pieces)
+    return Pieces(pieces, query, run)
+
+
+def _collected(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> tuple[Piece, ...]:
+    collector = _Collector(plan.options, job)
+    for shard_id, rows in plan.split(batches):
+        collector.add(shard_id, rows)
+    return collector.finish()
 
 
 class _Collector:
@@ -105,7 +117,7 @@ class _Collector:
             self._stage()
         for shard_id, batches in self._held.items():
             data = _encode(batches)
-            self._pieces.append(Piece(shard_id, _rows(batches), len(data), data=data))
+            self._pieces.append(Piece(shard_id, _rows(batches), len(data), self._digest(batches), data=data))
         return tuple(self._pieces)
 
     def _stage(self) -> None:
@@ -114,8 +126,11 @@ class _Collector:
             path = paths.stage_path(self._job, SYSTEM_CLOCK.token_hex(16))
             data = _encode(batches)
             location.store.put_new(path, data)
-            self._pieces.append(Piece(shard_id, _rows(batches), len(data), path=path))
+            self._pieces.append(Piece(shard_id, _rows(batches), len(data), self._digest(batches), path=path))
         self._held, self._held_bytes = {}, 0
+
+    def _digest(self, batches: Sequence[pa.RecordBatch]) -> int:
+        return RowDigest.of(batches).total if self._options.replay_mismatch == "error" else 0
 
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> int:
@@ -139,6 +154,7 @@ def _location(options: Options) -> Location:
 
 def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Transaction | None) -> list[AppendResult]:
     """Every piece is in its shard once when this returns; shards that got no row are not touched."""
+    raise_first(message.refused for message in messages if message is not None)
     by_shard: dict[str, list[Piece]] = {}
     for message in messages:
         for piece in message.pieces if message is not None else ():
@@ -153,7 +169,7 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
 
     def append(shard_id: str) -> AppendResult:
         batches = rows_in_order(plan, _load(location, by_shard[shard_id]))
-        result = sink.append(shard_id, batches, txn=txn, terms=plan.terms)
+        result = sink.append(shard_id, batches, txn=_txn_of(plan, txn, by_shard[shard_id]), terms=plan.terms)
         reach("spark.after_shard")
         return result
 
@@ -163,6 +179,11 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
         _unstage(location, shard_id, pieces)
     tidy(plan.options, sink, sorted(by_shard))
     return results
+
+
+def _txn_of(plan: WritePlan, txn: Transaction | None, pieces: Sequence[Piece]) -> Transaction | None:
+    digests = (RowDigest(piece.digest) for piece in pieces)
+    return None if txn is None else plan.txn_of(txn, sum(digests, RowDigest()))
 
 
 def _load(location: Location, pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
@@ -209,7 +230,7 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, plan: WritePlan, also: Also | None = None) -> None:
         if plan.options.txn_app_id is not None and plan.options.txn_version is None:
             raise InvalidInputError("a batch write needs 'txnVersion' beside 'txnAppId'")
-        self._plan = plan
+        self._plan = plan if plan.options.txn_app_id is not None else plan.on_trust  # nobody repeats it
         self._also = also
         self._job = SYSTEM_CLOCK.uuid4()
 
@@ -275,4 +296,7 @@ def _with(
     also: Also | None, plan: WritePlan, job: str, messages: Sequence[WriterCommitMessage | None]
 ) -> list[Pieces | None]:
     handed_in = [message if isinstance(message, Pieces) else None for message in messages]
-    return handed_in if also is None else [*handed_in, also(plan, job)]
+    if also is None:
+        return handed_in
+    more = also(plan, job)  # made anew by every attempt, of what is there then: no part of what a repeat must have
+    return [*handed_in, replace(more, pieces=tuple(replace(piece, digest=0) for piece in more.pieces))]

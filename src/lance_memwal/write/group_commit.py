@@ -38,7 +38,7 @@ from lance_memwal.errors import FencedError, TableReplacedError, WriterPoisonedE
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.tail import LogRun
-from lance_memwal.log.transactions import TransactionMap, is_repeat
+from lance_memwal.log.transactions import TransactionMap, is_repeat, seen_of
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.process.background import Task
 from lance_memwal.process.telemetry import active
@@ -264,8 +264,7 @@ class GroupCommit:
         for item in reversed(self.pending):
             for other in item.txns:
                 if other.txn.app == txn.app:
-                    known = SeenTransaction(other.txn.version, 0, other.txn.query)
-                    return item.end if is_repeat(txn, {txn.app: known}) else None
+                    return item.end if is_repeat(txn, {txn.app: seen_of(other.txn)}) else None
         return None if self.admit(txn) else 0
 
     def admit(self, txn: Transaction) -> bool:

@@ -1,0 +1,44 @@
+"""Errors that no retry of a task can help: they go to the driver as values, and are raised there.
+
+Owns which errors these are. Spark runs a failed task again, four times by default, and a query then fails with the last of these
+errors. What an input did wrong it does wrong each time. Invariants:
+
+1. A task that refuses its rows ends well, after it has read all of its input: Spark goes on using its process.
+2. The driver raises the error as it was, before it makes anything visible of that write where it still can.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from lance_memwal.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    MemWalError,
+    TableReplacedError,
+    UnsupportedFormatError,
+)
+
+__all__ = ["raise_first", "refusing"]
+
+_PERMANENT = (InvalidInputError, TableReplacedError, UnsupportedFormatError, CorruptDataError)
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+
+def refusing(work: Callable[[Iterator[Item]], T], given: Iterator[Item]) -> T | MemWalError:
+    """What `work` makes of its input, or the error for which it must not be tried again."""
+    try:
+        return work(given)
+    except _PERMANENT as error:
+        deque(given, maxlen=0)
+        return error
+
+
+def raise_first(answers: Iterable[object]) -> None:
+    """Raise the first error among what tasks answered."""
+    for answer in answers:
+        if isinstance(answer, MemWalError):
+            raise answer
