@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lance_memwal.compact.reports import CompactionReport
     from lance_memwal.config import WriterConfig
     from lance_memwal.errors import (
+        ChangedKeysError,
         ClosedError,
         CollectedError,
         ConflictError,
@@ -76,6 +77,7 @@ __all__ = [
     "Bucket",
     "ChangeFeed",
     "Checkpoint",
+    "ChangedKeysError",
     "ClosedError",
     "CollectedError",
     "CompactionPolicy",
@@ -148,6 +150,7 @@ _HOMES: Final = {
     "compact.reports": ("CompactionReport",),
     "config": ("WriterConfig",),
     "errors": (
+        "ChangedKeysError",
         "ClosedError",
         "CollectedError",
         "ConflictError",

@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 __all__ = [
+    "ChangedKeysError",
     "ClosedError",
     "CollectedError",
     "ConflictError",
@@ -92,6 +93,10 @@ class ConflictError(MemWalError):
     """Lost a race for good: reload and retry."""
 
     retryable = True
+
+
+class ChangedKeysError(ConflictError):
+    """Keys of a write were written by others since the snapshot that it was planned on: plan it again."""
 
 
 class UnavailableError(MemWalError, OSError):

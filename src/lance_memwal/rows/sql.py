@@ -36,9 +36,13 @@ __all__ = [
     "Parsed",
     "Predicate",
     "Range",
+    "Token",
     "demand_text",
     "in_list",
+    "is_quoted",
     "parse",
+    "tokens_of",
+    "unquoted",
     "values_of",
 ]
 
@@ -137,14 +141,14 @@ def _matched(name: str, columns: Sequence[str]) -> str | None:
 @lru_cache(maxsize=_KNOWN_TEXTS)
 def parse(sql: str) -> Parsed:
     """What the text of a filter says, as far as it is understood."""
-    tokens = [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(sql) if found.lastgroup != "space"]
+    tokens = tokens_of(sql)
     unclear = any(kind in ("foreign", "comment") or (kind == "other" and text in "'\"`") for kind, text in tokens)
     names, depth, previous, fault = set(), 0, "", None
     for kind, text in tokens:
         if kind == "comment":
             continue
         if kind == "name" and previous != ".":
-            names.add(_unquoted(text).lower())
+            names.add(unquoted(text).lower())
         depth += (text == "(") - (text == ")")
         if depth < 0:
             fault = "the filter cannot be applied: it closes a parenthesis that it did not open"
@@ -153,8 +157,19 @@ def parse(sql: str) -> Parsed:
     return Parsed(frozenset(names), demands, fault if previous else "the filter is empty")
 
 
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+def tokens_of(sql: str) -> list[Token]:
+    """The parts of a text, each with its kind: string, name, number, sign, comment, other, or foreign."""
+    return [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(sql) if found.lastgroup != "space"]
+
+
+def is_quoted(name: str) -> bool:
+    """Whether a name is written in quotes, so that it is no keyword and no function."""
+    return name.startswith("`")
+
+
+def unquoted(name: str) -> str:
+    """What a name in a text is, without its quotes."""
+    return name[1:-1].replace("``", "`") if is_quoted(name) else name
 
 
 def _demands(tokens: list[Token]) -> Iterator[tuple[str, Predicate]]:
@@ -207,7 +222,7 @@ def _demand(tokens: list[Token]) -> tuple[str, Predicate] | None:
 def _name(tokens: list[Token]) -> str | None:
     if not tokens or tokens[0][0] != "name" or tokens[0][1].lower() in _KEYWORDS:
         return None
-    return _unquoted(tokens[0][1])
+    return unquoted(tokens[0][1])
 
 
 def _of_rest(tokens: list[Token]) -> Predicate | None:

@@ -25,6 +25,7 @@ from lance_memwal.spark.face.pushed import planned, with_pushed
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, outline_of, pin_table
+from lance_memwal.spark.read_options import columns_of, resolved_options
 from lance_memwal.spark.replacing import all_gone, overwriting
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.spark.sink import BatchSink, StreamSink
@@ -57,7 +58,7 @@ class MemWalSource(DataSource):
 
     def _pinned(self) -> Pin:
         if self._pin is None:
-            self._options = with_pushed(self._options)
+            self._options = with_pushed(resolved_options(self._options))
             self._pin = pin_table(self._options)
         return self._pin
 
@@ -106,7 +107,7 @@ class MemWalSource(DataSource):
         table = _table_of(self._options)
         options = overwriting(table, self._options) if overwrite else self._options
         if options.merge_schema:
-            table = with_columns_of(table, schema)
+            table = with_columns_of(table, schema, case_sensitive=options.case_sensitive)
         return WritePlan.make(table, schema, options)
 
 
@@ -153,7 +154,7 @@ class ChangesSource(DataSource):
 
 
 def _feed_schema(options: Options) -> StructType:
-    return feed_schema(_table_of(options).base.columns.shown.columns, options.columns)
+    return feed_schema(columns_of(options), resolved_options(options).columns)
 
 
 def _table_of(options: Options) -> Table:

@@ -13,6 +13,7 @@ from pyspark.sql import types as st
 
 from lance_memwal.errors import MemWalError
 from lance_memwal.lance.base import lance_errors
+from lance_memwal.spark.names import found
 from lance_memwal.spark.rows import OP
 from lance_memwal.spark.types import arrow_schema_for
 from lance_memwal.table import Table
@@ -24,9 +25,10 @@ _TRIES = 5
 _SPECIAL = frozenset({OP, TOMBSTONE})
 
 
-def with_columns_of(table: Table, frame: st.StructType) -> Table:
+def with_columns_of(table: Table, frame: st.StructType, *, case_sensitive: bool = False) -> Table:
     """The table, with a column for each of `frame` that it had not."""
-    new = [field for field in frame if field.name not in table.schema.names and field.name not in _SPECIAL]
+    known = [*table.schema.names, *_SPECIAL]
+    new = [field for field in frame if found(field.name, known, case_sensitive=case_sensitive) is None]
     if new:
         add_columns(table, arrow_schema_for(st.StructType(new)))
     return table

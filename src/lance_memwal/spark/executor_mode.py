@@ -28,10 +28,11 @@ from lance_memwal.serve.wire import decode_answer, encode_error
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.calls import caller_of, finished, next_call
 from lance_memwal.spark.joining import sink_of, tidy
-from lance_memwal.spark.options import STORAGE_PREFIX, Options
+from lance_memwal.spark.options import STORAGE_PREFIX, Options, told_by
 from lance_memwal.spark.refusals import refusing
 from lance_memwal.spark.rows import WritePlan, rows_in_order
 from lance_memwal.spark.types import spark_type, struct_type
+from lance_memwal.spark.unchanged import guard_of
 from lance_memwal.table import open_table
 from lance_memwal.types import Transaction
 from lance_memwal.write.claim import ShardClaim
@@ -110,6 +111,7 @@ def write_batch(
     deletes; an append-only table takes `operation="append"`.
     """
     given = {name: str(value) for name, value in options.items()}
+    given = {**told_by(df.sparkSession), **given}
     given |= {f"{STORAGE_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
     parsed = Options.parse({**given, "path": uri, "operation": operation})
     table = open_table(uri, storage_options=parsed.storage_options)
@@ -203,7 +205,8 @@ def _append(
     sink = sink_of(plan)
     sink.learn(claims)
     mark = plan.txn_of(txn, RowDigest.of(parts))
-    result = sink.append(shard_id, newest, txn=mark, terms=plan.terms)
+    guard = guard_of(plan, sink.appender.location, shard_id, newest)
+    result = sink.append(shard_id, newest, txn=mark, terms=plan.terms, guard=guard)
     return {
         "shard": shard_id,
         "rows": result.rows,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["STORAGE_PREFIX", "Operation", "Options"]
+__all__ = ["STORAGE_PREFIX", "Operation", "Options", "told_by"]
 
 Operation = Literal["upsert", "append", "update", "delete"]
 STORAGE_PREFIX = "storage."
@@ -31,9 +31,11 @@ class Options:
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+    case_sensitive: bool = False
     # reading
     columns: tuple[str, ...] | None = None
     filter: str | None = None
+    time_zone: str | None = None
     consistency: Literal["fresh", "flushed"] = "fresh"
     rows_per_partition: int = 1_000_000
     as_of: str | None = None
@@ -50,6 +52,7 @@ class Options:
     if_absent: bool = False
     where: str | None = None
     merge_schema: bool = False
+    unchanged_since: str | None = None
     replay_mismatch: Literal["error", "skip"] = "error"
     inline_bytes: int = 4 * _MIB
     max_entry_bytes: int = 64 * _MIB
@@ -106,6 +109,12 @@ class Options:
             raise InvalidInputError("option 'changesTo' needs 'changesFrom': changes are read between two moments")
         if self.operation == "update" and self.missing not in (None, "keep"):
             raise InvalidInputError("operation 'update' keeps the columns that are left out: leave out 'missing'")
+
+
+def told_by(session: Any) -> dict[str, str]:
+    """What a session says about names and times, as options; the JVM face tells the same."""
+    zone, case_sensitive = session.conf.get("spark.sql.session.timeZone"), session.conf.get("spark.sql.caseSensitive")
+    return {"timeZone": zone, "caseSensitive": case_sensitive}
 
 
 def _unknown(name: str) -> str:
@@ -168,6 +177,8 @@ def _one_of(*known: str) -> Any:
 _OPTIONS: dict[str, tuple[str, Any]] = {
     "columns": ("columns", _names),
     "filter": ("filter", _text),
+    "timeZone": ("time_zone", _text),
+    "caseSensitive": ("case_sensitive", _flag),
     "consistency": ("consistency", _one_of("fresh", "flushed")),
     "rowsPerPartition": ("rows_per_partition", _positive),
     "asOf": ("as_of", _text),
@@ -181,6 +192,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "ifAbsent": ("if_absent", _flag),
     "where": ("where", _text),
     "mergeSchema": ("merge_schema", _flag),
+    "unchangedSince": ("unchanged_since", _text),
     "replayMismatch": ("replay_mismatch", _one_of("error", "skip")),
     "inlineBytes": ("inline_bytes", _bytes),
     "maxEntryBytes": ("max_entry_bytes", _bytes),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from lance_memwal.errors import (
+    ChangedKeysError,
     CorruptDataError,
     InvalidInputError,
     MemWalError,
@@ -23,7 +24,7 @@ from lance_memwal.errors import (
 
 __all__ = ["raise_first", "refusing"]
 
-_PERMANENT = (InvalidInputError, TableReplacedError, UnsupportedFormatError, CorruptDataError)
+_PERMANENT = (ChangedKeysError, InvalidInputError, TableReplacedError, UnsupportedFormatError, CorruptDataError)
 T = TypeVar("T")
 Item = TypeVar("Item")
 

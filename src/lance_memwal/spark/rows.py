@@ -29,6 +29,8 @@ from lance_memwal.rows.keys import KeySet, key_array, last_of_each
 from lance_memwal.rows.merging import FirstRow, LastWrite, Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
+from lance_memwal.spark.dialect import as_spark_reads
+from lance_memwal.spark.names import found, refuse_doubles
 from lance_memwal.spark.options import Operation, Options
 from lance_memwal.spark.types import arrow_type, to_arrow_columns
 from lance_memwal.table import Table
@@ -51,6 +53,30 @@ def needed_for_delete(key: Sequence[str], sharding: Sharding, merge: Merge | Non
     return names if column is None or column in names else [*names, column]
 
 
+def _as_table_names(
+    frame: st.StructType, columns: Sequence[str], *, case_sensitive: bool
+) -> tuple[st.StructType, tuple[tuple[str, str], ...]]:
+    """The DataFrame with the names of the table, and which ones these are; names match as Spark's resolver does it."""
+    refuse_doubles(frame.names, case_sensitive=case_sensitive)
+    known = [*columns, OP, TOMBSTONE]
+    meant = [found(name, known, case_sensitive=case_sensitive) or name for name in frame.names]
+    fields = [st.StructField(name, item.dataType, item.nullable) for name, item in zip(meant, frame, strict=True)]
+    renamed = tuple((old, new) for old, new in zip(frame.names, meant, strict=True) if old != new)
+    return st.StructType(fields), renamed
+
+
+def _resolved(options: Options, names: Sequence[str], renamed: dict[str, str], columns: pa.Schema) -> Options:
+    """The options of a write, with names as the table has them and a condition as Spark reads it."""
+    exactly, by, where = options.case_sensitive, options.sequence_by, options.where
+    if by is not None:
+        by = found(renamed.get(by, by), names, case_sensitive=exactly)
+        if by is None:
+            raise InvalidInputError(f"option 'sequenceBy' names column {options.sequence_by!r}, which is not there")
+    if where is not None:
+        where = as_spark_reads(where, columns, zone=options.time_zone, case_sensitive=exactly)
+    return replace(options, sequence_by=by, where=where)
+
+
 @dataclass(frozen=True, slots=True)
 class WritePlan:
     """How rows of one DataFrame become rows of one table; small, and sent to every task."""
@@ -62,6 +88,7 @@ class WritePlan:
     merge: Merge | None = None
     given: frozenset[str] = frozenset()
     table_id: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()  # columns that the DataFrame writes otherwise than the table
 
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
@@ -80,7 +107,10 @@ class WritePlan:
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
         base = table.base
-        plan = cls(options, base.columns, sharding, operation, table.merge, frozenset(frame.names), base.table_id)
+        frame, renamed = _as_table_names(frame, base.columns.columns.names, case_sensitive=options.case_sensitive)
+        options = _resolved(options, frame.names, dict(renamed), base.columns.columns)
+        given = frozenset(frame.names)
+        plan = cls(options, base.columns, sharding, operation, table.merge, given, base.table_id, renamed)
         plan._check(frame)
         return plan
 
@@ -140,10 +170,6 @@ class WritePlan:
             raise InvalidInputError(f"columns {OP!r} and {TOMBSTONE!r} both say what is deleted: give one of them")
         if names & {OP, TOMBSTONE}:
             self.schema.need_key()
-        if self.options.sequence_by and self.options.sequence_by not in names:
-            raise InvalidInputError(
-                f"option 'sequenceBy' names column {self.options.sequence_by!r}, which is not there"
-            )
         self.terms.check(self.schema)
         missing = [name for name in self._needed if name not in names]
         if missing:
@@ -182,6 +208,8 @@ class WritePlan:
         return self._fit(Fitter(self.schema), batch)
 
     def _fit(self, fitter: Fitter, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.renamed:
+            batch = batch.rename_columns([dict(self.renamed).get(name, name) for name in batch.schema.names])
         flags = self._flags(batch)
         sequence = batch.column(self.options.sequence_by) if self.options.sequence_by else None
         key_alone = self.operation == "delete" and self.options.where is None  # a condition may name any column

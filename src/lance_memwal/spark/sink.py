@@ -35,6 +35,7 @@ from lance_memwal.spark.joining import sink_of, tidy
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.refusals import raise_first, refusing
 from lance_memwal.spark.rows import WritePlan, rows_in_order
+from lance_memwal.spark.unchanged import guard_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import Transaction
@@ -169,7 +170,8 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
 
     def append(shard_id: str) -> AppendResult:
         batches = rows_in_order(plan, _load(location, by_shard[shard_id]))
-        result = sink.append(shard_id, batches, txn=_txn_of(plan, txn, by_shard[shard_id]), terms=plan.terms)
+        mark, guard = _txn_of(plan, txn, by_shard[shard_id]), guard_of(plan, location, shard_id, batches)
+        result = sink.append(shard_id, batches, txn=mark, terms=plan.terms, guard=guard)
         reach("spark.after_shard")
         return result
 

@@ -29,7 +29,7 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.once import AppendResult, OnceAppender, ShardTail
+from lance_memwal.write.once import AppendResult, Guard, OnceAppender, ShardTail
 
 __all__ = ["FindOwner", "OwnerGoneError", "Patience", "ServedOwner", "Sink"]
 
@@ -98,29 +98,42 @@ class Sink:
         *,
         txn: Transaction | tuple[str, int] | None = None,
         terms: Terms = _PLAIN,
+        guard: Guard | None = None,
     ) -> AppendResult:
         """The rows are in the shard once when this returns, on storage; see `OnceAppender.append`.
 
-        `ConflictError` if a writer that does not share the shard kept it for too long: nothing was written then.
+        `ConflictError` if a writer that does not share the shard kept it for too long: nothing was written then. An append
+        with a guard is not handed to the owner of a shard, who could not ask it.
         """
         deadline = Deadline(self._clock, self._patience.wait_seconds)
         given = as_transaction(txn)
         transaction = given or self.appender.own_transaction()
         with self._turn(shard_id, deadline):
-            result = self._append(shard_id, batches, transaction, terms, deadline)
+            result = self._append(shard_id, batches, transaction, terms, deadline, guard)
         if given is None and result.skipped:  # nobody else has this transaction: an attempt of ours wrote it
             return replace(result, skipped=False, rows=sum(batch.num_rows for batch in batches))
         return result
 
     def _append(
-        self, shard_id: str, batches: Sequence[pa.RecordBatch], txn: Transaction, terms: Terms, deadline: Deadline
+        self,
+        shard_id: str,
+        batches: Sequence[pa.RecordBatch],
+        txn: Transaction,
+        terms: Terms,
+        deadline: Deadline,
+        guard: Guard | None,
     ) -> AppendResult:
         attempt = 0
         while True:
             way = self._way(shard_id, deadline)
             try:
                 if isinstance(way, ShardClaim):
-                    return self.appender.append(way, batches, txn=txn, terms=terms)
+                    return self.appender.append(way, batches, txn=txn, terms=terms, guard=guard)
+                if guard is not None:
+                    raise ConflictError(
+                        f"shard {shard_id} is written through its owner, who cannot tell which keys changed since a "
+                        "snapshot: close the owner, or let the write overwrite them"
+                    )
                 return way.append(batches, txn, terms, deadline)
             except (FencedError, OwnerGoneError) as error:
                 self._joined.pop(shard_id, None)

@@ -31,6 +31,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -84,13 +85,19 @@ from lance_memwal.write.fitting import Fitting
 from lance_memwal.write.flush import publish
 from lance_memwal.write.table_target import refuse_merge, target_of, writer_config
 
-__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "OnceAppender", "ShardTail"]
+__all__ = ["DEFAULT_MAX_ENTRY_BYTES", "AppendResult", "Guard", "OnceAppender", "ShardTail"]
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_MAX_ENTRY_BYTES = 64 << 20
 _MAX_TRIES = 64
 _BACK_OFF = BackOff(0.005, 0.25)
 _PLAIN = Terms()
+Guard: TypeAlias = Callable[[int], None]
+"""Raises if an append must not be made; it is told the last position below the entry, when all below it is known."""
+
+
+def _unguarded(position: int) -> None:
+    del position
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +243,14 @@ class OnceAppender:
         txn: Transaction | tuple[str, int] | None = None,
         terms: Terms = _PLAIN,
         refresh: bool = True,
+        guard: Guard | None = None,
     ) -> AppendResult:
         """The rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         What `terms` and the merge of the table keep out is told; an append of which nothing is left writes nothing, not even
-        its transaction. Without `refresh` the table is not looked at: the caller just did, for many shards at once.
+        its transaction. Without `refresh` the table is not looked at: the caller just did, for many shards at once. Nothing is
+        written unless `guard` lets it.
         """
         self._check_claim(claim, refresh=refresh)
         if self._look_up is None:
@@ -250,7 +259,7 @@ class OnceAppender:
         given = [batch for batch in batches if batch.num_rows]
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
-        return self._append(claim, self._rows(claim, given, terms), transaction)
+        return self._append(claim, self._rows(claim, given, terms), transaction, guard or _unguarded)
 
     def own_transaction(self) -> Transaction:
         """A transaction for an append that has none of its user's; nobody else has it."""
@@ -285,19 +294,22 @@ class OnceAppender:
                 f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
             )
 
-    def _append(self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction) -> AppendResult:
+    def _append(
+        self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction, guard: Guard
+    ) -> AppendResult:
         created: AppendResult | None = None
         for attempt in range(_MAX_TRIES):
             tail = (None if attempt else self._known(claim)) or self.catch_up(claim)
             if tail.transactions.is_repeat(txn):
                 return created or AppendResult(claim.shard_id, 0, skipped=True)
             tail.transactions.admit(txn)
+            guard(tail.last_position)
             now = find_rows()
             rows, size = now.num_rows, self._encoder.measure(now.batches)
             if not rows:
                 return AppendResult(claim.shard_id, 0, rejected=now.rejected)
             if size > self._max_entry_bytes:
-                return self._publish(claim, find_rows, txn)
+                return self._publish(claim, find_rows, txn, guard)
             fitted = at_most(self._config.max_memtable_batches, now.batches, self.schema.memory)
             run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
             generation = run.generation
@@ -467,7 +479,9 @@ class OnceAppender:
             )
         return current, covered, pa.Table.from_batches(batches, schema=memory)
 
-    def _publish(self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction) -> AppendResult:
+    def _publish(
+        self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction, guard: Guard
+    ) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
         now = AppendedRows([])
         created: AppendResult | None = None
@@ -477,6 +491,7 @@ class OnceAppender:
             if tail.transactions.is_repeat(txn):
                 return created or AppendResult(claim.shard_id, 0, skipped=True)
             tail.transactions.admit(txn)
+            guard(tail.last_position)
             if tail.entries:
                 self.flush_tail(claim)
                 continue

@@ -40,7 +40,7 @@ final class About {
   /** The table that these options name. */
   static About of(Map<String, String> options) {
     ObjectNode arguments = Python.object();
-    arguments.set("options", Python.object(options));
+    arguments.set("options", Python.object(Session.told(options)));
     return new About(Python.ask("describe", arguments));
   }
 

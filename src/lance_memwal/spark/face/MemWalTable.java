@@ -85,7 +85,7 @@ class MemWalTable
   CaseInsensitiveStringMap with(CaseInsensitiveStringMap given) {
     Map<String, String> all = new HashMap<String, String>(new CaseInsensitiveStringMap(options));
     all.putAll(given);
-    return new CaseInsensitiveStringMap(all);
+    return new CaseInsensitiveStringMap(Session.told(all));
   }
 
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {

@@ -12,7 +12,7 @@ from lance_memwal.rows.merging import FirstRow, text_of_merge
 from lance_memwal.spark.face.predicates import exact_columns
 from lance_memwal.spark.feed import feed_schema
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import pin_table
+from lance_memwal.spark.read_options import columns_of, resolved_options
 from lance_memwal.spark.rows import needed_for_delete
 from lance_memwal.spark.types import struct_type
 from lance_memwal.table import Table, open_table
@@ -23,7 +23,8 @@ __all__ = ["described"]
 def described(options: Options) -> dict[str, Any]:
     """The table that these options name, for the planner."""
     table = open_table(options.path, storage_options=options.storage_options)
-    columns = table.base.columns.shown.columns if options.as_of is None else pin_table(options).schema.columns
+    columns = columns_of(options)
+    options = resolved_options(options)
     schema = feed_schema(columns, options.columns) if options.change_feed else struct_type(columns, options.columns)
     key = table.primary_key
     return {

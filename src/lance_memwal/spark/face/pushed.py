@@ -13,15 +13,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from lance_memwal.spark.face.answers import answered
 from lance_memwal.spark.face.predicates import filter_text
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import pin_table
+from lance_memwal.spark.read_options import columns_of
 from lance_memwal.spark.source import TableReader
-from lance_memwal.table import open_table
 
 __all__ = ["planned", "with_pushed"]
 
@@ -31,16 +29,10 @@ def with_pushed(options: Options) -> Options:
     if options.pushed is None:
         return options
     told: dict[str, Any] = json.loads(options.pushed)
-    pushed = filter_text(told["filters"], _columns(options)) if told["filters"] else None
+    pushed = filter_text(told["filters"], columns_of(options)) if told["filters"] else None
     filters = [text for text in (options.filter, pushed) if text is not None]
     joined = filters[0] if len(filters) == 1 else " and ".join(f"({text}\n)" for text in filters)
     return replace(options, filter=joined or None, limit=told.get("limit"), count=told["count"])
-
-
-def _columns(options: Options) -> pa.Schema:
-    if options.as_of is not None:
-        return pin_table(options).schema.columns
-    return open_table(options.path, storage_options=options.storage_options).base.columns.shown.columns
 
 
 def planned(reader: TableReader) -> StructType:
