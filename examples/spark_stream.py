@@ -24,9 +24,9 @@ def main() -> None:
         spark = ms.session("local[2]", **{"spark.log.level": "ERROR"})
         rows = spark.readStream.format("rate").option("rowsPerSecond", 200).load()
         query = (
-            rows.selectExpr("value", "value % 1000 id")
+            rows.selectExpr("value", "value % 1000 id", "value as newest")
             .writeStream.format("memwal")
-            .option("sequenceBy", "value")
+            .option("sequenceBy", "newest")
             .option("checkpointLocation", str(Path(directory) / "checkpoint"))
             .trigger(processingTime="1 second")
             .start(uri)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
@@ -13,9 +14,19 @@ from pyspark.sql import SparkSession
 
 import lance_memwal.spark as ms
 from lance_memwal.spark.java import provide_java
-from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_once import forget_last_commit, judge, make_input, run_until_done
 from tests.kit.spark_sql import run_statements
 from tests.kit.spark_tables import append_only, ids_of, keyed
+
+
+def two_calls(root: str) -> Any:
+    """A function for `foreachBatch`, which runs in a process of the server."""
+
+    def write(frame: Any, number: int) -> None:
+        for rest in (0, 1):
+            ms.write_batch(frame.where(f"id % 2 = {rest}"), f"{root}/twice", number, missing="null")
+
+    return write
 
 
 def main(root: str) -> None:
@@ -36,6 +47,12 @@ def main(root: str) -> None:
     expected = make_input(Path(root, "in"), 3)
     streamed = append_only(f"{root}/stream", 2)
     run_until_done(spark, Path(root, "in"), f"{root}/stream", Path(root, "checkpoint"))
+    twice = keyed(f"{root}/twice", 2)
+    each = spark.readStream.schema("id long, value string").json(f"{root}/in").writeStream.foreachBatch(two_calls(root))
+    for _ in range(2):
+        query = each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start()
+        assert query.awaitTermination(600)
+        forget_last_commit(Path(root, "c"))
     result = {
         "kind": type(spark).__module__,
         "compacted": report.rows_written,
@@ -45,6 +62,7 @@ def main(root: str) -> None:
         "ids": len(ids_of(table)),
         "stream": judge(streamed, expected),
         "written": again,
+        "foreach_batch": [sorted(ids_of(twice)) == expected, len(twice.transactions().popitem()[1])],
         "sql": run_statements(spark, ms.face(spark), f"{root}/warehouse"),
     }
     Path(root, "result.json").write_text(json.dumps(result))

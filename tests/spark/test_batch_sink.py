@@ -77,7 +77,9 @@ def test_duplicate_keys_need_a_rule(spark: Any, uri: str) -> None:
     with pytest.raises(Exception, match="sequenceBy"):
         save(frame, uri)
     assert ids_of(table) == []
-    save(frame, uri, sequenceBy="n")
+    with pytest.raises(Exception, match="LastWrite"):
+        save(frame, uri, sequenceBy="N")
+    save(frame.selectExpr("*", "n as newest"), uri, sequenceBy="Newest")
     assert rows_of(table) == {1: ("new", 3), 2: ("only", 1)}
     save(frame.coalesce(1), uri, duplicates="last")
     assert rows_of(table)[1] == ("mid", 2)

@@ -26,5 +26,6 @@ def test_sinks_source_and_compaction_work_over_connect(tmp_path: Path) -> None:
         "ids": 160,
         "stream": [0, 0],
         "written": [10, 0],
+        "foreach_batch": [True, 2],
         "sql": EXPECTED_SQL,
     }

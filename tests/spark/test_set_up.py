@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,15 @@ def test_a_plain_session_needs_no_registration(tmp_path: Path, monkeypatch: pyte
     assert run("plain_child.py", tmp_path) == {"read": 101, "sql": [["sql", 7]], "copied": 101, "imported": []}
 
 
-def test_a_whole_session_runs_on_the_java_of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NOISE = re.compile(
+    r"replaced a (statically|previously) registered|fork-safe|(User|Future|Deprecation|Resource|Runtime)Warning"
+    r"|is deprecated|Traceback|lance.*WARN",
+)
+
+
+def test_a_whole_session_runs_on_the_java_of_a_wheel_and_says_nothing_of_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_java(tmp_path / "bin", "11.0.2")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
@@ -43,6 +52,9 @@ def test_a_whole_session_runs_on_the_java_of_a_wheel(tmp_path: Path, monkeypatch
         "from_wheel": True,
         "compacted": 100,
         "read": 90,
-        "ids": 100,
+        "ids": 95,
         "stream": [0, 0],
+        "copied": 100,
     }
+    log = (tmp_path / "log").read_text()
+    assert [line for line in log.splitlines() if NOISE.search(line)] == []

@@ -186,11 +186,12 @@ def _stream(story: _Story, directory: str) -> None:
             "value % 3000 as id",
             f"concat('streamed ', element_at(array({topics}), cast(value % {len(_TOPICS)} + 1 as int))) as title",
             "value + 1000 as revision",
+            "value as newest",
             f"array({numbers}) as vector",
         )
         query = (
             upserts.writeStream.format("memwal")
-            .option("sequenceBy", "revision")
+            .option("sequenceBy", "newest")
             .option("checkpointLocation", f"{directory}/checkpoint")
             .trigger(processingTime="1 second")
             .start(story.uri)

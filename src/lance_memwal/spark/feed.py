@@ -1,8 +1,8 @@
 """The change feed of a table as a stream of Spark: `lance_memwal.feed`, cut into micro-batches and tasks.
 
 Owns `ChangeFeed`. A row comes with `_op` ('u' for a row that was put, 'd' for one that was deleted), `_shard`, `_position`,
-`_time` and `_txn`. An offset names, per shard, the next position to read; the first one of a query that begins with a
-snapshot also names that. Invariants:
+`_time` and `_txn`. An offset names the table (its tag) and, per shard, the next position to read; the first one of a query that
+begins with a snapshot also names that. Invariants:
 
 1. Rows of one shard come in the order of their positions; a range between two offsets is always the same rows. What they
    are, bulk writes included, is `lance_memwal.feed.shard_changes`'s to say, and where the log ends, too.
@@ -11,6 +11,7 @@ snapshot also names that. Invariants:
 3. A shard that appears later is read from its first position on.
 4. Positions that collection removed before they were read are a `CollectedError`; with `failOnDataLoss=false` the feed
    goes on where the log begins, and says so in the log. With the option `consumer` collection waits for the query.
+5. A query never goes on in another table that was made at the place of its own: `TableReplacedError`.
 
 A blob column shows what a scan shows of fresh rows: the size, not the bytes.
 """
@@ -29,7 +30,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.errors import CollectedError, InvalidInputError
+from lance_memwal.errors import CollectedError, InvalidInputError, TableReplacedError
 from lance_memwal.feed.changed_rows import EXTRA, ChangedRows, Shape
 from lance_memwal.feed.consumers import DEFAULT_MAX_AGE, ConsumerPlace, Standing
 from lance_memwal.feed.cursor import Cursor, Place
@@ -64,11 +65,12 @@ def feed_schema(table: pa.Schema, columns: Sequence[str] | None = None) -> st.St
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The positions `[start, end)` of one shard."""
+    """The positions `[start, end)` of one shard of the table with this tag."""
 
     shard_id: str
     start: int
     end: int
+    table: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         consumer = self._consumer()
         known = None if consumer is None else consumer.find()
         if known is not None:
-            return _offset(Cursor.parse(known.cursor))
+            return self._checked(_offset(Cursor.parse(known.cursor)))
         if self._options.starting_position == "snapshot":
             base = self._base()
             state = state_now(NewestBase(base), base, SYSTEM_CLOCK)
@@ -140,16 +142,31 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """How far the next micro-batch goes: the snapshot, all that is there, or as much as the limits allow."""
+        table = {"table": self._check_table(start.get("table")).tag}
         self._claim(start)
         begin = dict(start["shards"])
         if "snapshot" in start:
-            return {"shards": begin}
+            return {"shards": begin, **table}
         tips = self._stop_at if self._stop_at is not None else self._tips()
         ends = {shard_id: max(tip, begin.get(shard_id, 0)) for shard_id, tip in tips.items()}
         ends = {**begin, **ends}
         if not isinstance(limit, ReadAllAvailable) and any(value is not None for value in self._limits()):
             ends = self._admit(begin, ends)
-        return {"shards": ends}
+        return {"shards": ends, **table}
+
+    def _checked(self, offset: Offset) -> Offset:
+        """An offset of this table; `TableReplacedError` if it is of another one that was here."""
+        self._check_table(offset.get("table"))
+        return offset
+
+    def _check_table(self, tag: str | None) -> BaseTable:
+        base = self._base()
+        if tag is not None and tag != base.tag:
+            raise TableReplacedError(
+                f"the table at {self._location().describe()} is another one than the one that this query read: it was made "
+                "anew. Start a new query, with a new checkpoint"
+            )
+        return base
 
     def _tips(self) -> Positions:
         return {shard.shard_id: shard.latest().position + 1 for shard in self._shards().find()}
@@ -175,8 +192,8 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One task per shard that has something between the offsets; those of the snapshot, if the query begins there."""
-        begin = start["shards"]
-        spans = [_Span(s, begin.get(s, 1), stop) for s, stop in sorted(end["shards"].items())]
+        begin, table = self._checked(start)["shards"], end.get("table")
+        spans = [_Span(s, begin.get(s, 1), stop, table) for s, stop in sorted(end["shards"].items())]
         found = [InputPartition(span) for span in spans if span.start < span.end]
         if "snapshot" in start and "snapshot" not in end:
             text = start["snapshot"]
@@ -199,7 +216,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition.value, _SnapshotPart):
             yield from self._rows_of(partition.value, wanted)
             return
-        base = self._base()
+        base = self._check_table(partition.value.table)
         shape = Shape(base.columns, self._columns(), None)
         shard = ShardChanges(base, partition.value.shard_id, shape.stored)
         for changes in self._changes(shard, partition.value):
@@ -272,6 +289,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _offset(cursor: Cursor) -> Offset:
     found: Offset = {"shards": {shard_id: place.position + 1 for shard_id, place in cursor.shards.items()}}
+    found |= {} if cursor.table is None else {"table": cursor.table}
     return found if cursor.snapshot is None else {**found, "snapshot": cursor.snapshot}
 
 

@@ -134,12 +134,12 @@ class WritePlan:
         return fills_missing(missing, self.schema)
 
     @property
-    def order(self) -> list[tuple[str, str]]:
+    def order(self) -> list[str]:
         """By what rows of one key in one version are sorted; nothing: their order is that of the DataFrame."""
         merge = self.merge
         names = [merge.sequence] if isinstance(merge, LastWrite) and merge.sequence in self.given else []
         names += [SEQUENCE] if self.options.sequence_by else []
-        return [(name, "ascending") for name in names]
+        return names
 
     @property
     def each_row_counts(self) -> bool:
@@ -170,6 +170,13 @@ class WritePlan:
             raise InvalidInputError(f"columns {OP!r} and {TOMBSTONE!r} both say what is deleted: give one of them")
         if names & {OP, TOMBSTONE}:
             self.schema.need_key()
+        by = self.options.sequence_by
+        if by in columns.names and self.merge is None and self.schema.primary_key:
+            raise InvalidInputError(
+                f"option 'sequenceBy' names column {by!r} of the table, which does not decide by it: a late row of a later batch "
+                f"would win. Make the table with merge=LastWrite(sequence={by!r}); or, if batches come in order, give a column "
+                "that the table does not have (such as a copy of it)"
+            )
         self.terms.check(self.schema)
         missing = [name for name in self._needed if name not in names]
         if missing:
@@ -246,7 +253,7 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
     table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
     order = plan.order
     if order:
-        table = table.take(pc.sort_indices(table, sort_keys=order, null_placement="at_start"))
+        table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in order]))
     if SEQUENCE in table.column_names:
         table = table.drop_columns([SEQUENCE])
     if plan.options.duplicates == "live":

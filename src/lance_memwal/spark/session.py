@@ -5,21 +5,24 @@ Owns `session` and `register`. Invariant: settings that the user gives, here or 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+import warnings
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from lance_memwal.spark.data_source import ChangesSource, MemWalSource, PythonSource
 from lance_memwal.spark.face.commands import FaceSource
-from lance_memwal.spark.face.load import load_face
+from lance_memwal.spark.face.load import knows_format, load_face
 from lance_memwal.spark.java import provide_java
 from lance_memwal.spark.searching import search_function
 from lance_memwal.spark.streams import mark_streams
 
 __all__ = ["register", "session"]
 
+_SEARCH = "spark.memwal.search"  # of which catalogs the search function of a session knows
 _DEFAULTS = {
     "spark.app.name": "memwal",
     "spark.ui.enabled": "false",
@@ -39,7 +42,9 @@ def session(master: str = "local[2]", **conf: Any) -> SparkSession:
     builder = SparkSession.builder.master(master)
     for name, value in {**_DEFAULTS, **conf}.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    spark = builder.getOrCreate()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Spark forks to start its JVM, and no more
+        spark = builder.getOrCreate()
     register(spark)
     return spark
 
@@ -52,9 +57,20 @@ def register(spark: Any) -> None:
     """
     mark_streams(type(spark.readStream))
     for source in (MemWalSource, ChangesSource, PythonSource, FaceSource):
-        spark.dataSource.register(source)
-    spark.udtf.register("memwal_search", search_function(settings_of(spark)))
+        if not knows_format(spark, source.name()):
+            spark.dataSource.register(source)
+    _register_search(spark)
     load_face(spark)
+
+
+def _register_search(spark: Any) -> None:
+    """Make the search function known, and again only if there are other catalogs by now."""
+    settings = settings_of(spark)
+    catalogs = {name: value for name, value in sorted(settings.items()) if name.startswith("spark.sql.catalog.")}
+    told = hashlib.sha256(repr(catalogs).encode()).hexdigest()
+    if settings.get(_SEARCH) != told:
+        spark.udtf.register("memwal_search", search_function(settings))
+        spark.conf.set(_SEARCH, told)
 
 
 def settings_of(spark: Any) -> dict[str, str]:

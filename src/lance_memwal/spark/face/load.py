@@ -1,6 +1,6 @@
 """The JVM face in a running session: whether it can be, and is.
 
-Owns `load_face` and `face`. Invariants:
+Owns `load_face` and `face`, and the way to the JVM of a session. Invariants:
 
 1. A session in which the face cannot be loaded works without it, with the pure Python source; a log line says so once.
 2. Versions of Spark with which the face was not tried do not get it: it stands on classes that Spark may change.
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from lance_memwal.errors import MemWalError
 from lance_memwal.spark.face.build import cached_jar, compiler_of, jar_for
 
-__all__ = ["face", "load_face"]
+__all__ = ["face", "knows_format", "load_face"]
 
 _LOG = logging.getLogger(__name__)
 _TRIED = ("4.3.",)
@@ -35,6 +35,14 @@ _told: set[str] = set()
 def face(spark: Any) -> Literal["jvm", "python"]:
     """Which side answers `format("memwal")` in this session: the JVM face, or the pure Python source."""
     return "jvm" if spark.conf.get(_LOADED, "false") == "true" else "python"
+
+
+def knows_format(spark: Any, name: str) -> bool:
+    """Whether Spark knows this format, from an installed package or an earlier call: it warns of those that come again."""
+    if not isinstance(spark, SparkSession):
+        return False  # a server does not tell
+    session: Any = spark._jsparkSession
+    return bool(session.sessionState().dataSourceManager().dataSourceExists(name))
 
 
 def load_face(spark: Any) -> None:
