@@ -125,7 +125,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """How far the logs go now; Spark shows it beside the offset of the query, so that the lag can be seen."""
-        return {"shards": self._tips()}
+        return {"shards": self._tips(), "table": self._base().tag}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read up to what is there now, in as many micro-batches as the limits ask for."""
