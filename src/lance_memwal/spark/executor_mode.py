@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from lance_memwal.errors import InvalidInputError, MemWalError
-from lance_memwal.rows.digest import RowDigest
 from lance_memwal.rows.sharding import Bucket
 from lance_memwal.serve.wire import decode_answer, encode_error
 from lance_memwal.spark.batch_reports import BatchStats, report
@@ -204,7 +203,7 @@ def _append(
     newest = rows_in_order(plan, parts)
     sink = sink_of(plan)
     sink.learn(claims)
-    mark = plan.txn_of(txn, RowDigest.of(parts))
+    mark = plan.txn_of(txn, plan.digest(parts))
     guard = guard_of(plan, sink.appender.location, shard_id, newest)
     result = sink.append(shard_id, newest, txn=mark, terms=plan.terms, guard=guard)
     return {

@@ -22,6 +22,7 @@ from pyspark.sql import types as st
 
 from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.digest import RowDigest
 from lance_memwal.rows.fit import Fitter, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import refuse_missing
@@ -170,6 +171,9 @@ class WritePlan:
             raise InvalidInputError(f"columns {OP!r} and {TOMBSTONE!r} both say what is deleted: give one of them")
         if names & {OP, TOMBSTONE}:
             self.schema.need_key()
+        if self.options.unchanged_since is not None:
+            self.schema.need_key()
+            Snapshot.parse(self.options.unchanged_since)
         by = self.options.sequence_by
         if by in columns.names and self.merge is None and self.schema.primary_key:
             raise InvalidInputError(
@@ -197,9 +201,18 @@ class WritePlan:
         """The plan of a write whose repeats are not looked at."""
         return replace(self, options=replace(self.options, replay_mismatch="skip"))
 
+    @property
+    def compares(self) -> bool:
+        """Whether a repeat must have the rows of the first."""
+        return self.options.replay_mismatch == "error"
+
+    def digest(self, batches: Sequence[pa.RecordBatch]) -> RowDigest:
+        """The digest of rows of a shard; that of none where repeats are taken on trust."""
+        return RowDigest.of(batches if self.compares else ())
+
     def txn_of(self, txn: Transaction, digest: RowDigest) -> Transaction:
         """The transaction of a shard whose rows have this digest; without it where repeats are taken on trust."""
-        return replace(txn, digest=str(digest)) if self.options.replay_mismatch == "error" else txn
+        return replace(txn, digest=str(digest)) if self.compares else txn
 
     # ------------------------------------------------------------------------------------------------------ in a task
 

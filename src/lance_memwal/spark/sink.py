@@ -91,7 +91,7 @@ def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -
 
 
 def _collected(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> tuple[Piece, ...]:
-    collector = _Collector(plan.options, job)
+    collector = _Collector(plan, job)
     for shard_id, rows in plan.split(batches):
         collector.add(shard_id, rows)
     return collector.finish()
@@ -100,8 +100,9 @@ def _collected(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> 
 class _Collector:
     """Rows by shard until the task ends; what is too much for a message is staged."""
 
-    def __init__(self, options: Options, job: str) -> None:
-        self._options = options
+    def __init__(self, plan: WritePlan, job: str) -> None:
+        self._plan = plan
+        self._options = plan.options
         self._job = job
         self._held: dict[str, list[pa.RecordBatch]] = {}
         self._held_bytes = 0
@@ -118,7 +119,7 @@ class _Collector:
             self._stage()
         for shard_id, batches in self._held.items():
             data = _encode(batches)
-            self._pieces.append(Piece(shard_id, _rows(batches), len(data), self._digest(batches), data=data))
+            self._pieces.append(Piece(shard_id, _rows(batches), len(data), self._plan.digest(batches).total, data=data))
         return tuple(self._pieces)
 
     def _stage(self) -> None:
@@ -127,11 +128,8 @@ class _Collector:
             path = paths.stage_path(self._job, SYSTEM_CLOCK.token_hex(16))
             data = _encode(batches)
             location.store.put_new(path, data)
-            self._pieces.append(Piece(shard_id, _rows(batches), len(data), self._digest(batches), path=path))
+            self._pieces.append(Piece(shard_id, _rows(batches), len(data), self._plan.digest(batches).total, path=path))
         self._held, self._held_bytes = {}, 0
-
-    def _digest(self, batches: Sequence[pa.RecordBatch]) -> int:
-        return RowDigest.of(batches).total if self._options.replay_mismatch == "error" else 0
 
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> int:
