@@ -15,6 +15,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "THREAT-MODEL.md")
@@ -81,6 +82,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
 
 
+@cache
 def repository(root: Path) -> str:
     """The address of the project's files, from pyproject.toml; empty if it has none."""
     file = root / "pyproject.toml"

@@ -61,6 +61,11 @@ def test_commands_that_need_a_checkout_name_what_there_is() -> None:
             assert find_spec(command[2]), command
 
 
+def test_text_is_no_code() -> None:
+    for page, text in blocks("text"):
+        assert not re.search(r"^(?:\$ |pip |memwal |python |make |import |from \w+ import )", text, re.M), page
+
+
 def test_few_blocks_do_not_run() -> None:
     for page, text in blocks("bash install"):
         assert all(line.startswith("pip install ") for line in text.splitlines()), page
