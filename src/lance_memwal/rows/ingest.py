@@ -27,11 +27,12 @@ from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.uuid_text import is_uuid_text, uuids_of_texts, uuids_of_values
+from lance_memwal.rows.uuid_text import is_uuid_text, uuids_as_bytes, uuids_of_texts, uuids_of_values
 
 __all__ = ["key_batch", "left_out", "may_cast", "refuse_missing", "reread", "to_batches", "to_parts", "with_rows"]
 
 # What a value that holds several has; a numpy scalar has none of these.
+_UUID_BYTES = pa.binary(16)
 _COLLECTIONS = ("__len__", "__iter__", "__arrow_c_stream__", "__arrow_c_array__", "to_batches", "to_arrow", "collect")
 
 
@@ -170,6 +171,8 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
         return blob_array(list(values))
     if isinstance(kind, pa.UuidType) and isinstance(values, (list, tuple)):
         return uuids_of_values(values)
+    if kind == _UUID_BYTES and isinstance(values, (list, tuple)):
+        values = uuids_as_bytes(values)
     kind = _plain_inside(kind)
     array = pa.array(values, type=loose(kind))
     return normal(array, kind) if isinstance(array, pa.Array) else array

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
 
-__all__ = ["is_uuid_text", "uuids_as_texts", "uuids_of_texts", "uuids_of_values"]
+__all__ = ["is_uuid_text", "uuids_as_bytes", "uuids_as_texts", "uuids_of_texts", "uuids_of_values"]
 
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _HYPHENS = (8, 13, 18, 23)
@@ -34,9 +34,14 @@ def is_uuid_text(source: pa.DataType, target: pa.DataType) -> bool:
 def uuids_of_values(values: Sequence[Any]) -> pa.Array:
     """Python values as UUIDs: `uuid.UUID`, 16 bytes, texts, or None."""
     if not any(isinstance(value, str) for value in values):
-        return pa.array(values, pa.uuid())
+        return pa.array(uuids_as_bytes(values), pa.uuid())
     texts = [value.hex if isinstance(value, uuid.UUID) else value for value in values]
     return uuids_of_texts(pa.array([text.hex() if isinstance(text, bytes) else text for text in texts], pa.string()))
+
+
+def uuids_as_bytes(values: Sequence[Any]) -> list[Any]:
+    """Python values, each `uuid.UUID` as its 16 bytes: Arrow makes them of it only since its version 23."""
+    return [value.bytes if isinstance(value, uuid.UUID) else value for value in values]
 
 
 def uuids_as_texts(array: pa.Array) -> pa.StringArray:

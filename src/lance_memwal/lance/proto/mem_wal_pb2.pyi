@@ -5,7 +5,7 @@ from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
-DESCRIPTOR: _descriptor.FileDescriptor
+DESCRIPTOR_BYTES: bytes
 
 class Uuid(_message.Message):
     __slots__ = ("value",)
@@ -25,14 +25,7 @@ class SsTable(_message.Message):
     in_memory_bytes: int
     physical_rows: int
     primary_key_bytes: int
-    def __init__(
-        self,
-        generation: _Optional[int] = ...,
-        path: _Optional[str] = ...,
-        in_memory_bytes: _Optional[int] = ...,
-        physical_rows: _Optional[int] = ...,
-        primary_key_bytes: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., path: _Optional[str] = ..., in_memory_bytes: _Optional[int] = ..., physical_rows: _Optional[int] = ..., primary_key_bytes: _Optional[int] = ...) -> None: ...
 
 class ShardFieldEntry(_message.Message):
     __slots__ = ("field_id", "value")
@@ -43,18 +36,7 @@ class ShardFieldEntry(_message.Message):
     def __init__(self, field_id: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class ShardManifest(_message.Message):
-    __slots__ = (
-        "version",
-        "writer_epoch",
-        "replay_after_wal_entry_position",
-        "wal_entry_position_last_seen",
-        "current_generation",
-        "sstables",
-        "shard_spec_id",
-        "shard_id",
-        "shard_field_entries",
-        "status",
-    )
+    __slots__ = ("version", "writer_epoch", "replay_after_wal_entry_position", "wal_entry_position_last_seen", "current_generation", "sstables", "shard_spec_id", "shard_id", "shard_field_entries", "status")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WRITER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPLAY_AFTER_WAL_ENTRY_POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -75,19 +57,7 @@ class ShardManifest(_message.Message):
     shard_id: Uuid
     shard_field_entries: _containers.RepeatedCompositeFieldContainer[ShardFieldEntry]
     status: int
-    def __init__(
-        self,
-        version: _Optional[int] = ...,
-        writer_epoch: _Optional[int] = ...,
-        replay_after_wal_entry_position: _Optional[int] = ...,
-        wal_entry_position_last_seen: _Optional[int] = ...,
-        current_generation: _Optional[int] = ...,
-        sstables: _Optional[_Iterable[_Union[SsTable, _Mapping]]] = ...,
-        shard_spec_id: _Optional[int] = ...,
-        shard_id: _Optional[_Union[Uuid, _Mapping]] = ...,
-        shard_field_entries: _Optional[_Iterable[_Union[ShardFieldEntry, _Mapping]]] = ...,
-        status: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., writer_epoch: _Optional[int] = ..., replay_after_wal_entry_position: _Optional[int] = ..., wal_entry_position_last_seen: _Optional[int] = ..., current_generation: _Optional[int] = ..., sstables: _Optional[_Iterable[_Union[SsTable, _Mapping]]] = ..., shard_spec_id: _Optional[int] = ..., shard_id: _Optional[_Union[Uuid, _Mapping]] = ..., shard_field_entries: _Optional[_Iterable[_Union[ShardFieldEntry, _Mapping]]] = ..., status: _Optional[int] = ...) -> None: ...
 
 class StringPair(_message.Message):
     __slots__ = ("key", "value")
@@ -111,15 +81,7 @@ class ShardingField(_message.Message):
     expression: str
     result_type: str
     parameters: _containers.RepeatedCompositeFieldContainer[StringPair]
-    def __init__(
-        self,
-        field_id: _Optional[str] = ...,
-        source_ids: _Optional[_Iterable[int]] = ...,
-        transform: _Optional[str] = ...,
-        expression: _Optional[str] = ...,
-        result_type: _Optional[str] = ...,
-        parameters: _Optional[_Iterable[_Union[StringPair, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, field_id: _Optional[str] = ..., source_ids: _Optional[_Iterable[int]] = ..., transform: _Optional[str] = ..., expression: _Optional[str] = ..., result_type: _Optional[str] = ..., parameters: _Optional[_Iterable[_Union[StringPair, _Mapping]]] = ...) -> None: ...
 
 class ShardingSpec(_message.Message):
     __slots__ = ("spec_id", "fields")
@@ -127,9 +89,7 @@ class ShardingSpec(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     spec_id: int
     fields: _containers.RepeatedCompositeFieldContainer[ShardingField]
-    def __init__(
-        self, spec_id: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[ShardingField, _Mapping]]] = ...
-    ) -> None: ...
+    def __init__(self, spec_id: _Optional[int] = ..., fields: _Optional[_Iterable[_Union[ShardingField, _Mapping]]] = ...) -> None: ...
 
 class CompactedSsTable(_message.Message):
     __slots__ = ("shard_id", "generation")
@@ -145,24 +105,10 @@ class IndexCatchup(_message.Message):
     CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
     index_name: str
     caught_up: _containers.RepeatedCompositeFieldContainer[CompactedSsTable]
-    def __init__(
-        self,
-        index_name: _Optional[str] = ...,
-        caught_up: _Optional[_Iterable[_Union[CompactedSsTable, _Mapping]]] = ...,
-    ) -> None: ...
+    def __init__(self, index_name: _Optional[str] = ..., caught_up: _Optional[_Iterable[_Union[CompactedSsTable, _Mapping]]] = ...) -> None: ...
 
 class MemWalIndexDetails(_message.Message):
-    __slots__ = (
-        "snapshot_ts_millis",
-        "num_shards",
-        "inline_snapshots",
-        "sharding_specs",
-        "maintained_indexes",
-        "compacted_sstables",
-        "index_catchup",
-        "writer_config_defaults",
-        "maintain_all_indexes",
-    )
+    __slots__ = ("snapshot_ts_millis", "num_shards", "inline_snapshots", "sharding_specs", "maintained_indexes", "compacted_sstables", "index_catchup", "writer_config_defaults", "maintain_all_indexes")
     SNAPSHOT_TS_MILLIS_FIELD_NUMBER: _ClassVar[int]
     NUM_SHARDS_FIELD_NUMBER: _ClassVar[int]
     INLINE_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
@@ -181,15 +127,4 @@ class MemWalIndexDetails(_message.Message):
     index_catchup: _containers.RepeatedCompositeFieldContainer[IndexCatchup]
     writer_config_defaults: _containers.RepeatedCompositeFieldContainer[StringPair]
     maintain_all_indexes: bool
-    def __init__(
-        self,
-        snapshot_ts_millis: _Optional[int] = ...,
-        num_shards: _Optional[int] = ...,
-        inline_snapshots: _Optional[bytes] = ...,
-        sharding_specs: _Optional[_Iterable[_Union[ShardingSpec, _Mapping]]] = ...,
-        maintained_indexes: _Optional[_Iterable[str]] = ...,
-        compacted_sstables: _Optional[_Iterable[_Union[CompactedSsTable, _Mapping]]] = ...,
-        index_catchup: _Optional[_Iterable[_Union[IndexCatchup, _Mapping]]] = ...,
-        writer_config_defaults: _Optional[_Iterable[_Union[StringPair, _Mapping]]] = ...,
-        maintain_all_indexes: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, snapshot_ts_millis: _Optional[int] = ..., num_shards: _Optional[int] = ..., inline_snapshots: _Optional[bytes] = ..., sharding_specs: _Optional[_Iterable[_Union[ShardingSpec, _Mapping]]] = ..., maintained_indexes: _Optional[_Iterable[str]] = ..., compacted_sstables: _Optional[_Iterable[_Union[CompactedSsTable, _Mapping]]] = ..., index_catchup: _Optional[_Iterable[_Union[IndexCatchup, _Mapping]]] = ..., writer_config_defaults: _Optional[_Iterable[_Union[StringPair, _Mapping]]] = ..., maintain_all_indexes: _Optional[bool] = ...) -> None: ...
