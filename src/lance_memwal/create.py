@@ -198,7 +198,9 @@ def check_existing(
         asked = [(field.name, field.type) for field in data_or_schema]
         found = [(field.name, field.type) for field in base.schema]
         if asked != found:
-            raise InvalidInputError(f"the table at {base.location.describe()} has other columns: {base.schema.names}")
+            raise InvalidInputError(
+                f"the table at {base.location.describe()} has other columns: {', '.join(base.schema.names)}"
+            )
     if primary_key is not None and key_names(primary_key) != base.primary_key:
         key = ", ".join(base.primary_key) or "none"
         raise InvalidInputError(f"the table at {base.location.describe()} has another primary key: {key}")

@@ -20,7 +20,7 @@ import typer
 
 import lance_memwal as mw
 from lance_memwal.cli import app, main
-from lance_memwal.cli.wording import in_our_words
+from lance_memwal.cli.wording import Words
 from tests.kit.cli_process import COMMAND, run
 
 ROWS = pa.table({"id": pa.array([1, 2, 3]), "name": ["a", None, "c"]})
@@ -123,11 +123,48 @@ def test_errors_are_in_the_words_of_the_command_line(table: mw.Table, capsys: py
     said = capsys.readouterr().err
     assert "--exist-ok" in said
     assert "exist_ok" not in said
-    options, commands = {"--restored"}, {"repair"}
-    text = 'call Table.repair() with restored="keep_base", or other=True, or table.sing()'
-    assert in_our_words(text, options, commands) == (
-        "call memwal repair with --restored keep_base, or other=True, or table.sing()"
-    )
+
+
+@pytest.mark.parametrize(
+    ("library", "here"),
+    [
+        ('call Table.repair() with restored="keep_base"', "call memwal repair with --restored keep_base"),
+        ("Table.repair(dry_run=False, restored=...) does", "memwal repair --apply --restored ... does"),
+        ("create it with lance_memwal.create_table", "create it with memwal create"),
+        ("drop_consumer('c'), and begin", "memwal consumers --drop c, and begin"),
+        ("name it (column=...)", "name it (--column ...)"),
+        ("start must be a cursor, mood must be good", "--start must be a cursor, mood must be good"),
+        ("or other=True, or table.sing(loud=True)", "or other=True, or table.sing(loud=True)"),
+    ],
+)
+def test_words_of_the_library_become_words_of_the_command_line(library: str, here: str) -> None:
+    assert Words.of(typer.main.get_command(app)).said(library) == here
+
+
+def test_a_hint_names_a_command_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, hint in (
+        (["nonsense"], "memwal --help"),
+        (["wal", "list"], "memwal wal list --help"),
+        (["get"], "memwal get --help"),
+    ):
+        assert main(given) == 2
+        assert f"(see: {hint})" in capsys.readouterr().err
+
+
+def test_rows_of_small_batches_stand_below_their_names(table: mw.Table, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(["a", "a longer one", "b"]):
+        with table.writer() as writer:
+            writer.put([{"id": number, "name": name}])
+    assert main(["scan", table.uri]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len({re.search("[a-z]", line).start() for line in lines[2:]}) == 1  # type: ignore[union-attr]
+    assert len({len(line.rstrip()) for line in lines[2:]}) == 2
+    assert len(lines[1]) >= len("id  a longer one")
+
+
+def test_a_directory_that_is_not_there_has_no_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables", str(tmp_path / "none")]) == 1
+    assert "there is no directory" in capsys.readouterr().err
 
 
 def test_a_short_flag_means_one_thing() -> None:

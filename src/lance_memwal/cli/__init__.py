@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -29,7 +29,7 @@ from lance_memwal.cli import (
     watching,
 )
 from lance_memwal.cli.output import error
-from lance_memwal.cli.wording import in_our_words
+from lance_memwal.cli.wording import Words
 from lance_memwal.errors import CorruptDataError, MemWalError, UnavailableError
 
 __all__ = ["app", "main"]
@@ -70,8 +70,9 @@ for _panel, _commands in _COMMANDS.items():
     for _command in _commands:
         _typed = _TYPED if _command in (reading.get, tables.delete) else None
         app.command(rich_help_panel=_panel, context_settings=_typed)(_command)
-app.add_typer(inspecting.wal, name="wal", rich_help_panel="Look inside")
-app.add_typer(moments.checkpoints, name="checkpoints", rich_help_panel="Maintain")
+_GROUPS = {"wal": (inspecting.wal, "Look inside"), "checkpoints": (moments.checkpoints, "Maintain")}
+for _name, (_group, _panel) in _GROUPS.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 @app.callback(invoke_without_command=True)
@@ -97,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except TyperException as problem:
         if text := problem.format_message():  # empty where help was printed instead
-            error(f"{text} (see: memwal {_command_of(given)}--help)")
+            command = _command_of(given, _words().commands)
+            error(f"{text.replace('Value error, ', '')} (see: memwal {command}--help)")
         return 2
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):
@@ -106,22 +108,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as problem:
         if debug:
             raise
-        error(_in_our_words(_explain(problem)))
+        error(_words().said(_explain(problem)))
         return 1
     return int(status) if isinstance(status, int) else 0
 
 
-def _command_of(arguments: Sequence[str]) -> str:
+def _command_of(arguments: Sequence[str], known: Collection[str]) -> str:
+    """The command that was meant, for a hint; nothing where there is no such command."""
     named = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
-    known = named[:2] if named[:1] in (["wal"], ["checkpoints"]) else named[:1]
-    return "".join(f"{name} " for name in known)
+    if not named or named[0] not in known:
+        return ""
+    return "".join(f"{name} " for name in (named[:2] if named[0] in _GROUPS else named[:1]))
 
 
-def _in_our_words(text: str) -> str:
-    """`text` with the spelling of the command line where it names options or calls of the library."""
-    commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands", {})
-    options = {name for command in commands.values() for param in command.params for name in param.opts}
-    return in_our_words(text, options, commands)
+def _words() -> Words:
+    return Words.of(typer.main.get_command(app))
 
 
 def _explain(problem: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from lance_memwal.cli.options import Columns, Json, Options, Uri, open_for, split_names
-from lance_memwal.cli.output import note, print_batches, rows_as_json, rows_as_table
+from lance_memwal.cli.output import as_seconds, note, print_batches, rows_as_json, rows_as_table
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.feed.changes import ChangeFeed
 from lance_memwal.feed.consumers import Consumer
@@ -22,9 +22,9 @@ __all__ = ["changes", "consumers"]
 _CONSUMERS = {
     "name": "consumer",
     "state": "state",
-    "lag_entries": "behind (entries)",
-    "silent_seconds": "silent (s)",
-    "max_age_seconds": "may be silent (s)",
+    "lag_entries": "entries behind",
+    "silent": "silent",
+    "may_be_silent": "may be silent",
 }
 _Start = Annotated[
     str | None,
@@ -104,6 +104,8 @@ def consumers(
     if json:
         rows_as_json(found)
         return
+    for info in found:
+        info |= {"silent": as_seconds(info["silent_seconds"]), "may_be_silent": as_seconds(info["max_age_seconds"])}
     rows_as_table(found, _CONSUMERS)
     if not found:
         note("no consumers: nobody follows this table by name")

@@ -5,6 +5,7 @@ Owns no engine logic: each command is one call of the engine.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Any
 
@@ -94,6 +95,8 @@ def tables(
     """List the Lance tables of a directory, and which of them have a write path."""
     options = storage_options(storage_option)
     place = resolve(directory, options)
+    if place.root_path is not None and not os.path.isdir(place.root_path):
+        raise InvalidInputError(f"there is no directory {directory}")
     records = []
     for name in sorted(place.store.list_names("")):
         base = BaseTable.open(resolve(f"{directory.rstrip('/')}/{name}", options))
@@ -125,6 +128,7 @@ def tables(
 def stats(uri: Uri, storage_option: Options = None, json: Json = False) -> None:
     """Sizes of all tiers and the work that is due."""
     found = to_plain(open_for(uri, storage_option).stats())
+    del found["seen_seconds"]  # by a clock of this process alone
     if json:
         print_json(found)
         return

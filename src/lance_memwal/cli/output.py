@@ -16,7 +16,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -154,17 +154,28 @@ def as_seconds(seconds: float) -> str:
 def print_batches(batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, as_json: bool) -> int:
     """Rows of a table as they come; returns how many."""
     count, widths = 0, list[int]()
-    for batch in batches:
-        for start in range(0, batch.num_rows, _CHUNK_ROWS):
-            rows = batch.slice(start, _CHUNK_ROWS).to_pylist()
-            if as_json:
-                rows_as_json(rows)
-            else:
-                widths = _rows(rows, columns, first=count + 1, widths=widths)
-            count += len(rows)
+    for rows in _chunks(batches):
+        if as_json:
+            rows_as_json(rows)
+        else:
+            widths = _rows(rows, columns, first=count + 1, widths=widths)
+        count += len(rows)
     if not as_json and not count:
         _rows([], columns, first=1)
     return count
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[dict[str, Any]]]:
+    """Rows in lists that share the widths of their columns: small batches are joined, large ones are cut."""
+    waiting: list[dict[str, Any]] = []
+    for batch in batches:
+        for start in range(0, batch.num_rows, _CHUNK_ROWS):
+            waiting += batch.slice(start, _CHUNK_ROWS).to_pylist()
+            if len(waiting) >= _CHUNK_ROWS:
+                yield waiting
+                waiting = []
+    if waiting:
+        yield waiting
 
 
 def print_row(row: Mapping[str, Any], *, as_json: bool) -> None:

@@ -55,7 +55,7 @@ def scan(
     found = table.scan(
         split_names(columns),
         filter,
-        rows if cut is None else cut + 1,  # one more than is shown tells whether there are more
+        rows if cut is None or explain else cut + 1,  # one more than is shown tells whether there are more
         order_by=split_names(order_by),
         **options,
     )

@@ -53,8 +53,9 @@ def serve(
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
-    """Own the shards of a table, and write for all processes that share it (table.writer(shared=True)).
+    """Own the shards of a table, and write for all processes that share it.
 
+    In Python those are the writers of table.writer(shared=True), and the verbs of a table.
     Shards that another process owns stay with it until it is gone; a second daemon stands by. SIGTERM or Ctrl-C ends it:
     everything is flushed.
     """

@@ -135,6 +135,9 @@ def enable(
     sharding: _Sharding = "unsharded",
     merge: _Merge = None,
     allow_keys_across_shards: _AcrossShards = False,
+    adopt_shards: Annotated[
+        bool, typer.Option("--adopt-shards", help="Take over what shards hold that an earlier write path left behind.")
+    ] = False,
     storage_option: Options = None,
     json: Json = False,
 ) -> None:
@@ -145,6 +148,7 @@ def enable(
         sharding=_sharding(sharding),
         merge=_merge(merge),
         allow_keys_across_shards=allow_keys_across_shards,
+        adopt_shards=adopt_shards,
         storage_options=storage_options(storage_option),
     )
     rules = {"sharding": str(table.sharding), "merge": text_of_merge(table.merge)}
@@ -229,6 +233,7 @@ def update(
             raise typer.BadParameter(f"{text!r}: give column=expression", param_hint="--set")
         settings[name.strip()] = expression.strip()
     table = open_for(uri, storage_option)
+    say_taken_over(table)
     with table.writer(**shard_for_writing(table, shard)) as writer:
         show({"updated_rows": writer.update(where=where, set=settings).matched}, as_json=json)
 
@@ -257,6 +262,7 @@ def delete(
     at = None if sequence is None else sequence_of(table, sequence)
     if keys and at is None and isinstance(table.merge, LastWrite):
         raise InvalidInputError("the table puts its rows in order: say which delete is the later one with --sequence")
+    say_taken_over(table)
     if where is not None:
         with table.writer(**shard_for_writing(table, shard)) as writer:
             show({"deleted_rows": writer.delete(where=where, sequence=at).matched}, as_json=json)

@@ -24,6 +24,7 @@ from rich.text import Text
 from lance_memwal.cli.keyboard import Keyboard
 from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import GAP, as_seconds, as_size, clean, grid, print_json
+from lance_memwal.cli.wording import Words
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.rows.plain import to_plain
@@ -41,6 +42,7 @@ _DROPPED_FIRST = ("size", "rows", "put p99", "bytes/s", "log size", "epoch", "wa
 
 
 def top(
+    context: typer.Context,
     uri: Uri,
     every_seconds: Annotated[float, typer.Option(help="The time between two looks.", min=0.1)] = 2.0,
     once: Annotated[
@@ -54,7 +56,7 @@ def top(
     It reads storage only, so that it sees all writers. What they hold in memory, and how full it is (at 100% puts wait), is
     asked of shared writers and memwal serve; of others it is estimated by the log, with a "~".
     """
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    words, console = Words.of(context.find_root().command), Console(width=None if sys.stdout.isatty() else 160)
     is_live = console.is_terminal and not (once or json)
     looks = Looker(open_for(uri, storage_option), asked=max(1, _rows_of(console)))
     if once:
@@ -68,7 +70,7 @@ def top(
                 try:
                     look = looks.next()
                 except MemWalError as problem:
-                    _say_trouble(show, uri, problem, every_seconds, json=json)
+                    _say_trouble(show, uri, words.said(str(problem)), every_seconds, json=json)
                 else:
                     print_json(_plain(look)) if json else show(_view(uri, look, _rows_of(console), console.width))
                 sys.stdout.flush()
@@ -96,11 +98,11 @@ def _say(console: Console, uri: str, look: Look, *, json: bool) -> None:
     print_json(_plain(look)) if json else console.print(_view(uri, look, _PIPE_SHARDS, console.width))
 
 
-def _say_trouble(show: Any, uri: str, problem: MemWalError, every_seconds: float, *, json: bool) -> None:
+def _say_trouble(show: Any, uri: str, problem: str, every_seconds: float, *, json: bool) -> None:
     if json:
-        print_json({"table": uri, "error": str(problem)})
+        print_json({"table": uri, "error": problem})
         return
-    lines = [f"{uri} cannot be read now:", str(problem), f"trying again every {every_seconds:g} s; q or Ctrl-C ends"]
+    lines = [f"{uri} cannot be read now:", problem, f"trying again every {every_seconds:g} s; q or Ctrl-C ends"]
     show(Text("\n".join(map(clean, lines)), style="red"))
 
 
