@@ -11,6 +11,7 @@ import lance
 import pyarrow as pa
 
 import lance_memwal as mw
+from lance_memwal.rows.dictionaries import array_of
 from lance_memwal.rows.normal_form import loose, normal
 
 KEY = {b"lance-schema:unenforced-primary-key": b"true"}
@@ -111,7 +112,7 @@ def column(kind: pa.DataType, numbers: list[int], *, holes: bool) -> pa.Array:
     """A value for each number; lists are empty in every fourth. With `holes` every fourth is null or has nulls inside."""
     stored = _storage(kind)
     values = [None if holes and n % 4 == 3 else _value(stored, n, holes) for n in numbers]
-    array = normal(pa.array(values, loose(stored)), stored)
+    array = normal(array_of(values, loose(stored)), stored)
     return array if stored == kind else array.cast(kind)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lance_memwal.rows.dictionaries import array_of
+
 ROWS = 24
 _NAN, _INF = float("nan"), float("inf")
 _FLOATS = [0.1, -0.0, 0.0, _NAN, _INF, -_INF, 0.3]
@@ -128,7 +130,7 @@ def rows() -> pa.Table:
         if isinstance(column.type, pa.JsonType):
             arrays.append(pa.ExtensionArray.from_storage(column.type, pa.array(values, pa.string())))
         else:
-            arrays.append(pa.array(values, column.type))
+            arrays.append(array_of(values, column.type))
         fields.append(pa.field(column.name, column.type))
     return pa.table(arrays, schema=pa.schema(fields))
 

@@ -1,7 +1,7 @@
 """Dictionary columns whose indices have few bits: how many values rows that belong together may have.
 
-Owns `SmallDictionaries` and `take_rows`. Arrow cannot join arrays, and Lance cannot read a file, whose dictionaries hold
-more values together than the index type of the column can count; so a generation never does.
+Owns `SmallDictionaries`, `take_rows` and `array_of`. Arrow cannot join arrays, and Lance cannot read a file, whose
+dictionaries hold more values together than the index type of the column can count; so a generation never does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lance_memwal.errors import InvalidInputError
 __all__ = [
     "Place",
     "SmallDictionaries",
+    "array_of",
     "check_dictionaries",
     "dictionaries",
     "dictionary_at",
@@ -29,6 +30,16 @@ Place: TypeAlias = tuple[int, ...]
 """A column, and the way to the dictionary inside it: the numbers of the children."""
 
 _FEW_BITS = 16
+
+
+def array_of(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Python values as an array of this type: before its version 25 Arrow made no dictionary of large texts from them."""
+    try:
+        return pa.array(values, kind)
+    except pa.ArrowNotImplementedError:
+        if not pa.types.is_dictionary(kind):
+            raise
+        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
 
 
 def dictionaries(columns: pa.Schema) -> Iterator[tuple[Place, pa.DictionaryType]]:

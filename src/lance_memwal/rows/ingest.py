@@ -24,6 +24,7 @@ from pyarrow.dataset import Dataset
 from lance_memwal.arguments import check_names
 from lance_memwal.errors import InvalidInputError, reason_of
 from lance_memwal.rows.blobs import is_second_layout
+from lance_memwal.rows.dictionaries import array_of
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.normal_form import loose, no_rows, normal
 from lance_memwal.rows.schema import TableSchema
@@ -174,7 +175,7 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
     if kind == _UUID_BYTES and isinstance(values, (list, tuple)):
         values = uuids_as_bytes(values)
     kind = _plain_inside(kind)
-    array = pa.array(values, type=loose(kind))
+    array = array_of(values, loose(kind))
     return normal(array, kind) if isinstance(array, pa.Array) else array
 
 
