@@ -168,7 +168,7 @@ def manifest(uri: Uri, shard: _Shard = None, storage_option: Options = None, jso
         print_json(plain)
         return
     sstables = plain.pop("sstables")
-    show(plain, as_json=False)
+    show({name: value for name, value in plain.items() if value or "unknown" not in name}, as_json=False)
     if sstables:
         print()
         headings = {"generation": "generation", "path": "SSTable", "physical_rows": "rows", "in_memory_bytes": "size"}
@@ -191,6 +191,8 @@ def wal_list(uri: Uri, shard: _Shard = None, storage_option: Options = None, jso
         rows_as_json(records)
     else:
         rows_as_table(records, _ENTRIES, f"log of shard {shard_id}")
+        if not records:
+            note("no entries: nobody wrote to this shard")
     damaged = [record["position"] for record in records if record["kind"] == "damaged"]
     if damaged:
         raise CorruptDataError(f"{len(damaged)} of {len(records)} entries are damaged", position=damaged[0])
@@ -209,8 +211,9 @@ def wal_show(uri: Uri, position: int, shard: _Shard = None, storage_option: Opti
         raise InvalidInputError(f"the log of shard {shard_id} ends before position {position}")
     if not json:
         show({name: value for name, value in _record(entry_info(entry)).items() if value is not None}, as_json=False)
-        print()
     if entry.batches:
+        if not json:
+            print()
         shown = pa.schema(map(shown_field, entry.batches[0].schema))
         batches = [shown_batch(batch, shown) for batch in entry.batches]
         print_batches(batches, shown.names, as_json=json)

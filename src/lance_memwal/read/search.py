@@ -121,7 +121,9 @@ def _vector_column(snapshot: Tiers, named: Sequence[str]) -> str:
     candidates = [field.name for field in columns if is_searchable(field.type)]
     if not named and len(candidates) == 1:
         return str(candidates[0])
-    listed = ", ".join(candidates) or "none"
+    if not candidates:
+        raise InvalidInputError("the table has no vector column to search")
+    listed = ", ".join(candidates)
     raise InvalidInputError(f"name the vector column to search (column=...); the vector columns are: {listed}")
 
 

@@ -253,7 +253,7 @@ def _unavailable(verb: str, path: str, status: int | None, code: str, *, sent: b
         advice = _ADVICE.get(status, "the service failed: try again later" if passing else "the request was refused")
     details = ", ".join(part for part in (f"status={status}" if status else "", f"code={code}" if code else "") if part)
     return UnavailableError(
-        f"cannot {verb} {path}: {advice}" + (f" [{details}]" if details else ""),
+        f"cannot {verb} {path or 'the root'}: {advice}" + (f" [{details}]" if details else ""),
         ambiguous=sent and not refused,
         retryable=passing,
     )
