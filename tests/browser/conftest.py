@@ -70,7 +70,7 @@ def serving(table: mw.Table) -> Iterator[str]:
     with bind("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         app = make_app(table, hosts=hosts_of("127.0.0.1", port), token=TOKEN, every_seconds=0.4)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
         listening.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -144,6 +144,8 @@ def test_the_wheel_holds_the_package_and_its_texts(wheel: Path) -> None:
         (record,) = (name for name in names if name.endswith("dist-info/METADATA"))
         described = files.read(record).decode()
     assert {"lance_memwal/py.typed", "lance_memwal/__init__.py", "pyspark_memwal.py"} <= names
+    page = {f"lance_memwal/ui/page/{file.name}" for file in (ROOT / "src/lance_memwal/ui/page").iterdir()}
+    assert {"lance_memwal/ui/page/index.html", *page} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests", "tools", "benchmarks")) for name in names)
     assert "Programming Language :: Python :: 3.13" in described

@@ -195,6 +195,17 @@ def test_a_client_has_one_query_at_a_time_and_all_of_them_few(table: mw.Table, m
     desk.close()
 
 
+def test_a_desk_that_closes_ends_what_runs(table: mw.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _Held()
+    monkeypatch.setitem(questions._KINDS, "scan", held)
+    desk = Desk(table)
+    running = desk.begin("0", {"kind": "scan"})
+    assert held.begun.acquire(timeout=30)
+    desk.close()
+    with pytest.raises(Refusal, match="cancelled"):
+        running.answer.result(30)
+
+
 def test_a_query_that_nobody_waits_for_ends(table: mw.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     held = _Held()
     monkeypatch.setitem(questions._KINDS, "scan", held)

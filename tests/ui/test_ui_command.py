@@ -54,11 +54,11 @@ def test_the_command_serves_the_page_until_it_is_stopped(tmp_path: Path) -> None
 def test_what_is_missing_or_taken_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["ui", str(tmp_path / "nothing"), "--no-open"]) == 1
+    assert main(["ui", str(tmp_path / "nothing")]) == 1
     assert "there is no table" in capsys.readouterr().err
     uri = mw.create_table(str(tmp_path / "t"), rows(1), primary_key="id").uri
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["ui", uri, "--no-open", "--port", str(taken.getsockname()[1])]) == 1
+        assert main(["ui", uri, "--port", str(taken.getsockname()[1])]) == 1
     assert "name another port" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["ui", uri]) == 1

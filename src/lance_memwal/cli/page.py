@@ -27,7 +27,9 @@ def ui(
     host: Annotated[
         str, typer.Option(help="The address to listen at. Another than this machine's own is not encrypted.")
     ] = "127.0.0.1",
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    browser: Annotated[
+        bool, typer.Option("--open", help="Open the link in a browser; whoever lists processes here sees it then.")
+    ] = False,
     every_seconds: Annotated[
         float, typer.Option(help="How often an open page looks at the table, at most.", min=0.1)
     ] = 2.0,
@@ -52,7 +54,7 @@ def ui(
                 note("other machines can reach this address, and nothing is encrypted: an SSH tunnel is safer")
             print_json({"serves": link}) if json else note(f"{table.uri} is at {link}; stop with Ctrl-C")
             sys.stdout.flush()
-            if browser and not json:
+            if browser:
                 webbrowser.open(link)
 
         serve(table, listening, host=host, token=token, every_seconds=every_seconds, started=told)

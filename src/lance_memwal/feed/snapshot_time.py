@@ -24,7 +24,6 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import list_positions, written_ms_at
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
-from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
@@ -71,11 +70,7 @@ class _ShardThen:
 
     @classmethod
     def of(cls, location: Location, shard_id: str, time_ms: int) -> _ShardThen:
-        times: dict[int, int] = {}
-        for item in location.store.list(paths.manifest_dir(shard_id)):
-            version = paths.parse_manifest_name(item.path.rpartition("/")[2])
-            if version is not None:
-                times[version] = item.modified_ms
+        times = ShardManifestStore(location, shard_id).written_ms()
         written = sorted((v for v, written_ms in times.items() if written_ms <= time_ms), reverse=True)
         return cls(location, shard_id, time_ms, tuple(written), min(times, default=1))
 

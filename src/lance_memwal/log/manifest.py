@@ -114,6 +114,14 @@ class ShardManifestStore:
         names = self.location.store.list_names(self._directory)
         return sorted(v for v in map(paths.parse_manifest_name, names) if v is not None)
 
+    def written_ms(self) -> dict[int, int]:
+        """When every version on storage was written, in milliseconds since 1970, by the clock of the store; ascending."""
+        found = (
+            (paths.parse_manifest_name(item.path.rpartition("/")[2]), item.modified_ms)
+            for item in self.location.store.list(self._directory)
+        )
+        return dict(sorted((version, written_ms) for version, written_ms in found if version is not None))
+
     def is_newest(self, version: int) -> bool:
         """Whether no version above this one is on storage."""
         sighting = self._sighting

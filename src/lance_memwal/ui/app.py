@@ -7,7 +7,8 @@ once, when the application is made, and nothing else is ever served from disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,7 +69,13 @@ def make_app(
     routes += [routing.Route(path, _answered(call), methods=["GET"]) for path, call in views.data().items()]
     routes.append(routing.Route("/api/query", _asked(views), methods=["POST"]))
     routes.append(routing.Route("/{rest:path}", _answered(_nothing_here), methods=["GET"]))
-    return Gate(applications.Starlette(routes=routes), hosts=hosts, token=token)
+
+    @asynccontextmanager
+    async def until_the_end(_: object) -> AsyncIterator[None]:
+        yield
+        views.desk.close()
+
+    return Gate(applications.Starlette(routes=routes, lifespan=until_the_end), hosts=hosts, token=token)
 
 
 class _Views:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.wal import WalTailer, list_positions
 from lance_memwal.rows.blobs import shown_batch, shown_field
@@ -24,7 +25,6 @@ from lance_memwal.upkeep.history import (
     entry_info,
     list_entries,
     manifest_changes,
-    manifest_times,
     read_manifests,
     shard_events,
 )
@@ -76,7 +76,7 @@ def entry(location: Location, shard_id: str, position: int) -> dict[str, Any]:
 
 def manifests(location: Location, shard_id: str) -> dict[str, Any]:
     """The newest manifests of a shard, each with what it changed."""
-    times = manifest_times(location, check_shard_id(shard_id))
+    times = ShardManifestStore(location, shard_id).written_ms()
     newest = list(times)[-ENTRIES:]
     before = list(times)[-ENTRIES - 1 : -ENTRIES]
     found = {m.version: m for m in read_manifests(location, shard_id, [*before, *newest])}
@@ -97,7 +97,7 @@ def manifests(location: Location, shard_id: str) -> dict[str, Any]:
 
 def manifest(location: Location, shard_id: str, version: int, against: int | None) -> dict[str, Any]:
     """One manifest, and how it differs from another one (None: from the one before it)."""
-    times = manifest_times(location, check_shard_id(shard_id))
+    times = ShardManifestStore(location, shard_id).written_ms()
     if against is None:
         against = max((known for known in times if known < version), default=None)
     wanted = [version] if against is None else [version, against]

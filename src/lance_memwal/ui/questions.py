@@ -86,7 +86,7 @@ class Desk:
         self._max_seconds = max_seconds
         self._pool = thread_pool(AT_ONCE, "memwal-ui")
         self._lock = threading.Lock()
-        self._clients: set[str] = set()
+        self._clients: dict[str, Limits] = {}
 
     def begin(self, client: str, question: Question) -> Running:
         """Begin a query of a client; `Refusal` if it has one, or all places are taken."""
@@ -100,7 +100,7 @@ class Desk:
                 raise Refusal(429, "your last query is still running: wait for it, or cancel it")
             if len(self._clients) >= AT_ONCE:
                 raise Refusal(503, f"{AT_ONCE} queries are running already: try again when one of them is done")
-            self._clients.add(client)
+            self._clients[client] = limits
         return Running(self._pool.submit(self._run, client, answer, question, limits), limits)
 
     def _run(self, client: str, answer: _Answer, question: Question, limits: Limits) -> dict[str, Any]:
@@ -110,10 +110,13 @@ class Desk:
             return {**found, "kind": question["kind"], "seconds": self._clock.monotonic() - started}
         finally:
             with self._lock:
-                self._clients.discard(client)
+                del self._clients[client]
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin nothing more, and end what runs, where it can be."""
+        with self._lock:
+            for limits in self._clients.values():
+                limits.give_up()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -1,6 +1,6 @@
 """What happened to a table, as storage still shows it: entries, manifests, takeovers, flushes, compactions.
 
-Owns `list_entries`, `manifest_history`, `manifest_changes` and `timeline`. Invariants:
+Owns `EntryInfo`, `Change`, `Event` and what finds them. Invariants:
 
 1. It reads only, and claims nothing. What was collected is not told; what was not read because of a bound is counted.
 2. An entry that is damaged, or not understood, is an entry that says so; the others are told all the same.
@@ -22,7 +22,6 @@ from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.wal import WalTailer
 from lance_memwal.process.cache import CACHE
-from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
@@ -35,7 +34,6 @@ __all__ = [
     "entry_info",
     "list_entries",
     "manifest_changes",
-    "manifest_times",
     "read_manifests",
     "shard_events",
 ]
@@ -104,15 +102,6 @@ class Change:
     after: Any = None
 
 
-def manifest_times(location: Location, shard_id: str) -> dict[int, int]:
-    """When every manifest of a shard that is still there was written, in milliseconds since 1970, ascending."""
-    found = (
-        (paths.parse_manifest_name(item.path.rpartition("/")[2]), item.modified_ms)
-        for item in location.store.list(paths.manifest_dir(shard_id))
-    )
-    return dict(sorted((version, written_ms) for version, written_ms in found if version is not None))
-
-
 def read_manifests(location: Location, shard_id: str, versions: Iterable[int]) -> list[ShardManifest]:
     """These versions, ascending; those that are gone meanwhile are left out."""
     manifests = ShardManifestStore(location, shard_id)
@@ -168,7 +157,7 @@ class Timeline:
 
 def shard_events(location: Location, shard_id: str, most: int) -> Timeline:
     """What the newest `most` manifests of a shard say."""
-    times = manifest_times(location, shard_id)
+    times = ShardManifestStore(location, shard_id).written_ms()
     chosen = list(times)[-(most + 1) :]  # one more, to compare the first with
     manifests = read_manifests(location, shard_id, chosen)
     first = [None] if manifests and manifests[0].version == 1 else []

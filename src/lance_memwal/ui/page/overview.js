@@ -149,7 +149,7 @@ const stack = (above, below, tier) => h("div", { class: "stack", "data-tier": ti
 function blocks(generations, most, tier) {
   if (!generations.length) return h("span", { class: "none" }, "–");
   const rows = generations.filter((g) => g.tier !== "compacted").reduce((sum, g) => sum + (g.rows ?? 0), 0);
-  const height = (g) => `${Math.round(6 + 18 * Math.sqrt((g.rows ?? 0) / most))}px`;
+  const height = (g) => `${Math.round(5 + 15 * Math.sqrt((g.rows ?? 0) / most))}px`;
   const drawn = generations.slice(-24).map((g) => h("li", { class: "block", "data-tier": g.tier, css: { height: height(g) }, title: `generation ${g.generation}: ${plural(g.rows ?? 0, "row")}, ${g.tier}` },
     h("span", { class: "unseen" }, `generation ${g.generation}, ${plural(g.rows ?? 0, "row")}, ${g.tier}`)));
   const first = generations[0].generation, last = generations.at(-1).generation;

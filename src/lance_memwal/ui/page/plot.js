@@ -22,6 +22,7 @@ export class Plot {
     this.picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       s("line", { class: "grid", x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 }),
       s("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }), this.lines, this.cross);
+    this.since = h("span");
     this.frame = h("div", {
       class: "plot-frame", tabindex: "0", role: "img", "aria-label": title,
       onpointermove: (event) => this.read(event.offsetX / this.frame.clientWidth),
@@ -30,7 +31,7 @@ export class Plot {
     const legend = series.length > 1 ? h("ul", { class: "legend" }) : null;
     this.legend = legend;
     this.element = h("figure", { class: "plot" },
-      h("figcaption", {}, h("span", { class: "plot-title" }, title), this.value), this.frame, legend,
+      h("figcaption", {}, h("span", { class: "plot-title" }, title), this.value), this.frame, h("div", { class: "plot-span", "aria-hidden": "true" }, this.since, h("span", {}, "now")), legend,
       note ? h("p", { class: "plot-note" }, note) : null);
   }
 
@@ -41,7 +42,8 @@ export class Plot {
     this.span = Math.max(SHORTEST_MS, last - (this.points[0]?.time_ms ?? last));
     const most = Math.max(0, ...this.points.flatMap((point) => this.series.map((one) => one.of(point) ?? 0)));
     this.known = this.series.filter((one) => this.points.some((point) => one.of(point) !== null && one.of(point) !== undefined));
-    this.legend?.replaceChildren(...this.known.map((one) => h("li", { css: { "--mark": one.color } }, one.name)));
+    this.legend?.replaceChildren(...this.known.map((one) => h("li", { css: { "--mark": one.color } }, one.name, " ", one.told = h("strong"))));
+    this.since.textContent = `${seconds(this.span / 1000)} ago`;
     this.most = most > 0 ? rounded(most) : 1;
     this.last = last;
     this.top.textContent = most > 0 ? this.show(this.most) : "";
@@ -68,8 +70,8 @@ export class Plot {
   tell(index) {
     const point = this.points[index];
     if (!point) { this.value.replaceChildren("–"); return; }
-    const texts = this.known.map((one) => this.show(one.of(point)));
-    this.value.replaceChildren(texts.join(" · "), this.at === null ? "" : h("span", { class: "plot-when" }, moment(point.time_ms)));
+    for (const one of this.known) if (one.told) one.told.textContent = this.show(one.of(point));
+    this.value.replaceChildren(this.legend ? "" : this.show(this.known[0]?.of(point)), this.at === null ? "" : h("span", { class: "plot-when" }, moment(point.time_ms)));
     if (this.at !== null) {
       for (const name of ["x1", "x2"]) this.cross.setAttribute(name, this.x(point));
       this.cross.setAttribute("visibility", "visible");
@@ -95,7 +97,8 @@ export class Plot {
     event.preventDefault();
     this.at = Math.min(this.points.length - 1, Math.max(0, (this.at ?? this.points.length - 1) + step));
     this.tell(this.at);
-    this.frame.setAttribute("aria-label", `${this.title}: ${this.value.textContent}`);
+    const point = this.points[this.at];
+    this.frame.setAttribute("aria-label", `${this.title}: ${this.known.map((one) => `${this.legend ? `${one.name} ` : ""}${this.show(one.of(point))}`).join(", ")} at ${moment(point.time_ms)}`);
   }
 
   summary() {

@@ -29,8 +29,8 @@ export class Query {
     this.kind = kind;
     const columns = this.app.facts?.columns ?? [];
     const key = this.app.facts?.key ?? [];
-    const searchable = columns.filter((column) => column.search);
-    const text = (name, label, more = {}) => field(label, h("input", { name, autocomplete: "off", spellcheck: "false", ...more }), more.wide);
+    const choice = (name, label, kind) => field(label, h("select", { name }, h("option", { value: "" }, "the only one, or by index"), columns.filter((column) => column.search === kind).map((column) => h("option", { value: column.name }, column.name))));
+    const text = (name, label, { wide = false, ...more } = {}) => field(label, h("input", { name, autocomplete: "off", spellcheck: "false", ...more }), wide);
     const most = this.app.facts?.max_rows ?? 1000;
     const number = (name, label, value) => field(label, h("input", { name, type: "number", min: 1, max: most, value }));
     const shown = {
@@ -38,7 +38,7 @@ export class Query {
       sql: () => [field("SQL: the table is t", h("textarea", { name: "sql", rows: 4, spellcheck: "false" }, "select count(*) as rows from t"), true), number("limit", "Rows", 100)],
       get: () => [text("key", key.length > 1 ? `Key: a JSON array of ${key.join(", ")}` : `Key: ${key[0] ?? "this table has none"}`, { wide: true }), text("columns", "Columns", { placeholder: "all" })],
       search: () => [text("text", "Words", { wide: true }), text("vector", "Vector", { placeholder: "[0.1, 0.2, …]", wide: true }),
-        field("Search in", h("select", { name: "column" }, h("option", { value: "" }, "the only one, or by index"), searchable.map((column) => h("option", { value: column.name }, `${column.name} (${column.search})`)))),
+        choice("text_column", "Words in", "text"), choice("vector_column", "Vector in", "vector"),
         text("filter", "Filter"), number("k", "Best", 10)],
     };
     this.fields.replaceChildren(...shown[kind]());
@@ -47,7 +47,10 @@ export class Query {
   question() {
     const given = { kind: this.kind };
     for (const [name, value] of new FormData(this.form)) if (name !== "kind" && value !== "") given[name] = name === "limit" || name === "k" ? Number(value) : value;
-    return given;
+    const { text_column, vector_column, ...rest } = given;
+    if (this.kind !== "search") return given;
+    const column = [given.text && text_column, given.vector && vector_column].filter(Boolean).join(", ");
+    return column ? { ...rest, column } : rest;
   }
 
   async submit() {
