@@ -36,24 +36,28 @@ def warm_command(folder: Path) -> Iterator[Path]:
         listener.listen()
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.kit.warm_command", str(listener.fileno())],
-            pass_fds=[listener.fileno()], stdin=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2],
+            pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, cwd=Path(__file__).resolve().parents[2],
         )  # fmt: skip
         try:
             yield folder
         finally:
             server.kill()
             server.wait()
-            assert server.stdin is not None
-            server.stdin.close()
 
 
 def serve(listener: socket.socket) -> None:
-    """Answer calls, one after the other, until this process is ended."""
+    """Answer calls, one after the other, until this process is ended, or its parent is gone."""
     from lance_memwal.__main__ import main
 
-    while True:
-        call, _ = listener.accept()
+    parent = os.getppid()
+    listener.settimeout(5)
+    while os.getppid() == parent:
+        try:
+            call, _ = listener.accept()
+        except TimeoutError:
+            continue
         with call:
+            call.settimeout(None)
             message, streams, _, _ = socket.recv_fds(call, 1 << 16, 3)
             directory, arguments = json.loads(message)
             os.chdir(directory)
