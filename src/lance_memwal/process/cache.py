@@ -99,6 +99,11 @@ class Cache:
             self._kept.move_to_end(slot)
             return found.value
 
+    def whatever(self, slot: Slot) -> Any:
+        """The value in `slot`, whatever it was made of; None if there is none."""
+        found = self._kept.get(slot)
+        return None if found is None else found.value
+
     def keep(
         self,
         slot: Slot,

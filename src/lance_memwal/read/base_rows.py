@@ -13,7 +13,7 @@ the cache. Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,13 +24,23 @@ import pyarrow.compute as pc
 from lance_memwal.lance.base import BaseTable, take_rows
 from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.blobs import as_shown
+from lance_memwal.rows.key_codes import hash_codes
 from lance_memwal.rows.keys import KeySet, as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
-from lance_memwal.rows.siphash import hash_messages
 from lance_memwal.rows.sql import in_list
 from lance_memwal.types import ROW_ID
 
-__all__ = ["BaseLookup", "BaseRows", "ids_of_keys", "row_ids_of", "rows_by_id", "shown_rows", "version_of"]
+__all__ = [
+    "BaseLookup",
+    "BaseRows",
+    "count_of_keys",
+    "holds_keys",
+    "ids_of_keys",
+    "row_ids_of",
+    "rows_by_id",
+    "shown_rows",
+    "version_of",
+]
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
@@ -136,12 +146,29 @@ def ids_of_keys(base: BaseTable, keys: pa.Array) -> npt.NDArray[np.int64]:
     return row_ids.astype(np.int64)
 
 
+def holds_keys(base: BaseTable) -> bool:
+    """Whether there is an index of the keys of `base` in memory."""
+    return CACHE.find(_slot_of(base), version_of(base)) is not None
+
+
+def count_of_keys(base: BaseTable, keys: KeySet) -> int:
+    """How many rows of `base` have one of `keys`, by one pass over its keys."""
+    return sum(int(found.sum()) for _, found in _pass(base, keys, with_row_id=False))
+
+
 def _ids_by_a_pass(base: BaseTable, keys: KeySet) -> npt.NDArray[np.int64]:
-    names, found = list(base.primary_key), []
-    with base.reading("looking keys up in the base table"):
-        for batch in base.dataset.scanner(columns=names, with_row_id=True, batch_size=262_144).to_batches():
-            found.append(row_ids_of(batch)[keys.of_rows(batch, names)])
+    found = [row_ids_of(batch)[rows] for batch, rows in _pass(base, keys, with_row_id=True)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _pass(
+    base: BaseTable, keys: KeySet, *, with_row_id: bool
+) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.bool_]]]:
+    """All rows of `base`, their key columns alone, and which of them have one of `keys`."""
+    names = list(base.primary_key)
+    with base.reading("looking keys up in the base table"):
+        for batch in base.dataset.scanner(columns=names, with_row_id=with_row_id, batch_size=262_144).to_batches():
+            yield batch, keys.of_rows(batch, names)
 
 
 def _by_filter(base: BaseTable, keys: pa.RecordBatch, wanted: list[str]) -> pa.Table:
@@ -202,7 +229,7 @@ def _hashes(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.generic], bool]
     """Hashes of keys, and whether equal hashes mean equal keys."""
     keys = key_array(columns)
     numbers = as_numbers(keys)
-    return (hash_messages([keys.cast(pa.large_binary())]), False) if numbers is None else (numbers, True)
+    return (hash_codes(keys), False) if numbers is None else (numbers, True)
 
 
 # ------------------------------------------------------------------------------------------------------------ by row id

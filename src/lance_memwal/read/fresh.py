@@ -1,23 +1,23 @@
 """The tiers of a shard above the base table: which of their rows is the newest of its key.
 
-Owns `FreshIndex`, made once per list of SSTables and kept, and `ShardMerge`. Invariants:
+Owns `FreshIndex`, kept per shard and followed as its list of SSTables changes, and `ShardMerge`. Invariants:
 
 1. Every key is listed once, with the newest generation that has it and the row's offset there.
 2. `hidden` names, per SSTable, the rows that a newer SSTable of the same shard replaced (or a newer row of its own, where
    its deletion vector does not); no other row is hidden.
-3. Memory hides what SSTables have, whatever is in it; a tombstone hides like any other row, and is not live.
+3. Keys of an SSTable are read once as long as the index is kept: a new SSTable is merged into it, one that was compacted
+   leaves it. They are merged in steps, so that never the keys of all SSTables are held beside it.
+4. Memory hides what SSTables have, whatever is in it; a tombstone hides like any other row, and is not live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
@@ -26,7 +26,9 @@ from lance_memwal.process.lazy import lazy
 from lance_memwal.read.memory import winners
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.adapt import tombstone_flags
-from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each, key_array
+from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
+from lance_memwal.rows.keys import concat_keys, key_array
+from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable
 from lance_memwal.sstable.read import SsTableReader, open_sstable
 
 __all__ = ["FreshIndex", "ShardMerge", "fresh_index", "live_rows", "not_in"]
@@ -36,79 +38,154 @@ _OPEN_AT_ONCE = 4
 _FEW_KEYS = 64
 _FEW_SSTABLES = 4
 _MANY_ROWS = 1 << 20
+_MERGED_ROWS = 1 << 20  # in one step: what it holds beside the keys is ten numbers per row
 
 
 class FreshIndex:
-    """Keys of the SSTables of one shard, newest first."""
+    """Keys of the SSTables of one shard, ascending, each with the SSTable that has its newest row, and the offset there.
 
-    def __init__(self, readers: Sequence[SsTableReader]) -> None:
-        """`readers` ascend by generation."""
-        newest_first = list(reversed(readers))
-        at_once = 1 if sum(not reader.has_entries for reader in readers) < 2 else _OPEN_AT_ONCE
-        parts = list(in_order(lambda reader: reader.entries(), newest_first, at_once, "memwal-open"))
-        owners = np.repeat(np.arange(len(parts)), [len(keys) for keys, _ in parts])
-        offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
-        keys = concat_keys([k for k, _ in parts])
-        first = first_of_each(keys)
-        self.keys = keys.take(pa.array(first))
-        self._numbers = as_numbers(self.keys)
-        self.owners = owners[first]
-        self.offsets = offsets[first]
-        beaten = np.ones(len(owners), dtype=bool)
-        beaten[first] = False
-        self.hidden = (
-            [offsets[beaten & (owners == i)] for i in range(len(parts))] if beaten.any() else [_NONE] * len(parts)
-        )
-        for i, reader in enumerate(newest_first):
-            if len(reader.stale):
-                self.hidden[i] = np.concatenate([self.hidden[i], reader.stale])
-        self._positions: dict[Any, int] | None = None
+    `owners` count the SSTables from the oldest on.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        keys: pa.Array,
+        owners: npt.NDArray[np.int32],
+        offsets: npt.NDArray[np.int64],
+        hidden: Sequence[npt.NDArray[np.int64]],
+    ) -> None:
+        """`names` are the SSTables, ascending, and `hidden` the offsets in each that a newer row replaced."""
+        self.names = names
+        self.keys = keys
+        self.owners = owners
+        self.offsets = offsets
+        self.hidden = tuple(hidden)
+        self._sorted = searchable(keys)
+        self._slots: KeySlots | None = None
+
+    @classmethod
+    def of(cls, readers: Sequence[SsTableReader], older: FreshIndex | None = None) -> FreshIndex:
+        """That of `readers`, which ascend by generation. What `older` knows of them is not read again."""
+        index = None if older is None else older.without_others(readers)
+        known = 0 if index is None else len(index.names)
+        for group in _groups(readers[known:]):
+            index = _extended(index, group)
+        if index is None:
+            raise AssertionError("an index has an SSTable")
+        return index
+
+    def without_others(self, readers: Sequence[SsTableReader]) -> FreshIndex | None:
+        """The index of those SSTables that it has in common with `readers`; None if they do not begin with them.
+
+        The oldest ones go when they are compacted, and new ones come. What is hidden was hidden by newer rows, which stay.
+        """
+        names = tuple(reader.sstable.path for reader in readers)
+        gone = self.names.index(names[0]) if names[0] in self.names else len(self.names)
+        left = self.names[gone:]
+        if not left or names[: len(left)] != left:
+            return None
+        stays = self.owners >= gone
+        if stays.all():
+            return FreshIndex(left, self.keys, self.owners - np.int32(gone), self.offsets, self.hidden[gone:])
+        keys = self.keys.filter(pa.array(stays))
+        return FreshIndex(left, keys, self.owners[stays] - np.int32(gone), self.offsets[stays], self.hidden[gone:])
 
     @property
     def size_bytes(self) -> int:
-        """Resident bytes."""
+        """Resident bytes, with the slots that bytes may need yet."""
+        slots = 0 if isinstance(self._sorted, np.ndarray) else self.keys.nbytes + SLOT_BYTES_PER_KEY * len(self.keys)
         hidden = sum(offsets.nbytes for offsets in self.hidden)
-        return int(self.keys.nbytes * 2 + self.owners.nbytes + self.offsets.nbytes + hidden)
+        return int(self.keys.nbytes + slots + self.owners.nbytes + self.offsets.nbytes + hidden)
 
     def locate(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """Per key its entry, or -1; an entry has an owner (a reader) and an offset there."""
-        numbers = as_numbers(keys)
-        if self._numbers is not None and numbers is not None:
-            at = np.searchsorted(self._numbers, numbers)
-            at[at == len(self._numbers)] = 0
-            return np.where(self._numbers[at] == numbers, at, -1) if len(self._numbers) else np.full(len(keys), -1)
-        if len(keys) <= _SMALL_LOOKUP:
-            if self._positions is None:
-                self._positions = {key: i for i, key in enumerate(self.keys.to_pylist())}
-            return np.array([self._positions.get(key, -1) for key in keys.to_pylist()], dtype=np.int64)
-        found = pc.index_in(keys, value_set=self.keys)
-        return np.asarray(found.fill_null(-1).to_numpy(zero_copy_only=False)).astype(np.int64)
+        if isinstance(self._sorted, np.ndarray) or len(keys) <= _SMALL_LOOKUP:
+            return find_sorted(self._sorted, searchable(keys))
+        if self._slots is None:
+            self._slots = KeySlots(self.keys)
+        return self._slots.find(keys)
 
 
 _NONE = np.empty(0, dtype=np.int64)
 
 
+def _groups(readers: Sequence[SsTableReader]) -> Iterator[list[SsTableReader]]:
+    """The readers in the same order, as many together as have few rows: those are merged in one step."""
+    group: list[SsTableReader] = []
+    rows = 0
+    for reader in readers:
+        size = _MERGED_ROWS if reader.sstable.physical_rows is None else reader.sstable.physical_rows
+        if group and rows + size > _MERGED_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(reader)
+        rows += size
+    if group:
+        yield group
+
+
+def _extended(index: FreshIndex | None, readers: Sequence[SsTableReader]) -> FreshIndex:
+    """The index with these SSTables, which are newer than all that it has; their own lists of keys go."""
+    newest_first = list(reversed(readers))
+    parts = list(in_order(lambda reader: reader.entries(), newest_first, _OPEN_AT_ONCE, "memwal-open"))
+    first = 0 if index is None else len(index.names)
+    last = first + len(readers) - 1
+    runs = [keys for keys, _ in parts]
+    owners = [np.full(len(keys), last - i, np.int32) for i, keys in enumerate(runs)]
+    offsets = [found for _, found in parts]
+    hidden = [_NONE] * first if index is None else list(index.hidden)
+    hidden += [reader.stale for reader in readers]
+    if index is not None:
+        runs, owners, offsets = [*runs, index.keys], [*owners, index.owners], [*offsets, index.offsets]
+    del parts
+    for reader in readers:
+        reader.forget_entries()
+    all_owners, all_offsets = np.concatenate(owners), np.concatenate(offsets)
+    keys, rows = merge_runs(runs)
+    beaten = np.ones(len(all_owners), dtype=bool)
+    beaten[rows] = False
+    for owner, found in _by_owner(all_owners[beaten], all_offsets[beaten]):
+        hidden[owner] = np.concatenate([hidden[owner], found])
+    names = (*(() if index is None else index.names), *(reader.sstable.path for reader in readers))
+    return FreshIndex(names, keys, all_owners[rows], all_offsets[rows], hidden)
+
+
+def _by_owner(
+    owners: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """The offsets of each owner that has any."""
+    order = np.argsort(owners, kind="stable")
+    bounds = np.flatnonzero(np.diff(owners[order])) + 1
+    for rows in np.split(order, bounds) if len(order) else []:
+        yield int(owners[rows[0]]), offsets[rows]
+
+
 def fresh_index(
     readers: Sequence[SsTableReader], cache: Cache = CACHE, *, keys: int | None = None
 ) -> FreshIndex | None:
-    """The index over `readers` of one shard, ascending by generation; kept until the list changes.
+    """The index over `readers` of one shard, ascending by generation; kept until the list changes, and then followed.
 
     None if it is not there and a lookup of so many `keys` costs less without it.
     """
     slot = ("fresh keys", readers[0].location.key, readers[0].shard_id)
     names = tuple(reader.sstable.path for reader in readers)
     found: FreshIndex | None = cache.find(slot, names)
-    if found is not None or (keys is not None and _costs_less_without(readers, keys)):
+    if found is not None:
         return found
-    return cache.fetch(slot, lambda: FreshIndex(readers), names)
+    older: FreshIndex | None = cache.whatever(slot)
+    known = frozenset(() if older is None else older.names)
+    if keys is not None and _costs_less_without(readers, known, keys):
+        return None
+    return cache.fetch(slot, lambda: FreshIndex.of(readers, older), names)
 
 
-def _costs_less_without(readers: Sequence[SsTableReader], keys: int) -> bool:
-    """Whether few keys are looked for, now and so far, in SSTables most of which are cold.
+def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str], keys: int) -> bool:
+    """Whether few keys are looked for, now and so far, in SSTables most of which are not `known`.
 
     To have all keys of an SSTable in memory costs two files, whole. To ask its filter costs one read, and some keys pass it.
     """
-    cold = [reader for reader in readers if not reader.has_entries]
+    cold = [reader for reader in readers if reader.sstable.path not in known]
     if 2 * len(cold) <= len(readers) or max(reader.asked_keys for reader in cold) + keys > _FEW_KEYS:
         return False
     return len(cold) > _FEW_SSTABLES or sum(reader.sstable.physical_rows or 0 for reader in cold) > _MANY_ROWS
@@ -163,16 +240,12 @@ class ShardMerge:
         index = self.index
         if index is None:
             return [_NONE] * len(self.readers)
-        hidden = list(reversed(index.hidden))
+        hidden = list(index.hidden)
         if self.memory_keys is not None:
             entries = index.locate(self.memory_keys)
             entries = entries[entries >= 0]
-            owners, offsets = index.owners[entries], index.offsets[entries]
-            last = len(self.readers) - 1
-            hidden = [
-                np.concatenate([known, offsets[owners == last - i]]) if len(entries) else known
-                for i, known in enumerate(hidden)
-            ]
+            for owner, offsets in _by_owner(index.owners[entries], index.offsets[entries]):
+                hidden[owner] = np.concatenate([hidden[owner], offsets])
         return hidden
 
     def all_keys(self) -> list[pa.Array]:

@@ -146,7 +146,7 @@ def _from_sstables(
     known = entries[entries >= 0]
     for owner in np.unique(index.owners[known]).tolist():
         offsets = index.offsets[known[index.owners[known] == owner]]
-        reader = merge.readers[-1 - owner]  # owners count from the newest
+        reader = merge.readers[owner]
         if (reader.sstable.in_memory_bytes or _KEPT_BYTES + 1) <= _KEPT_BYTES:
             reader.all_rows(snapshot.schema)  # small: read once, then every key of it is a look into memory
         parts.append(reader.take(snapshot.schema, offsets, columns))

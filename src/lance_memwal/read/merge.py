@@ -102,20 +102,10 @@ class Merge:
 
     def prepare(self) -> None:
         """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
-        keyed = bool(self.snapshot.schema.primary_key)
-        cold = [r for shard in self.shards for r in shard.readers if not (r.is_open and (r.has_entries or not keyed))]
-
-        def warm(reader: SsTableReader) -> None:
-            reader.open()
-            if keyed:
-                reader.entries()
-
-        if len(cold) > 1:
-            list(in_order(warm, cold, _OPEN_AT_ONCE, "memwal-open"))
+        cold = [reader for shard in self.shards for reader in shard.readers if not reader.is_open]
+        list(in_order(SsTableReader.open, cold, 1 if len(cold) < 2 else _OPEN_AT_ONCE, "memwal-open"))
         for shard in self.shards:
             _ = shard.index
-            for reader in shard.readers:
-                reader.open()
 
     @lazy
     def fresh_keys(self) -> KeySet | None:

@@ -24,6 +24,7 @@ from lance_memwal.arguments import check_flag, check_number
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.extras import need
 from lance_memwal.process.telemetry import spanned
+from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.order import Order
 from lance_memwal.read.plan import ScanPlan, plan_of
@@ -191,10 +192,9 @@ class Scan:
         return need("polars", "polars", "a Polars frame").from_arrow(self.to_table())
 
     def count_rows(self) -> int:
-        """The number of rows, reading no more columns than it must."""
-        plain = self._filter is None and not self._offset and self._limit is None
-        if plain and not self._snapshot.shards:
-            return int(self._snapshot.base.dataset.count_rows())  # the manifest knows it
+        """The number of rows, reading no more than it must."""
+        if self._filter is None and not self._offset and self._limit is None:
+            return with_restarts(self._capture, live_rows_of, self._snapshot)
         schema = self._snapshot.schema
         return self._read_whole(_total, Projection(schema.primary_key or tuple(schema.columns.names[:1])))
 

@@ -3,7 +3,7 @@
 Owns all that compares keys of rows; their bytes are `lance_memwal.rows.key_encoding`. A key is one value: that of a
 single key column in the form that is compared, or the order-preserving encoding of several. Invariants:
 
-1. Membership and uniqueness are exact, never probabilistic: a hash proposes a key, which is then compared.
+1. Membership and uniqueness are exact, never probabilistic: a code proposes a key, which is then compared.
 2. A `KeySet` is built once and asked per batch: nothing that grows with the set is rebuilt per batch.
 3. The check for unique keys holds eight bytes per row in memory, and the keys whose hashes repeat; never all rows.
 """
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.key_encoding import comparable, encode_composite, hash_is_exact, key_hashes
-from lance_memwal.rows.siphash import hash_messages
+from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 
 __all__ = [
     "KeySet",
@@ -38,7 +38,6 @@ __all__ = [
 _INT64 = pa.int64()
 _TABLE_SPAN = 1 << 26
 _TABLE_SPAN_PER_KEY = 4096
-_SMALL_SHARE = 4  # Arrow builds a table of the whole set for every batch: too much for one that is so much smaller
 _SHOWN = 5
 _SHOWN_CHARACTERS = 60
 
@@ -81,8 +80,7 @@ def first_of_each(keys: pa.Array) -> npt.NDArray[np.int64]:
     numbers = as_numbers(keys)
     if numbers is not None:
         return np.asarray(np.unique(numbers, return_index=True)[1])
-    codes = keys.dictionary_encode().indices.to_numpy()  # counted up as keys appear: [b, a, b, c] has [0, 1, 0, 2]
-    return np.flatnonzero(codes > np.concatenate([[-1], np.maximum.accumulate(codes)[:-1]])) if len(codes) else codes
+    return KeySlots(keys, keep_first=True).rows
 
 
 def last_of_each(keys: pa.Array) -> npt.NDArray[np.int64]:
@@ -101,11 +99,12 @@ def newest_of_each(parts: Sequence[pa.Array]) -> list[npt.NDArray[np.bool_]]:
 def _last_rows(keys: pa.Array) -> npt.NDArray[np.int64]:
     """The row of the last occurrence of each key.
 
-    Where the range of values leaves enough bits, value and index share one word: sorting words is several times faster
+    Where the range of numbers leaves enough bits, value and index share one word: sorting words is several times faster
     than a stable argsort.
     """
-    numbers = as_numbers(keys)
-    codes = np.asarray(keys.dictionary_encode().indices.to_numpy()) if numbers is None else numbers
+    codes = as_numbers(keys)
+    if codes is None:
+        return KeySlots(keys).rows
     if not len(codes):
         return np.empty(0, dtype=np.int64)
     smallest, index_bits = int(codes.min()), (len(codes) - 1).bit_length()
@@ -130,12 +129,12 @@ def _last_rows(keys: pa.Array) -> npt.NDArray[np.int64]:
 class KeySet:
     """An immutable set of keys. `keys` is what it was made of, some of them perhaps twice."""
 
-    __slots__ = ("_hashed", "_low", "_numbers", "_table", "keys", "size")
+    __slots__ = ("_low", "_numbers", "_slots", "_table", "keys", "size")
 
     def __init__(self, keys: pa.Array) -> None:
         numbers = as_numbers(keys)
         self.keys = keys
-        self._hashed: _Hashed | None = None
+        self._slots: KeySlots | None = None
         self._numbers: npt.NDArray[np.generic] | None = None
         self._table: npt.NDArray[np.bool_] | None = None
         self._low = 0
@@ -152,9 +151,9 @@ class KeySet:
 
     @property
     def size_bytes(self) -> int:
-        """Resident bytes, with the hashes that bytes may need yet."""
+        """Resident bytes, with the slots that bytes may need yet."""
         fast = self._numbers if self._table is None else self._table
-        return int(self.keys.nbytes + (2 * self.keys.nbytes if fast is None else fast.nbytes))
+        return int(self.keys.nbytes + (SLOT_BYTES_PER_KEY * self.size if fast is None else fast.nbytes))
 
     def contains(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
         """Per key: whether it is in the set."""
@@ -176,12 +175,11 @@ class KeySet:
         return self.contains(key_array([rows.column(name) for name in key]))
 
     def _ask_bytes(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
-        if len(keys) * _SMALL_SHARE < self.size and not keys.null_count:
-            if self._hashed is None:
-                self._hashed = _Hashed.build(self.keys)
-            if self._hashed.is_exact:
-                return self._hashed.contains(keys)
-        return np.asarray(pc.is_in(keys, value_set=self.keys).to_numpy(zero_copy_only=False))
+        if keys.null_count or self.keys.null_count:
+            return np.asarray(pc.is_in(keys, value_set=self.keys).to_numpy(zero_copy_only=False))
+        if self._slots is None:
+            self._slots = KeySlots(self.keys)
+        return self._slots.find(keys) >= 0
 
     def _ask_table(self, numbers: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
         table = self._table
@@ -190,39 +188,6 @@ class KeySet:
         last = len(table) - 1
         shifted = _shifted(numbers, self._low)
         return np.asarray(table[np.minimum(shifted, np.uint64(last)).astype(np.intp)])
-
-
-class _Hashed:
-    """Distinct keys as bytes, in the order of their hashes."""
-
-    __slots__ = ("_hashes", "_keys", "is_exact")
-
-    def __init__(self, hashes: npt.NDArray[np.uint64], keys: pa.Array, *, is_exact: bool) -> None:
-        """`is_exact`: no two of the keys have the same hash (somebody may have searched for such keys)."""
-        self._hashes = hashes
-        self._keys = keys
-        self.is_exact = is_exact
-
-    @classmethod
-    def build(cls, keys: pa.Array) -> _Hashed:
-        distinct = keys.drop_null().cast(pa.large_binary()).unique()
-        hashes = hash_messages([distinct])
-        order = np.argsort(hashes)
-        ordered = hashes[order]
-        return cls(ordered, distinct.take(pa.array(order)), is_exact=not (ordered[1:] == ordered[:-1]).any())
-
-    def contains(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
-        """Per key: whether it is one of these. A hash that is none of theirs decides; else the keys are compared."""
-        asked = keys.cast(pa.large_binary())
-        hashes = hash_messages([asked])
-        at = np.searchsorted(self._hashes, hashes)
-        at[at == len(self._hashes)] = 0
-        found = np.asarray(self._hashes[at] == hashes)
-        if found.any():
-            rows = pa.array(np.flatnonzero(found))
-            same = pc.equal(asked.take(rows), self._keys.take(pa.array(at[found])))
-            found[found] = same.to_numpy(zero_copy_only=False)
-        return found
 
 
 def _shifted(numbers: npt.NDArray[np.generic], low: int) -> npt.NDArray[np.uint64]:

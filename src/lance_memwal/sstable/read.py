@@ -32,7 +32,6 @@ import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance.blob import BlobFile
 from lance.file import LanceFileReader
 
@@ -60,6 +59,7 @@ from lance_memwal.lance.manifest import (
     version_path,
 )
 from lance_memwal.process.cache import CACHE, Slot
+from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.blobs import (
     PART_BYTES,
     as_shown,
@@ -76,6 +76,7 @@ from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import FieldId, TableSchema, tagged
+from lance_memwal.rows.sorted_keys import find_sorted, searchable
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -89,6 +90,7 @@ _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
 _ASK_AT_ONCE = 16  # filters, where each waits for a network
+_FLAG_ROWS = 1 << 20  # of one column with two values
 _PART_ROWS = 1 << 16  # where nobody knows how wide rows are
 # What Lance stores in one form and shows in another.
 _TRANSLATED = ("ARROW:extension:name", "lance-encoding:blob")
@@ -142,6 +144,7 @@ class SsTableReader:
         self._mask: npt.NDArray[np.bool_] | None = None
         self._entries: tuple[pa.Array, Offsets] | None = None
         self._rows: _Rows | None = None
+        self._tombstones: Offsets | None = None
         self._known: tuple[TableSchema, ColumnMatch] | None = None
         self._file_lock = threading.RLock()  # a file reader of Lance serves one caller at a time
         self.asked_keys = 0  # that were looked up without having all keys in memory
@@ -164,15 +167,11 @@ class SsTableReader:
     # ---------------------------------------------------------------------------------------------------- what it holds
 
     @property
-    def has_entries(self) -> bool:
-        """Whether the keys are in memory."""
-        return self._entries is not None
-
-    @property
     def size_bytes(self) -> int:
         """Bytes that are held now."""
         entries, rows = self._entries, self._rows
         keys = 0 if entries is None else entries[0].nbytes + entries[1].nbytes
+        keys += 0 if self._tombstones is None else self._tombstones.nbytes
         return int(_HANDLE_BYTES + self.sidecar.size_bytes + keys + (0 if rows is None else rows.size_bytes))
 
     def _count(self) -> None:
@@ -181,7 +180,7 @@ class SsTableReader:
 
     def let_go(self) -> None:
         """Hold neither keys nor rows; what is asked for is read again."""
-        self._entries = self._rows = self._file = None
+        self._entries = self._rows = self._file = self._tombstones = None
         self.sidecar.let_go()
 
     # ------------------------------------------------------------------------------------------------------------- keys
@@ -194,6 +193,12 @@ class SsTableReader:
             self._count()
         return found
 
+    def forget_entries(self) -> None:
+        """Let go of the keys: somebody holds them in another form."""
+        if self._entries is not None:
+            self._entries = None
+            self._count()
+
     def might_contain(self, keys: WantedKeys) -> npt.NDArray[np.bool_]:
         """False only for keys that are certainly not here; reads the filter, once."""
         held = self.sidecar.size_bytes
@@ -205,7 +210,7 @@ class SsTableReader:
         """Per key the offset of its newest row, or -1; reads the pages of the sidecar that can have them."""
         if not self._lists_every_row:
             values, offsets = self.entries()
-            at = pc.index_in(keys.values, value_set=values).fill_null(-1).to_numpy()
+            at = find_sorted(searchable(values), searchable(keys.values))
             return np.where(at >= 0, offsets[at], -1)
         held = self.sidecar.size_bytes
         found = self.sidecar.offsets_of(keys)
@@ -362,6 +367,28 @@ class SsTableReader:
             kept = self._rows = _Rows(schema, table, offsets, int(table.nbytes + offsets.nbytes))
             self._count()
         return kept.table, kept.offsets
+
+    @property
+    def num_rows(self) -> int:
+        """Its rows, replaced ones too."""
+        known = self.sstable.physical_rows
+        return int(self.dataset.count_rows()) if known is None else known
+
+    @property
+    def knows_tombstones(self) -> bool:
+        """Whether it was asked for its tombstones before."""
+        return self._tombstones is not None
+
+    def tombstones(self, schema: TableSchema) -> Offsets:
+        """The offsets of its tombstones, ascending; kept."""
+        found = self._tombstones
+        if found is None:
+            kept = self._rows
+            parts = self.batches(schema, (), None, _FLAG_ROWS) if kept is None else [(kept.table, kept.offsets)]
+            dead = [offsets[tombstone_flags(rows)] for rows, offsets in parts]
+            found = self._tombstones = np.concatenate(dead) if dead else np.empty(0, dtype=np.int64)
+            self._count()
+        return found
 
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int

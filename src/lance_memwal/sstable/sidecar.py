@@ -15,10 +15,8 @@ Invariants:
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +28,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFo
 from lance_memwal.lance.base import lance_errors, lance_read
 from lance_memwal.rows.key_encoding import comparable, hash_is_exact, key_hashes
 from lance_memwal.rows.keys import key_array, one_array
+from lance_memwal.rows.sorted_keys import Searchable, find_sorted, last_at_most, pick, searchable
 from lance_memwal.sstable.bloom import might_contain
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -42,9 +41,6 @@ _FILE_VERSION = "2.0"
 _SIGN = np.uint64(1 << 63)
 _ALL_BITS = (1 << 64) - 1
 _MAX_PAGE_ROWS = 1 << 24
-
-# Keys in the form that can be searched: numbers, or bytes.
-_Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +213,7 @@ def _equals_next(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    values: _Searchable
+    values: Searchable
     offsets: npt.NDArray[np.int64]
 
     @property
@@ -229,8 +225,8 @@ class _Page:
 class _Lookup:
     key_type: pa.DataType
     page_rows: int
-    smallest: _Searchable
-    largest: _Searchable
+    smallest: Searchable
+    largest: Searchable
 
 
 class PkSidecar:
@@ -276,13 +272,15 @@ class PkSidecar:
         lookup, keys = self._load_lookup(), wanted.values
         if wanted.stored_type != lookup.key_type:
             raise InvalidInputError(f"the primary key has type {lookup.key_type}, not {wanted.stored_type}")
-        values = _searchable(keys)
-        pages = _last_at_most(lookup.smallest, values)
+        values = searchable(keys)
+        pages = last_at_most(lookup.smallest, values)
         found = np.full(len(keys), -1, np.int64)
         by_page = np.argsort(pages, kind="stable")
         for rows in np.split(by_page, np.flatnonzero(np.diff(pages[by_page])) + 1):
             if len(rows) and pages[rows[0]] >= 0:
-                found[rows] = _find(self._load_page(int(pages[rows[0]])), _pick(values, rows))
+                page = self._load_page(int(pages[rows[0]]))
+                at = find_sorted(page.values, pick(values, rows))
+                found[rows] = np.where(at >= 0, page.offsets[at], -1)
         if keys.null_count:
             found[keys.is_null().to_numpy(zero_copy_only=False)] = -1
         return found
@@ -336,7 +334,7 @@ class PkSidecar:
         smallest, largest = one_array(table.column("min")), one_array(table.column("max"))
         if smallest.null_count or largest.null_count or smallest.type != largest.type:
             raise CorruptDataError("page lookup of a sidecar has pages without bounds", path=self._lookup_path)
-        bounds = _searchable(comparable(smallest)), _searchable(comparable(largest))
+        bounds = searchable(comparable(smallest)), searchable(comparable(largest))
         return _Lookup(smallest.type, int(stored), *bounds)
 
     def _load_reader(self) -> LanceFileReader:
@@ -364,7 +362,7 @@ class PkSidecar:
                     lambda: reader.read_range(start, count, batch_size=lookup.page_rows).to_table(),
                 )
             values, offsets = self._checked(table, lookup, self._num_rows)
-            page = _Page(_searchable(values), offsets)
+            page = _Page(searchable(values), offsets)
             if page.values[0] != lookup.smallest[number] or page.values[-1] != lookup.largest[number]:
                 raise CorruptDataError("a page of a sidecar contradicts its bounds", path=self._data_path)
             self._pages[number] = page
@@ -383,31 +381,3 @@ class PkSidecar:
         if (numbers >= rows).any():
             raise CorruptDataError("a sidecar names a row that the generation does not have", path=self._data_path)
         return comparable(values), numbers.astype(np.int64)
-
-
-def _searchable(keys: pa.Array) -> _Searchable:
-    if pa.types.is_boolean(keys.type):
-        keys = keys.cast(pa.uint8())
-    if pa.types.is_integer(keys.type):
-        numbers: npt.NDArray[np.generic] = keys.fill_null(0).to_numpy()
-        return numbers
-    return keys.cast(pa.large_binary()).fill_null(b"")
-
-
-def _last_at_most(ascending: _Searchable, wanted: _Searchable) -> npt.NDArray[np.int64]:
-    """For every wanted key the index of the last one that is not greater, or -1."""
-    if isinstance(ascending, np.ndarray):
-        return np.searchsorted(ascending, np.asarray(wanted), side="right") - 1
-    found = (bisect_right(ascending, key.as_py(), key=lambda at: at.as_py()) - 1 for key in wanted)
-    return np.fromiter(found, np.int64, len(wanted))
-
-
-def _find(page: _Page, wanted: _Searchable) -> npt.NDArray[np.int64]:
-    at = _last_at_most(page.values, wanted)
-    nearest = _pick(page.values, np.maximum(at, 0))
-    same = nearest == wanted if isinstance(nearest, np.ndarray) else pc.equal(nearest, wanted).to_numpy(False)
-    return np.where(same, page.offsets[at], -1)
-
-
-def _pick(keys: _Searchable, rows: npt.NDArray[np.int64]) -> _Searchable:
-    return keys[rows] if isinstance(keys, np.ndarray) else keys.take(pa.array(rows))

@@ -1,0 +1,107 @@
+"""How many live rows a snapshot has, from manifests and keys: no row is read.
+
+Owns `live_rows_of`. Invariants:
+
+1. The number is that of the rows which a scan without filter, limit and offset gives.
+2. The base table is not read where its manifest knows the number: where no fresh tier has a key, or the table has no primary
+   key. Else its keys are passed over once per version and list of SSTables. From the second count with rows in memory on,
+   the base table has an index of its keys in memory, where it fits (`lance_memwal.read.base_rows`).
+3. Of an SSTable the keys are read, and which of its rows are tombstones; both once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from lance_memwal.clock import in_order
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
+from lance_memwal.read.base_rows import count_of_keys, holds_keys, ids_of_keys, version_of
+from lance_memwal.read.fresh import FreshIndex, ShardMerge, not_in
+from lance_memwal.read.tiers import Tiers
+from lance_memwal.rows.keys import KeySet, concat_keys
+from lance_memwal.sstable.read import SsTableReader
+
+__all__ = ["live_rows_of"]
+
+_OPEN_AT_ONCE = 4
+
+
+def live_rows_of(snapshot: Tiers) -> int:
+    """The number of live rows."""
+    shards = [ShardMerge(view, snapshot) for view in snapshot.shards]
+    base = snapshot.base_table
+    of_base = 0 if base is None else int(base.dataset.count_rows())
+    in_memory = sum(int(live.sum()) for shard in shards for _, _, live in shard.live_memory())
+    if not snapshot.schema.primary_key:
+        return of_base + in_memory + sum(reader.num_rows for shard in shards for reader in shard.readers)
+    in_sstables = sum(_live_in_sstables(shard, snapshot) for shard in shards)
+    return of_base - (_superseded(base, shards) if base is not None and of_base else 0) + in_memory + in_sstables
+
+
+def _live_in_sstables(shard: ShardMerge, snapshot: Tiers) -> int:
+    index = shard.index
+    if index is None:
+        return 0
+    alive = np.ones(len(index.keys), dtype=bool)
+    if shard.memory_keys is not None:
+        entries = index.locate(shard.memory_keys)
+        alive[entries[entries >= 0]] = False
+    for owner, offsets in enumerate(_tombstones(shard.readers, snapshot)):
+        if len(offsets):
+            own = np.flatnonzero(index.owners == owner)
+            alive[own[~not_in(index.offsets[own], offsets)]] = False
+    return int(alive.sum())
+
+
+def _tombstones(readers: Sequence[SsTableReader], snapshot: Tiers) -> Iterable[np.ndarray]:
+    """Per SSTable the sorted offsets of its tombstones."""
+    at_once = 1 if all(reader.knows_tombstones for reader in readers) else _OPEN_AT_ONCE
+    return in_order(lambda reader: reader.tombstones(snapshot.schema), readers, at_once, "memwal-open")
+
+
+# ----------------------------------------------------------------------------------------------------- the base table
+
+
+def _superseded(base: BaseTable, shards: Sequence[ShardMerge]) -> int:
+    """How many rows of the base table a fresh tier replaced or deleted."""
+    indexes = [shard.index for shard in shards if shard.index is not None]
+    memory = [shard.memory_keys for shard in shards if shard.memory_keys is not None and len(shard.memory_keys)]
+    if memory and not holds_keys(base) and _is_first_count(base):
+        return count_of_keys(base, KeySet(concat_keys([*memory, *(index.keys for index in indexes)])))
+    found = _by_sstables(base, indexes)
+    if memory:
+        found += len(ids_of_keys(base, concat_keys([_in_none(indexes, keys) for keys in memory])))
+    return found
+
+
+def _in_none(indexes: Iterable[FreshIndex], keys: pa.Array) -> pa.Array:
+    """The keys that no SSTable has."""
+    for index in indexes:
+        keys = keys.filter(pa.array(index.locate(keys) < 0))
+    return keys
+
+
+def _by_sstables(base: BaseTable, indexes: Sequence[FreshIndex]) -> int:
+    """How many rows of the base table SSTables hide; counted once."""
+    if not indexes:
+        return 0
+    slot: Slot = ("superseded rows", base.location.key)
+    made_of = (*version_of(base), tuple(index.names for index in indexes))
+    found: int | None = CACHE.find(slot, made_of)
+    if found is None:
+        found = count_of_keys(base, KeySet(concat_keys([index.keys for index in indexes])))
+        CACHE.keep(slot, found, SMALL_BYTES, made_of)
+    return found
+
+
+def _is_first_count(base: BaseTable) -> bool:
+    """Whether this version was not counted before with rows in memory."""
+    slot: Slot = ("counted", base.location.key)
+    if CACHE.find(slot, version_of(base)):
+        return False
+    CACHE.keep(slot, True, SMALL_BYTES, version_of(base))
+    return True
