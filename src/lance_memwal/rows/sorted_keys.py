@@ -27,10 +27,12 @@ Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 
 
 def merge_runs(runs: Sequence[pa.Array]) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Every key of some sorted runs once, ascending, and its row, that in the first run that has it.
+    """Every key of some sorted runs, in which it is once, ascending, and its row, that in the first run that has it.
 
     Rows count through all runs: of [1, 3] and [1, 2] the keys 1, 2, 3 have the rows 0, 3, 1.
     """
+    if len(runs) == 1:
+        return runs[0], np.arange(len(runs[0]))
     keys = concat_keys(list(runs))
     numbers = as_numbers(keys)
     sortable = sort_cells(keys) if numbers is None else numbers
@@ -44,7 +46,8 @@ def merge_runs(runs: Sequence[pa.Array]) -> tuple[pa.Array, npt.NDArray[np.int64
         ordered = keys.take(pa.array(order))
         repeated = pc.equal(ordered.slice(1), ordered.slice(0, len(order) - 1)).to_numpy(zero_copy_only=False)
     else:
-        repeated = np.diff(numbers[order]) == 0
+        in_order = numbers[order]
+        repeated = in_order[1:] == in_order[:-1]
     first = order[~np.append(False, repeated)] if len(order) else order
     return keys.take(pa.array(first)), first
 
