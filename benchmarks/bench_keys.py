@@ -41,7 +41,11 @@ def keys_of(kind: str, numbers: np.ndarray) -> dict[str, pa.Array]:
     if kind == "binary":
         mixed = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         cells = np.stack([mixed.byteswap(), numbers.astype(np.uint64)], axis=1)
-        return {"id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(cells), [None, pa.py_buffer(cells)]).cast("binary")}
+        return {
+            "id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(cells), [None, pa.py_buffer(cells)]).cast(
+                "binary"
+            )
+        }
     tenants = np.char.add("tenant-", (numbers % 97).astype(str))
     return {"tenant": pa.array(tenants), "id": pa.array(numbers)}
 
@@ -111,7 +115,9 @@ def _looked_up(kind: str, where: str, count: int, bench: Bench) -> list[Any]:
     if where == "fresh":
         numbers = rng.choice(state.fresh, count, replace=False)
     elif where == "base":
-        numbers = np.setdiff1d(np.arange(state.base_rows) * 2, state.fresh)[:: max(1, state.base_rows // (2 * count))][:count]
+        numbers = np.setdiff1d(np.arange(state.base_rows) * 2, state.fresh)[:: max(1, state.base_rows // (2 * count))][
+            :count
+        ]
     else:
         numbers = state.base_rows * 4 + np.arange(count)
     columns = [column.to_pylist() for column in keys_of(kind, numbers).values()]

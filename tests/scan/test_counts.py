@@ -29,7 +29,13 @@ def key_of(kind: str, number: int) -> dict[str, Any]:
 
 
 def make(place: Path, kind: str) -> mw.Table:
-    types = {"int64": pa.int64(), "bool": pa.bool_(), "string": pa.string(), "binary": pa.binary(), "uuid": pa.binary(16)}
+    types = {
+        "int64": pa.int64(),
+        "bool": pa.bool_(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "uuid": pa.binary(16),
+    }
     columns = [("tenant", pa.string()), ("id", pa.int64())] if kind == "composite" else [("id", types[kind])]
     schema = pa.schema([*columns, ("value", pa.int64())])
     key = [name for name, _ in columns]

@@ -58,9 +58,12 @@ def generation_of(entry: WalEntry, current: int, newest: int) -> int | None:
     return generation if entry.batches and generation >= current else None
 
 
-def unflushed(entries: Iterable[WalEntry], current: int) -> Iterator[tuple[int, WalEntry]]:
-    """The entries of a tail, read from its cursor on, whose rows no SSTable holds, each with its generation."""
-    newest = current
+def unflushed(entries: Iterable[WalEntry], current: int, newest: int | None = None) -> Iterator[tuple[int, WalEntry]]:
+    """The entries of a tail, read from its cursor on, whose rows no SSTable holds, each with its generation.
+
+    `newest` is the highest generation of the entries before these, where there are any after the cursor.
+    """
+    newest = current if newest is None else newest
     for entry in entries:
         generation = generation_of(entry, current, newest)
         if generation is not None:

@@ -70,6 +70,7 @@ __all__ = [
     "met_entry",
     "own_end",
     "open_log",
+    "read_next",
     "read_run",
     "read_tail",
     "read_transactions",
@@ -525,15 +526,32 @@ def read_run(
             if not _goes_on(location, shard_id, position, end, tag):
                 return
             raise CorruptDataError("WAL entry is missing inside the log", path=path, position=position)
-        entry = decoder.decode(data, position, path=path)
-        yield with_blobs(location, shard_id, entry) if entry.is_of(tag) else entry.as_mark()
+        yield _as_ours(location, shard_id, decoder.decode(data, position, path=path), tag)
+
+
+def read_next(location: Location, shard_id: str, start: int, most: int, *, tag: str | None) -> Iterator[WalEntry]:
+    """The entries from `start` on, up to one that is not there now or to `most` of them; nothing is said of those above."""
+    decoder = EntryDecoder()
+    for position in range(start, start + most):
+        path = paths.wal_entry_path(shard_id, position)
+        try:
+            data = location.store.get(path)
+        except ObjectNotFoundError:
+            return
+        yield _as_ours(location, shard_id, decoder.decode(data, position, path=path), tag)
+
+
+def _as_ours(location: Location, shard_id: str, entry: WalEntry, tag: str | None) -> WalEntry:
+    """An entry as it counts in the log of the table with this tag."""
+    return with_blobs(location, shard_id, entry) if entry.is_of(tag) else entry.as_mark()
 
 
 def read_tail(
-    location: Location, manifest: ShardManifest, end: int | None = None, *, tag: str | None
+    location: Location, manifest: ShardManifest, end: int | None = None, *, tag: str | None, start: int | None = None
 ) -> Iterator[WalEntry]:
-    """The entries after the cursor, in order: `read_run` up to `end`, or to the newest one on storage."""
-    start = manifest.replay_after_wal_entry_position + 1
+    """The entries after the cursor, or from `start` on, in order: `read_run` up to `end`, or to the newest on storage."""
+    if start is None:
+        start = manifest.replay_after_wal_entry_position + 1
     if end is None:
         end = max([start, *(position + 1 for position in tail_positions(location, manifest)[-1:])])
     return read_run(location, manifest.shard_id, start, end, tag=tag)

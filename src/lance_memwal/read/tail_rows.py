@@ -1,15 +1,15 @@
 """The unflushed rows of a shard's log: as memtables, or their keys alone.
 
-Owns `tail_memtables` and `tail_keys`. Invariants:
+Owns `TailRows`, `tail_memtables` and `tail_keys`. Invariants:
 
-1. Both see the same rows: those that no SSTable holds, in the columns of the schema that they are given.
+1. All see the same rows: those that no SSTable holds, in the columns of the schema that they are given.
 2. `tail_keys` holds keys, and no more entries than are read ahead.
 3. What this version does not understand is warned of, once the tail was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["TailKeys", "tail_keys", "tail_memtables"]
+__all__ = ["TailKeys", "TailRows", "tail_keys", "tail_memtables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +40,83 @@ class TailKeys:
     keys: pa.Array | None
 
 
-def _unflushed(
-    location: Location, manifest: ShardManifest, end: int | None, schema: TableSchema, tag: str | None
-) -> Iterator[tuple[int, WalEntry]]:
-    """The entries of a tail whose rows no SSTable holds, each with its generation."""
-    known = KnownColumns(location, schema)
-    unknown = [f"manifest {name}" for name in unknown_fields(manifest)]
+class _Looked:
+    """Entries that were looked at, and what this version does not understand of them."""
 
-    def looked_at() -> Iterator[WalEntry]:
-        for entry in read_tail(location, manifest, end, tag=tag):
-            unknown.extend(known.unknown_in(entry))
+    def __init__(self, location: Location, schema: TableSchema) -> None:
+        self._known = KnownColumns(location, schema)
+        self._unknown: dict[str, None] = {}
+        self.next_position = 0
+
+    def over(self, entries: Iterable[WalEntry]) -> Iterator[WalEntry]:
+        """The same entries, each looked at before it is handed on."""
+        for entry in entries:
+            self._unknown |= dict.fromkeys(self._known.unknown_in(entry))
+            self.next_position = entry.position + 1
             yield entry
 
-    yield from unflushed(looked_at(), manifest.current_generation)
-    warn_unknown(manifest.shard_id, tuple(dict.fromkeys(unknown)))
+    def warn(self, manifest: ShardManifest) -> None:
+        """Say what was not understood, of the manifest too."""
+        of_manifest = (f"manifest {name}" for name in unknown_fields(manifest))
+        warn_unknown(manifest.shard_id, tuple(dict.fromkeys([*of_manifest, *self._unknown])))
+
+
+class TailRows:
+    """The rows of the entries after a cursor, in memtables, one per generation. More entries may follow."""
+
+    def __init__(self, location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None) -> None:
+        self._location = location
+        self._manifest = manifest
+        self._schema = schema
+        self._tag = tag
+        self._adapter = RowAdapter(schema)
+        self._looked = _Looked(location, schema)
+        self._looked.next_position = manifest.replay_after_wal_entry_position + 1
+        self._tables: list[MemTable] = []
+        self._newest = manifest.current_generation
+
+    @property
+    def next_position(self) -> int:
+        """The position after the last entry that was taken in."""
+        return self._looked.next_position
+
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes."""
+        return sum(table.size_bytes + table.index_bytes for table in self._tables)
+
+    def take(self, entries: Iterable[WalEntry]) -> None:
+        """Take in the next entries of the log."""
+        rows = unflushed(self._looked.over(entries), self._manifest.current_generation, self._newest)
+        for generation, entry in with_texts(rows, self._schema):
+            self._newest = max(self._newest, generation)
+            if not self._tables or self._tables[-1].generation != generation:
+                self._tables.append(MemTable(self._schema, generation, 0, entry.position))
+            for number, batch in enumerate(entry.batches):
+                again = partial(self._read_again, entry.position, number) if self._schema.blobs else None
+                self._tables[-1].append(*self._adapter.adapt(batch, position=entry.position), again=again)
+
+    def captured(self, manifest: ShardManifest) -> tuple[InMemoryMemTableRef, ...]:
+        """All rows that were taken in."""
+        self._looked.warn(manifest)
+        return tuple(table.capture() for table in self._tables)
+
+    def _read_again(self, position: int, number: int) -> pa.RecordBatch:
+        """One batch of a tail, whose blobs nobody holds; `CollectedError` if its entry is gone."""
+        shard_id = self._manifest.shard_id
+        for entry in read_run(self._location, shard_id, position, position + 1, tag=self._tag):
+            rows, _ = RowAdapter(self._schema).adapt(entry.batches[number], position=position)
+            return rows
+        raise CollectedError(f"position {position} of shard {shard_id} was collected meanwhile; read again")
 
 
 def tail_memtables(
     location: Location, manifest: ShardManifest, end: int | None, schema: TableSchema, tag: str | None
 ) -> tuple[InMemoryMemTableRef, ...]:
     """The unflushed rows of a tail as memtables, one per generation."""
-    adapter = RowAdapter(schema)
-    tables: list[MemTable] = []
-    for generation, entry in with_texts(_unflushed(location, manifest, end, schema, tag), schema):
-        if not tables or tables[-1].generation != generation:
-            tables.append(MemTable(schema, generation, 0, entry.position))
-        for number, batch in enumerate(entry.batches):
-            again = partial(_read_again, location, manifest, schema, tag, entry.position, number)
-            tables[-1].append(*adapter.adapt(batch, position=entry.position), again=again if schema.blobs else None)
-    return tuple(table.capture() for table in tables)
+    rows = TailRows(location, manifest, schema, tag)
+    rows.take(read_tail(location, manifest, end, tag=tag))
+    return rows.captured(manifest)
 
 
 def tail_keys(
@@ -79,7 +127,9 @@ def tail_keys(
     adapter = RowAdapter(schema.of_key)
     rows, size_bytes = 0, 0
     parts: list[pa.Array] = []
-    for generation, entry in _unflushed(location, manifest, end, schema, tag):
+    looked = _Looked(location, schema)
+    entries = looked.over(read_tail(location, manifest, end, tag=tag))
+    for generation, entry in unflushed(entries, manifest.current_generation):
         if generation <= above:
             continue
         rows += entry.num_rows
@@ -87,14 +137,5 @@ def tail_keys(
         for batch in entry.batches if key else ():
             adapted, _ = adapter.adapt(batch, position=entry.position)
             parts.append(key_array(adapted.columns).unique())  # a copy: the entry is let go
+    looked.warn(manifest)
     return TailKeys(rows, size_bytes, concat_keys(parts) if parts else None)
-
-
-def _read_again(
-    location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None, position: int, number: int
-) -> pa.RecordBatch:
-    """One batch of a tail, whose blobs nobody holds; `CollectedError` if its entry is gone."""
-    for entry in read_run(location, manifest.shard_id, position, position + 1, tag=tag):
-        rows, _ = RowAdapter(schema).adapt(entry.batches[number], position=position)
-        return rows
-    raise CollectedError(f"position {position} of shard {manifest.shard_id} was collected meanwhile; read again")

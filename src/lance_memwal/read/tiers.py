@@ -47,8 +47,9 @@ from lance_memwal.log.tail import settled
 from lance_memwal.log.wal import tail_end
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
+from lance_memwal.process.cache import CACHE, Slot
+from lance_memwal.read.followed_tail import FollowedTail
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
-from lance_memwal.read.tail_rows import tail_memtables
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
@@ -274,12 +275,42 @@ class TierSource:
         self, shard_id: str, memtables: InMemoryMemTables | None, consistency: Consistency, base: BaseTable
     ) -> ShardView | None:
         manifests = self.manifests(shard_id)
+        if memtables is None and consistency == "fresh" and (known := self._followed(manifests, base)) is not None:
+            return known
         manifest = manifests.read_latest()
         if manifest is None or consistency == "flushed":
             return None if manifest is None else ShardView(manifest)
         if memtables is not None and memtables.epoch == manifest.writer_epoch:
             return ShardView(manifest, memtables.ascending)
-        return settled(manifests, manifest, partial(_read_tail, self.location, base.columns, base.tag), self._clock)
+        return settled(manifests, manifest, partial(self._tail, base), self._clock)
+
+    def _followed(self, manifests: ShardManifestStore, base: BaseTable) -> ShardView | None:
+        """The shard as it was when it was last read, with what came since; None if it must be captured anew.
+
+        That the manifest is still the newest shows afterwards, as if it had been read again just before.
+        """
+        known: FollowedTail | None = CACHE.find(self._tail_slot(manifests.shard_id), _table_of(base))
+        if known is None or not known.is_of(known.manifest, base.columns, base.tag):
+            return None
+        try:
+            view = self._tail(base, known.manifest)
+        except CorruptDataError:  # the long way says whether collection passed here
+            return None
+        return view if manifests.is_newest(view.manifest.version) else None
+
+    def _tail(self, base: BaseTable, manifest: ShardManifest) -> ShardView:
+        """The rows of a log that another process writes; what was read of it before is not read again."""
+        slot, made_of = self._tail_slot(manifest.shard_id), _table_of(base)
+        tail: FollowedTail | None = CACHE.find(slot, made_of)
+        if tail is None or not tail.is_of(manifest, base.columns, base.tag):
+            tail = FollowedTail(self.location, manifest, base.columns, base.tag)
+            self.manifests(manifest.shard_id).sight(manifest)
+        memory = tail.follow(manifest)
+        CACHE.keep(slot, tail, tail.size_bytes, made_of)
+        return ShardView(manifest, memory, from_tail=True)
+
+    def _tail_slot(self, shard_id: str) -> Slot:
+        return "tail", self.location.key, shard_id
 
     def _point_of(self, shard_id: str, consistency: Consistency, tag: str | None) -> _Point | None:
         manifests = self.manifests(shard_id)
@@ -289,8 +320,9 @@ class TierSource:
         return settled(manifests, manifest, lambda m: _Point(m, tail_end(self.location, m, tag=tag)), self._clock)
 
 
-def _read_tail(location: Location, schema: TableSchema, tag: str | None, manifest: ShardManifest) -> ShardView:
-    return ShardView(manifest, tail_memtables(location, manifest, None, schema, tag), from_tail=True)
+def _table_of(base: BaseTable) -> object:
+    """What tells the table from every other that was or will be at the same place."""
+    return base.origin if base.table_id is None else base.table_id
 
 
 def _by_shard(in_memory: InMemoryMemTables | Iterable[InMemoryMemTables] | None) -> Mapping[str, InMemoryMemTables]:

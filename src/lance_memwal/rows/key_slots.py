@@ -67,7 +67,7 @@ class KeySlots:
         return rows[placed], rest[~self._is_same(rest, best)]
 
     def _is_same(self, rows: _Rows, others: _Rows) -> npt.NDArray[np.bool_]:
-        same = self._codes[rows] == self._codes[others]
+        same: npt.NDArray[np.bool_] = self._codes[rows] == self._codes[others]
         same[same] = _equal(self._keys, rows[same], self._keys, others[same])
         return same
 

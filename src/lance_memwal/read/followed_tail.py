@@ -1,0 +1,76 @@
+"""The unflushed rows of a shard that another process writes: read once as memtables, and followed.
+
+Owns `FollowedTail`. Invariants:
+
+1. Entries after the cursor never change and are never collected, so what was read of them stays right as long as cursor,
+   current generation, table and columns are the same. If one of them is another one, the tail is read anew.
+2. Entries are created in order, one after the other. So whoever finds the next one missing has read all that was
+   acknowledged before. That nothing lies above it, which would be damage, is looked at again now and then.
+3. A tail of which an entry could not be taken in whole is not followed any further.
+4. Whether the manifest is still the newest afterwards is the matter of whoever asks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from lance_memwal.log.wal import read_next, read_tail
+from lance_memwal.memtable.memtable import InMemoryMemTableRef
+from lance_memwal.process.cache import SMALL_BYTES
+from lance_memwal.read.tail_rows import TailRows, tail_memtables
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest, WalEntry
+
+__all__ = ["FollowedTail"]
+
+_FOLLOWS_PER_LOOK = 64
+_ONE_BY_ONE = 8  # new entries; more are listed, and read several at once
+
+
+class FollowedTail:
+    """The tail of one shard as far as it was read. Threads may share it."""
+
+    def __init__(self, location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None) -> None:
+        self.manifest = manifest
+        self._location = location
+        self._schema = schema
+        self._tag = tag
+        self._rows = TailRows(location, manifest, schema, tag)
+        self._follows = 0
+        self._is_whole = True
+        self._lock = threading.RLock()
+
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes."""
+        return SMALL_BYTES + self._rows.size_bytes
+
+    def is_of(self, manifest: ShardManifest, schema: TableSchema, tag: str | None) -> bool:
+        """Whether what was read is the beginning of the tail of `manifest`, in these columns of this table."""
+        mine = self.manifest
+        return self._is_whole and (
+            (mine.replay_after_wal_entry_position, mine.current_generation, self._tag)
+            == (manifest.replay_after_wal_entry_position, manifest.current_generation, tag)
+            and self._schema == schema
+        )
+
+    def follow(self, manifest: ShardManifest) -> tuple[InMemoryMemTableRef, ...]:
+        """All rows of the tail of `manifest` now; only what came since the last call is read."""
+        with self._lock:
+            whole, self._is_whole = self._is_whole, False
+            if not whole:
+                return tail_memtables(self._location, manifest, None, self._schema, self._tag)
+            self._rows.take(self._new_entries(manifest))
+            self._follows += 1
+            self.manifest, self._is_whole = manifest, True
+            return self._rows.captured(manifest)
+
+    def _new_entries(self, manifest: ShardManifest) -> Iterator[WalEntry]:
+        start = self._rows.next_position
+        if self._follows % _FOLLOWS_PER_LOOK:
+            yield from read_next(self._location, manifest.shard_id, start, _ONE_BY_ONE, tag=self._tag)
+            if self._rows.next_position < start + _ONE_BY_ONE:
+                return
+        yield from read_tail(self._location, manifest, tag=self._tag, start=self._rows.next_position)
