@@ -2,10 +2,10 @@
 
 Owns `FollowedTail`. Invariants:
 
-1. Entries after the cursor never change and are never collected, so what was read of them stays right as long as cursor,
-   current generation, table and columns are the same. If one of them is another one, the tail is read anew.
-2. Entries are created in order, one after the other. So whoever finds the next one missing has read all that was
-   acknowledged before. That nothing lies above it, which would be damage, is looked at again now and then.
+1. Entries after the cursor never change and are never collected, so what was read of them stays right as long as epoch,
+   cursor, current generation, table and columns are the same. If one of them is another one, the tail is read anew.
+2. In one epoch entries are created in order, one after the other. So whoever finds the next one missing has read all that
+   was acknowledged before. That nothing lies above it, which would be damage, is looked at again now and then.
 3. A tail of which an entry could not be taken in whole is not followed any further.
 4. Whether the manifest is still the newest afterwards is the matter of whoever asks.
 """
@@ -49,12 +49,8 @@ class FollowedTail:
 
     def is_of(self, manifest: ShardManifest, schema: TableSchema, tag: str | None) -> bool:
         """Whether what was read is the beginning of the tail of `manifest`, in these columns of this table."""
-        mine = self.manifest
-        return self._is_whole and (
-            (mine.replay_after_wal_entry_position, mine.current_generation, self._tag)
-            == (manifest.replay_after_wal_entry_position, manifest.current_generation, tag)
-            and self._schema == schema
-        )
+        same = _stands_at(self.manifest) == _stands_at(manifest)
+        return self._is_whole and same and self._tag == tag and self._schema == schema
 
     def follow(self, manifest: ShardManifest) -> tuple[InMemoryMemTableRef, ...]:
         """All rows of the tail of `manifest` now; only what came since the last call is read."""
@@ -74,3 +70,8 @@ class FollowedTail:
             if self._rows.next_position < start + _ONE_BY_ONE:
                 return
         yield from read_tail(self._location, manifest, tag=self._tag, start=self._rows.next_position)
+
+
+def _stands_at(manifest: ShardManifest) -> tuple[int, int, int]:
+    """What decides how a tail is read."""
+    return manifest.writer_epoch, manifest.current_generation, manifest.replay_after_wal_entry_position

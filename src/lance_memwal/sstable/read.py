@@ -121,11 +121,10 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """How the rows of a generation lie: its columns, and its data file where they can be read from it alone."""
+class _Place:
+    """Where the rows of a generation lie: its data file, where they can be read from it alone."""
 
-    columns: pa.Schema
-    file: DataFile | None = None
+    file: DataFile | None
 
 
 class SsTableReader:
@@ -139,7 +138,8 @@ class SsTableReader:
         self.sidecar = PkSidecar(location, shard_id, sstable)
         # Threads may fill or empty these at the same time: they read the same immutable bytes, and hold what they use.
         self._dataset: lance.LanceDataset | None = None
-        self._layout: _Layout | None = None
+        self._place: _Place | None = None
+        self._columns: pa.Schema | None = None
         self._file: LanceFileReader | None = None  # with all columns, for `take`
         self._mask: npt.NDArray[np.bool_] | None = None
         self._entries: tuple[pa.Array, Offsets] | None = None
@@ -258,30 +258,41 @@ class SsTableReader:
     @property
     def is_open(self) -> bool:
         """Whether it is known what the generation holds."""
-        return self._layout is not None
+        return self._columns is not None
 
     @property
     def data_file(self) -> DataFile | None:
         """The data file, if the rows can be read from it alone; None says that the dataset must be asked."""
-        return self.open().file
+        found = self._place
+        if found is None:
+            found = self._place = _Place(self._find_file())
+        return found.file
 
     @property
     def columns(self) -> pa.Schema:
         """The columns of the generation with the ids of all fields in their metadata, without `_tombstone`."""
-        return self.open().columns
+        return self.open()
 
-    def open(self) -> _Layout:
-        """Find out what the generation holds; `ObjectNotFoundError` if it is gone."""
-        if self._layout is None:
-            file = self._find_file()
+    def open(self, *, streams: bool = False) -> pa.Schema:
+        """Find out what the generation holds; `ObjectNotFoundError` if it is gone.
+
+        `streams`: all of it is read next, so that the file stays open until then. Else it does not: a descriptor per SSTable
+        is too many.
+        """
+        found = self._columns
+        if found is None:
+            file = self.data_file
             if file is None:
                 ids = {field.name(): FieldId.of(field) for field in self.dataset.lance_schema.fields()}
-                self._layout = _Layout(self._with_ids(self.dataset.schema, ids))
+                found = self._with_ids(self.dataset.schema, ids)
             else:
                 with self.reading():
-                    columns = self._open_file(file).metadata().schema  # not kept: a descriptor per SSTable is too many
-                self._layout = _Layout(self._with_ids(columns, file.columns), file)
-        return self._layout
+                    reader = self._open_file(file)
+                found = self._with_ids(reader.metadata().schema, file.columns)
+                if streams:
+                    self._file = reader
+            self._columns = found
+        return found
 
     def _with_ids(self, columns: pa.Schema, ids: Mapping[str, FieldId]) -> pa.Schema:
         if TOMBSTONE not in ids:  # every writer stores the flags, and without them deletes are lost
@@ -394,6 +405,8 @@ class SsTableReader:
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
         """Newest rows that match, `columns` and `_tombstone`, with their offsets, streaming."""
+        if row_filter is None and len(columns) == len(schema.columns):
+            self.open(streams=True)
         shared = self.pushdown(schema, row_filter)
         wanted = list(dict.fromkeys([*columns, *shared.columns]))
         stored = [name for column in wanted if (name := self.name_of(column, schema)) is not None]
@@ -470,7 +483,7 @@ class SsTableReader:
         newest = None if file.fragment.deletion is None else self._newest_of(file.fragment, file.fragment.deletion)
         with self._file_lock:  # a stream takes the open file: a descriptor per SSTable is too many
             reader, self._file = self._file, None
-        some = columns if len(columns) <= len(self.columns) else None
+        some = columns if len(columns) < len(file.columns) else None
         if reader is None or some is not None:
             reader = self._open_file(file, some)
         at = 0
@@ -534,9 +547,9 @@ class SsTableReader:
 
     def _conform(self, table: pa.Table, columns: Sequence[str], schema: TableSchema) -> pa.Table:
         """Stored rows as `columns` of the table and `_tombstone`."""
-        match, arrays = self._match(schema), []
+        arrays = []
         for column in columns:
-            at, fit = match.find(column)
+            at, fit = self._match(schema).find(column)
             values = table.column(self.columns.field(at).name if at >= 0 else TOMBSTONE)
             arrays.append(fit.chunks(values if at < 0 else _as_asked(values, schema.nullable.field(column))))
             if arrays[-1].type != fit.kind:

@@ -1,0 +1,91 @@
+"""A manifest that a listing showed to be the newest is answered for without one, and never beyond what is proven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.store import paths
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.metering import Recorder
+
+SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
+
+
+class Reader:
+    """A store of manifests whose listings are counted; it trusts the version that it read."""
+
+    def __init__(self, place: Path) -> None:
+        self._recorder = Recorder()
+        self.store = ShardManifestStore(resolve(place, metrics=self._recorder), SHARD)
+        newest = self.store.read_latest()
+        assert newest is not None
+        assert self.store.is_newest(newest.version)
+        self._listings()
+
+    def _listings(self) -> int:
+        found = self._recorder.snapshot().get("list_names")
+        self._recorder.reset()
+        return 0 if found is None else found.count
+
+    def look(self) -> tuple[int, int]:
+        """The version that a read finds, and how often it listed."""
+        newest = self.store.read_latest()
+        assert newest is not None
+        return newest.version, self._listings()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> ShardManifestStore:
+    store = ShardManifestStore(tmp_path, SHARD, fsync=False)
+    store.claim_epoch()
+    return store
+
+
+def bump(store: ShardManifestStore) -> None:
+    store.commit_update(1, lambda m: replace(m, version=m.version + 1, wal_entry_position_last_seen=m.version))
+
+
+def test_what_did_not_move_is_not_listed(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    assert [reader.look() for _ in range(3)] == [(1, 0)] * 3
+    assert reader.store.is_newest(1)
+    assert reader.look() == (1, 0)
+
+
+def test_every_new_version_is_found(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for version in range(2, 5):
+        bump(writer)
+        assert not reader.store.is_newest(version - 1)
+        assert reader.look()[0] == version
+        assert reader.store.is_newest(version)
+
+
+def remove(location: Location, *versions: int) -> None:
+    for version in versions:
+        location.store.delete(paths.manifest_path(SHARD, version))
+
+
+def test_versions_that_collection_removed_are_not_taken_for_the_end(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    for _ in range(4):
+        bump(writer)
+    remove(writer.location, 1, 2)  # the next one is gone, but so is the trusted one
+    assert not reader.store.is_newest(1)
+    assert reader.look()[0] == 5
+
+
+def test_another_object_of_the_same_version_is_not_trusted(writer: ShardManifestStore, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    path = paths.manifest_path(SHARD, 1)
+    data = writer.location.store.get(path)
+    for _ in range(3):
+        bump(writer)
+    remove(writer.location, 1, 2)
+    writer.location.store.put_new(path, data)  # somebody who slept fills the slot again, with the same bytes
+    assert not reader.store.is_newest(1)
+    assert reader.look()[0] == 4
