@@ -134,7 +134,10 @@ class ShardManifestStore:
         return is_newest
 
     def sight(self, manifest: ShardManifest) -> None:
-        """Look at a version that `check_fenced` gave: once `is_newest` has confirmed it, two requests say that it is still so."""
+        """Look at a version that `check_fenced` gave, or, in a store that only reads, `read_latest`.
+
+        Once `is_newest` has confirmed it, two requests say that it is still so.
+        """
         try:
             seen = self.location.store.head(paths.manifest_path(self.shard_id, manifest.version))
         except ObjectNotFoundError:  # collected: there is a newer one

@@ -9,6 +9,7 @@ without nulls. Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -66,6 +67,9 @@ def last_at_most(ascending: Searchable, wanted: Searchable) -> npt.NDArray[np.in
     """For every wanted key the index of the last one that is not greater, or -1."""
     if isinstance(ascending, np.ndarray):
         return np.searchsorted(ascending, np.asarray(wanted), side="right") - 1
+    if not hasattr(pc, "search_sorted"):  # older ones of Arrow have none
+        places = (bisect_right(ascending, key.as_py(), key=lambda at: at.as_py()) for key in wanted)
+        return np.fromiter(places, np.int64, len(wanted)) - 1
     found = pc.search_sorted(ascending, wanted, side="right")
     return np.asarray(found.to_numpy()).astype(np.int64) - 1
 
