@@ -7,7 +7,7 @@ Owns which file of the repository is which page of the site, and the navigation 
 2. A link is written as it holds in the repository. On the site it leads to the page, or, if there is none, to the repository.
 3. Whoever reads a page asks no other host: a page that would load something from elsewhere is not built.
 4. A picture is an SVG file with a title, that stands alone. On the site it becomes a part of its page, so that it has the
-   colours of the page, light or dark.
+   colours of the page, light or dark. A screenshot whose name ends with `-light` gives way to its `-dark` in the dark.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ TOP_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "THREAT-MODEL.md")
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})(.*)$")
 _PICTURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]+\.svg)"\s*/?></p>')
+_SHOT = re.compile(r"^!\[([^\]]*)\]\(([^()\s]+)-light\.png\)$", re.MULTILINE)
 _TAG = re.compile(r"<(script|img|iframe|source|link)\b[^>]*>")
 _LINK = re.compile(r"(\]\()([^()\s]+)(\))")
 
@@ -90,6 +91,11 @@ def text_on_site(text: str, page: str, more: Line = str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def in_both_themes(text: str) -> str:
+    """The Markdown of a page with two screenshots for each light one; the theme of the site shows one of them."""
+    return _SHOT.sub(r"![\1](\2-light.png#only-light)\n![\1](\2-dark.png#only-dark)", text)
+
+
 def named_pages(nav: Any) -> Iterator[str]:
     """The pages that a part of the navigation names."""
     for value in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
@@ -144,7 +150,7 @@ def on_page_markdown(markdown: str, /, *, page: Page, config: MkDocsConfig, file
     if uri == COMMANDS_PAGE:
         text += importlib.import_module("command_reference").reference()
     del sys.path[:2]
-    return text
+    return in_both_themes(text)
 
 
 def on_page_content(html: str, /, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001

@@ -50,6 +50,14 @@ def test_a_name_of_the_library_is_a_link_once() -> None:
     assert "lance_memwal.ShardWriter.orphan" not in links.names().values()
 
 
+def test_every_light_screenshot_has_a_dark_one() -> None:
+    assert (
+        site.in_both_themes("![A](a/b-light.png)\n") == "![A](a/b-light.png#only-light)\n![A](a/b-dark.png#only-dark)\n"
+    )
+    for shot in (ROOT / "docs").rglob("*-light.png"):
+        assert shot.with_name(shot.name.replace("-light.", "-dark.")).exists()
+
+
 def test_every_page_is_in_the_navigation() -> None:
     config = (ROOT / "tools" / "mkdocs.yml").read_text(encoding="utf-8")
     named = set(re.findall(r"([\w/.-]+\.md)$", config, re.M))
