@@ -44,8 +44,8 @@ def run_until_done(spark: Any, source: Path, uri: str, checkpoint: Path, **optio
 def finish(start_query: Callable[[], Any]) -> Any:
     """The query, ended; begun again where a busy machine was slower than Spark waits for a Python process."""
     for _ in range(8):
-        query = start_query()
         try:
+            query = start_query()
             assert query.awaitTermination(600)
         except Exception as error:
             if "failed to connect back" not in str(error):
