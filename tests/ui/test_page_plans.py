@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from tests.kit.pages import Page, lived_in, page_of
+from tests.kit.pages import Page, lived_in, page_of, rows
 
 
 @pytest.fixture
@@ -63,3 +63,19 @@ def test_a_table_without_a_key_has_plans_too(tmp_path: Path) -> None:
     assert [tier["answered"] for shard in plan["shards"] for tier in shard["tiers"]] == [1]
     assert (plan["base"]["superseded"], plan["base"]["answered"]) == (0, 3)
     assert page_of(table).problem("POST", "/api/query", json={"kind": "get", "key": "1"})[0] == 400
+
+
+def test_fragments_that_an_index_leaves_out_are_told(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), rows(0), primary_key="id")
+    for number in range(1, 4):
+        table.dataset.insert(rows(number))
+    table.create_index("id")
+    page = page_of(table)
+    (plan,) = page.query(kind="scan", filter="id = 2")["plans"]
+    base = plan["base"]
+    assert (base["fragments_read"], base["fragments_in_all"]) == (1, 4)
+    assert [part["read"] for part in base["fragments"]] == [False, False, True, False]
+    (plan,) = page.query(kind="scan")["plans"]
+    assert [part["read"] for part in plan["base"]["fragments"]] == [True] * 4
+    (plan,) = page.query(kind="scan", limit=1)["plans"]  # it ends before the base table does
+    assert plan["base"]["fragments_read"] is None

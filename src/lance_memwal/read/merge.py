@@ -11,9 +11,9 @@ Owns `Merge`. Order of output: memory, SSTables, base table. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,15 @@ from lance_memwal.sstable.read import SsTableReader, keeps_rows
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = [
+    "BaseRead",
     "GENERATION",
     "Merge",
     "Projection",
     "row_width",
 ]
+
+BaseRead: TypeAlias = Callable[[Any], None]
+"""Takes Lance's statistics of a scan."""
 
 GENERATION = "_memtable_gen"
 _BASE = 0  # the generation that rows of the base table show
@@ -90,9 +94,19 @@ class Merge:
     """One read of a snapshot."""
 
     def __init__(
-        self, snapshot: Tiers, projection: Projection, row_filter: RowFilter | None, *, hiding: KeySet | None = None
+        self,
+        snapshot: Tiers,
+        projection: Projection,
+        row_filter: RowFilter | None,
+        *,
+        hiding: KeySet | None = None,
+        on_base_read: BaseRead | None = None,
     ) -> None:
-        """`hiding` are keys that hide base rows, of shards that are not in `snapshot`."""
+        """`hiding` are keys that hide base rows, of shards that are not in `snapshot`.
+
+        `on_base_read` is told how much of the base table was read, once it was read to its end.
+        """
+        self._on_base_read = on_base_read
         self.snapshot = snapshot
         self._hiding = hiding
         self.projection = projection
@@ -187,6 +201,7 @@ class Merge:
                 batch_size=self._batch_rows(),
                 scan_in_order=in_order,
                 io_buffer_size=_READ_AHEAD_BYTES,
+                scan_stats_callback=self._on_base_read,
             )
             for batch in scanner.to_batches():
                 if batch.num_rows == 0:

@@ -25,7 +25,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.extras import need
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.read.count import live_rows_of
-from lance_memwal.read.merge import Merge, Projection
+from lance_memwal.read.merge import BaseRead, Merge, Projection
 from lance_memwal.read.order import Order
 from lance_memwal.read.plan import ScanPlan, plan_of
 from lance_memwal.read.tiers import Tiers, missing_is_collected, with_restarts
@@ -56,12 +56,15 @@ class Scan:
         with_generation: bool = False,
         with_row_id: bool = False,
         travel: Travel | None = None,
+        on_base_read: BaseRead | None = None,
     ) -> None:
         """`capture` gives a snapshot: once now, and again only if collection removed what it needs.
 
-        `travel` says how the scan is pickled; None: it cannot be.
+        `travel` says how the scan is pickled; None: it cannot be. `on_base_read` is told how much of the base table was
+        read, after a read that went to its end.
         """
         self._travel = travel
+        self._on_base_read = on_base_read
         self._query = {
             "columns": columns,
             "filter": filter,
@@ -118,7 +121,7 @@ class Scan:
         self._snapshot = snapshot
         if self._order is not None and projection is self._projection:
             return self._ordered(snapshot, self._order)
-        merge = Merge(snapshot, projection, self._filter)
+        merge = Merge(snapshot, projection, self._filter, on_base_read=self._on_base_read)
         merge.prepare()
         batches = merge.batches()
         first = next(batches, None)

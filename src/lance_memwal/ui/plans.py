@@ -20,7 +20,7 @@ from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.types import ROW_ADDRESS
 
-__all__ = ["Answered", "answered_by", "drawn"]
+__all__ = ["Answered", "Read", "answered_by", "drawn"]
 
 MAX_COUNTED_ROWS: Final = 2_000_000
 MAX_DRAWN: Final = 200
@@ -43,6 +43,19 @@ class Answered:
         return self.generations[shard_id, generation]
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What Lance read of the base table."""
+
+    fragments: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, told: Any) -> Read:
+        """From the statistics of a scan."""
+        return cls(int(told.all_counts.get("fragments_scanned", 0)), int(told.bytes_read))
+
+
 def answered_by(rows: pa.Table, sharding: Sharding) -> Answered:
     """Where the rows of an answer came from; it has generations, row addresses, and what the sharding looks at."""
     addresses = np.asarray(rows[ROW_ADDRESS].drop_null().to_numpy()).astype(np.uint64)
@@ -54,8 +67,10 @@ def answered_by(rows: pa.Table, sharding: Sharding) -> Answered:
     return Answered(found, Counter((addresses >> np.uint64(32)).tolist()))
 
 
-def drawn(scan: Scan, answered: Answered | None = None, limit: int | None = None) -> dict[str, Any]:
-    """The plan of a scan; `answered` says where the rows that are shown came from, if that is known."""
+def drawn(
+    scan: Scan, answered: Answered | None = None, limit: int | None = None, read: Read | None = None
+) -> dict[str, Any]:
+    """The plan of a scan; `answered` says where the rows that are shown came from, and `read` what was read, if known."""
     plan, counted = scan.plan(), _counted(scan.snapshot)
     numbers = Counter(tier.generation for shard in plan.shards for tier in shard.tiers)
     return {
@@ -68,7 +83,7 @@ def drawn(scan: Scan, answered: Answered | None = None, limit: int | None = None
         "shards_in_all": len(plan.shards),
         "pruned": plan.pruned_shards[:MAX_DRAWN],
         "pruned_in_all": len(plan.pruned_shards),
-        "base": None if plan.base_version is None else _base(plan, counted, answered),
+        "base": None if plan.base_version is None else _base(plan, counted, answered, read),
         "text": str(plan) if len(plan.shards) <= MAX_DRAWN else None,
     }
 
@@ -105,14 +120,24 @@ def _shard(
     }
 
 
-def _base(plan: ScanPlan, counted: Superseded | None, answered: Answered | None) -> dict[str, Any]:
+def _base(plan: ScanPlan, counted: Superseded | None, answered: Answered | None, read: Read | None) -> dict[str, Any]:
     hidden = None if counted is None else counted.fragments
+    giving = set() if answered is None else set(answered.fragments)
+
+    def was_read(fragment: int) -> bool | None:
+        """Lance tells how many fragments it read, not which: those that gave rows, and all or no others, are known."""
+        if fragment in giving or (read is not None and read.fragments >= len(plan.fragments)):
+            return True
+        return False if read is not None and read.fragments == len(giving) else None
+
     return {
         "version": plan.base_version,
         "rows": plan.base_rows,
         "superseded": None if counted is None else counted.base,
         "answered": None if answered is None else answered.fragments.total(),
         "fragments_in_all": len(plan.fragments),
+        "fragments_read": None if read is None else read.fragments,
+        "bytes_read": None if read is None else read.size_bytes,
         "fragments": [
             {
                 "fragment": fragment.fragment,
@@ -120,6 +145,7 @@ def _base(plan: ScanPlan, counted: Superseded | None, answered: Answered | None)
                 "deleted": fragment.deleted,
                 "superseded": None if hidden is None else hidden.get(fragment.fragment, 0),
                 "answered": None if answered is None else answered.fragments[fragment.fragment],
+                "read": was_read(fragment.fragment),
             }
             for fragment in plan.fragments[:MAX_DRAWN]
         ],

@@ -32,7 +32,7 @@ from lance_memwal.rows.typed import typed_key
 from lance_memwal.table import Table
 from lance_memwal.types import ROW_ADDRESS
 from lance_memwal.ui.answers import Cells, Refusal, columns_told
-from lance_memwal.ui.plans import answered_by, drawn
+from lance_memwal.ui.plans import Read, answered_by, drawn
 
 __all__ = ["AT_ONCE", "DEFAULT_ROWS", "MAX_ROWS", "MAX_SECONDS", "Desk"]
 
@@ -191,20 +191,25 @@ def _scan(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
     traced = GENERATION not in table.schema.names
     named = [root_of(sharding.column)] if traced and isinstance(sharding, Bucket | Identity) else []
     more = [name for name in named if columns is not None and name not in columns]
-    scan = table.scan(
-        None if columns is None else [*columns, *more],
-        _text(question, "filter"),
-        most + 1,  # one more than is shown tells whether there are more
+    condition, reads = _text(question, "filter"), list[Read]()
+    scan = Scan(
+        lambda: table.scan(filter=condition).snapshot,
+        columns=None if columns is None else [*columns, *more],
+        filter=condition,
+        limit=most + 1,  # one more than is shown tells whether there are more
         order_by=_names(question, "order_by"),
         with_row_address=traced,
         with_generation=traced,
+        on_base_read=lambda told: reads.append(Read.of(told)),
     )
     hidden = {*more, *((GENERATION, ROW_ADDRESS) if traced else ())}
     schema = pa.schema([field for field in scan.schema if field.name not in hidden])
     read = list(_checked(scan.to_batches(), limits))
     cells = Cells(most).add(_checked(iter(read), limits), len(schema))
     shown = pa.Table.from_batches(read, scan.schema).slice(0, len(cells.rows))
-    return _shown(schema, cells, [drawn(scan, answered_by(shown, sharding) if traced else None, most)])
+    return _shown(
+        schema, cells, [drawn(scan, answered_by(shown, sharding) if traced else None, most, next(iter(reads), None))]
+    )
 
 
 def _get(table: Table, question: Question, limits: Limits) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // The plan of a query as a picture: what was read, what something newer hides, what came into the answer, what was left out.
 
-import { brief, count, h, plural, shardName } from "./dom.js";
+import { brief, bytes, count, h, plural, shardName } from "./dom.js";
 
 const NAMES = { log: "log", memtable: "memtable", sstable: "SSTable" };
 
@@ -28,9 +28,9 @@ function picture(plan, title) {
       plan.shards_in_all > plan.shards.length ? h("li", { class: "small" }, `and ${plural(plan.shards_in_all - plan.shards.length, "more shard")}`) : null),
     base ? h("div", { class: "plan-base" },
       h("div", { class: "plan-name" }, h("strong", {}, "Base table"), h("span", { class: "small" }, `version ${base.version}`)),
-      h("div", { class: "tiles" }, base.fragments.map((part) => tile(`fragment ${part.fragment}`, part, "base", part.rows - part.deleted))),
+      h("div", { class: "tiles" }, base.fragments.map((part) => tile(`fragment ${part.fragment}`, part, "base", part.rows - part.deleted, part.read === false))),
       base.fragments_in_all > base.fragments.length ? h("p", { class: "small" }, `and ${plural(base.fragments_in_all - base.fragments.length, "more fragment")}`) : null,
-      h("p", { class: "small" }, `${plural(base.rows, "row")}${base.superseded === null ? "" : `, ${count(base.superseded)} superseded`}${base.answered === null ? "" : `, ${count(base.answered)} in the answer`}`)) : null,
+      h("p", { class: "small" }, base.fragments_read === null ? "" : `${count(base.fragments_read)} of ${plural(base.fragments_in_all, "fragment")} read, ${bytes(base.bytes_read)}: `, `${plural(base.rows, "row")}${base.superseded === null ? "" : `, ${count(base.superseded)} superseded`}${base.answered === null ? "" : `, ${count(base.answered)} in the answer`}`)) : null,
     plan.text ? h("details", {}, h("summary", {}, "In words"), h("pre", {}, plan.text)) : null);
 }
 
@@ -44,10 +44,11 @@ function shard(found) {
       !found.tiers.length && !found.skipped ? h("p", { class: "small" }, "nothing above the base table") : null));
 }
 
-function tile(name, part, tier, rows) {
+function tile(name, part, tier, rows, left = false) {
   const whole = Math.max(1, rows ?? 0);
   const share = (value) => `${Math.min(100, (100 * (value ?? 0)) / whole).toFixed(2)}%`;
   const told = [
+    left ? "left out" : null,
     rows === null ? "rows unknown" : plural(rows, "row"),
     part.superseded ? `${brief(part.superseded)} superseded` : null,
     part.tombstones ? plural(part.tombstones, "delete") : null,
@@ -55,7 +56,7 @@ function tile(name, part, tier, rows) {
     part.answered ? `${brief(part.answered)} in the answer` : null,
     part.indexes?.length ? `by ${part.indexes.join(", ")}` : null,
   ].filter(Boolean);
-  return h("div", { class: "tile", "data-tier": tier, title: part.path ?? name },
+  return h("div", { class: left ? "tile pruned" : "tile", "data-tier": tier, title: part.path ?? name },
     h("span", { class: "tile-name" }, name),
     h("span", { class: "gauge", "aria-hidden": "true" }, h("span", { class: "answered", css: { width: share(part.answered) } }), h("span", { class: "superseded", css: { width: share(part.superseded) } })),
     told.map((text) => h("span", { class: "small" }, text)));
