@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
         for kind in ("base", "merged"):
             shown = name if kind == "base" else f"{name}, 1 % fresh"
             yield Case(
-                f"spark read: {shown}", partial(_ours, query, kind), partial(_parquet, query), goal, "ms", rounds=7
+                f"spark read: {shown}", partial(_ours, query, kind), partial(_parquet, query), goal, "ms", rounds=5
             )
 
 

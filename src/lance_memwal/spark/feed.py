@@ -42,7 +42,7 @@ from lance_memwal.read.outline import Hiding
 from lance_memwal.read.rebuilt import base_of
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.spark.options import Options
-from lance_memwal.spark.pin import Pin
+from lance_memwal.spark.pin import Pin, outline_of
 from lance_memwal.spark.source import Part, PartReader, TableReader
 from lance_memwal.spark.types import spark_arrow_schema, struct_type, to_spark_batch
 from lance_memwal.store.location import Location, resolve
@@ -51,6 +51,9 @@ __all__ = ["ChangeFeed", "feed_schema"]
 
 _LOG = logging.getLogger(__name__)
 _EXTRA = pa.schema(EXTRA).names
+_SNAPSHOT_KEY_BYTES = (
+    256 << 10
+)  # keys that go into every part: a stream has nothing that goes to all tasks of one batch
 
 Positions = dict[str, int]
 Offset = dict[str, Any]
@@ -197,11 +200,14 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = [InputPartition(span) for span in spans if span.start < span.end]
         if "snapshot" in start and "snapshot" not in end:
             text = start["snapshot"]
-            reader = TableReader(self._options, self._pin(text), self._plain_schema())
-            hiding = reader.parts.hiding
-            rows = [InputPartition(_SnapshotPart(text, part.value, hiding)) for part in reader.partitions()]
-            found = [*rows, *found]
+            found = [*self._snapshot_parts(text), *found]
         return found
+
+    def _snapshot_parts(self, text: str) -> list[InputPartition]:
+        pin = self._pin(text)
+        outline = outline_of(self._options, pin, most_key_bytes=_SNAPSHOT_KEY_BYTES)
+        parts = TableReader(self._options, pin, self._plain_schema(), outline).partitions()
+        return [InputPartition(_SnapshotPart(text, part.value, outline.hiding)) for part in parts]
 
     def _pin(self, text: str) -> Pin:
         snapshot = Snapshot.parse(text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from lance_memwal.feed.snapshots import snapshot_of, tiers_of
 from lance_memwal.lance.base import NewestBase
-from lance_memwal.read.outline import Hiding, Outline, outline
+from lance_memwal.read.outline import MOST_KEY_BYTES, Hiding, Outline, outline
 from lance_memwal.read.reader import Reader
 from lance_memwal.read.rebuilt import base_of
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
@@ -50,9 +50,10 @@ def pin_table(options: Options) -> Pin:
     return Pin(snapshot, base_of(table.location, snapshot).columns.shown)
 
 
-def outline_of(options: Options, pin: Pin, *, counts: bool = False) -> Outline:
-    """What the snapshot has above its base table; `counts`: to the row."""
-    return outline(resolve(options.path, options.storage_options), pin.snapshot, is_pinned, counts=counts)
+def outline_of(options: Options, pin: Pin, *, counts: bool = False, most_key_bytes: int = MOST_KEY_BYTES) -> Outline:
+    """What the snapshot has above its base table, with so many bytes of keys; `counts`: to the row."""
+    location = resolve(options.path, options.storage_options)
+    return outline(location, pin.snapshot, is_pinned, counts=counts, most_key_bytes=most_key_bytes)
 
 
 def base_of_pin(options: Options, pin: Pin, hiding: Hiding) -> tuple[Tiers, KeySet | None]:
