@@ -19,7 +19,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".venv-versions"
 PYTHON = PLACE / "bin" / "python"
 NEWEST = ("pylance", "lancedb")
-TESTS = ("tests/interop", "tests/golden", "tests/row_filter", "tests/memtable", "tests/wal")
+TESTS = (
+    "tests/interop",
+    "tests/golden",
+    "tests/format",
+    "tests/row_filter",
+    "tests/schema",
+    "tests/table",
+    "tests/memtable",
+    "tests/wal",
+)
 
 
 def floors() -> list[str]:

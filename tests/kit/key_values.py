@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from lance_memwal.rows.uuid_text import uuids_as_bytes
+
 __all__ = ["OWN_KEYS", "other_forms"]
 
 _DAYS = [datetime.date(1912, 6, 23), datetime.date(1969, 12, 31), datetime.date(1970, 1, 1), datetime.date(2026, 2, 28)]
@@ -31,7 +33,7 @@ OWN_KEYS: list[tuple[pa.DataType, list[Any]]] = [
 
 def other_forms(kind: pa.DataType, value: Any) -> list[Any]:
     """Other ways to say the same key: an Arrow scalar, bytes of a UUID, a UUID for 16 bytes, an aware or a naive time."""
-    scalar = pa.array([value], kind)[0]
+    scalar = pa.array(uuids_as_bytes([value]), kind)[0]
     forms = [scalar]
     if isinstance(value, uuid.UUID):
         forms.append(value.bytes)

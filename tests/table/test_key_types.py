@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.rows.uuid_text import uuids_as_bytes
 from tests.kit.key_values import OWN_KEYS, other_forms
 
 IDS = [str(kind) for kind, _ in OWN_KEYS]
@@ -42,7 +43,9 @@ def check(uri: Path, kind: pa.DataType, values: list[Any], expected: dict[Any, i
             again = table.get(form)
             assert (None if again is None else again["v"]) == expected.get(value), form
     assert sorted(table.lookup(values).column("v").to_pylist()) == sorted(expected.values())
-    assert sorted(table.lookup(pa.array(values, kind), ["v"]).column("v").to_pylist()) == sorted(expected.values())
+    assert sorted(table.lookup(pa.array(uuids_as_bytes(values), kind), ["v"]).column("v").to_pylist()) == sorted(
+        expected.values()
+    )
 
 
 @pytest.mark.parametrize(("kind", "values"), OWN_KEYS, ids=IDS)
@@ -97,7 +100,9 @@ def test_they_are_found_as_parts_of_one_long_key(tmp_path: Path) -> None:
             assert writer.get(kept)["v"] == sign * 2
             assert writer.get(gone) is None
         again = mw.open_table(uri)
-        scalars = tuple(pa.array([v], kind)[0] for v, kind in zip(kept, [*kinds.values(), pa.string()], strict=True))
+        scalars = tuple(
+            pa.array(uuids_as_bytes([v]), kind)[0] for v, kind in zip(kept, [*kinds.values(), pa.string()], strict=True)
+        )
         assert again.get(scalars)["v"] == sign * 2
         assert again.lookup(list(expected)).num_rows == len(expected) - 1
         if sign == 1:
@@ -192,7 +197,7 @@ def test_a_value_that_does_not_fit_is_refused_and_never_rounded(tmp_path: Path, 
 
 def test_keys_that_are_there_twice_are_named_when_a_table_is_enabled(tmp_path: Path) -> None:
     twice = uuid.UUID(int=77)
-    rows = pa.table({"k": pa.array([twice, uuid.UUID(int=1), twice], pa.uuid())})
+    rows = pa.table({"k": pa.array(uuids_as_bytes([twice, uuid.UUID(int=1), twice]), pa.uuid())})
     lance.write_dataset(rows, tmp_path / "t")
     with pytest.raises(mw.InvalidInputError, match=f"1 values of the primary key.*{twice}"):
         mw.enable(str(tmp_path / "t"), primary_key="k")
@@ -219,7 +224,7 @@ def test_what_the_peer_puts_is_safe_although_it_can_neither_read_nor_flush_it(
         shard_id = writer.shard_id
     dataset = lance.dataset(str(uri))
     peer: Any = dataset.mem_wal_writer(shard_id)
-    peer.put(pa.record_batch([pa.array(values[:1], kind), pa.array([7])], schema=dataset.schema))
+    peer.put(pa.record_batch([pa.array(uuids_as_bytes(values[:1]), kind), pa.array([7])], schema=dataset.schema))
     for refused in (lambda: peer.lsm_scanner([]).to_table(), peer.close):
         with pytest.raises((OSError, ValueError, RuntimeError), match="unsupported type"):
             refused()
