@@ -15,6 +15,7 @@ from lance_memwal.store.prices import price_of
 from lance_memwal.write.stats import StatsHandle
 from tests.harness.profile import scaled
 from tests.kit.engine_tables import ROWS, SCHEMA, table_in_all_tiers
+from tests.kit.writers import BLOOM, watched
 
 
 def test_percentiles_are_those_of_the_times_to_five_percent() -> None:
@@ -71,6 +72,23 @@ def test_every_generation_of_a_shard_is_told_with_its_tier(tmp_path: Path) -> No
         assert shard.lag_since_ms <= shard.written_ms
         (without,) = table.stats(live_rows=False).shards
         assert [found.tier for found in without.generations] == ["sstable"]
+
+
+def test_generations_that_wait_for_their_flush_are_frozen(tmp_path: Path) -> None:
+    store, location = watched(tmp_path / "t")
+    table = mw.create_table(location, SCHEMA, primary_key="id")
+    with table.shard_writer(fsync=False) as writer:
+        held = store.hold("put", BLOOM)
+        writer.put(ROWS.slice(0, 5))
+        writer.force_seal_active()
+        held.wait_reached()
+        writer.put(ROWS.slice(3, 4))
+        (shard,) = table.stats().shards
+        told = [(found.generation, found.tier, found.rows) for found in shard.generations]
+        assert told == [(1, "frozen", 5), (2, "memtable", 4)]
+        elsewhere = mw.open_table(str(tmp_path / "t"))  # its log tells the same
+        assert elsewhere.stats().shards[0].generations == shard.generations
+        held.open()
 
 
 def test_requests_have_the_prices_of_their_store() -> None:

@@ -60,6 +60,8 @@ def test_what_is_missing_or_taken_is_one_line(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["ui", uri, "--port", str(taken.getsockname()[1])]) == 1
     assert "name another port" in capsys.readouterr().err
+    assert main(["ui", uri, "--host", "0.0.0.0"]) == 1
+    assert "name the one address" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["ui", uri]) == 1
     assert "pip install 'lance-memwal[ui]'" in capsys.readouterr().err

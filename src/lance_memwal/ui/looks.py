@@ -28,6 +28,7 @@ EVERY_SECONDS: Final = 2.0
 _KEPT: Final = 900
 _REST: Final = 4  # so many times as long as a look takes, nobody looks
 _ASKED: Final = 50
+_TIERS: Final = ("memtable", "frozen", "sstable", "compacted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,3 @@ def tiers_of(stats: TableStats) -> dict[str, dict[str, int]]:
             sums["rows"] += generation.rows or 0
             sums["size_bytes"] += generation.size_bytes or 0
     return found
-
-
-_TIERS: Final = ("memtable", "frozen", "sstable", "compacted")

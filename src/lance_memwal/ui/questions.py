@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,7 +74,7 @@ class Limits:
 class Running:
     """A query that was begun."""
 
-    answer: Any  # a Future of the answer
+    answer: Future[dict[str, Any]]
     limits: Limits
 
 

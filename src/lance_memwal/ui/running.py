@@ -36,6 +36,8 @@ def is_loopback(host: str) -> bool:
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens at the address; port 0 takes any that is free."""
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - it is refused
+        raise InvalidInputError("name the one address that browsers ask for, since they are refused under any other")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.compact.policy import CompactionPolicy, due_of
 from lance_memwal.lance.base import BaseTable
@@ -17,8 +15,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read.merge import Merge, Projection
-from lance_memwal.read.superseded_rows import superseded_rows
+from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store import paths
@@ -27,7 +24,7 @@ from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.consumer_records import read_consumers
 from lance_memwal.upkeep.reports import ConsumerInfo, GcReport, GenerationStats, ShardInfo, ShardStats, TableStats
 
-__all__ = ["collect_stats", "consumer_infos", "live_rows", "newest_transactions", "shard_infos"]
+__all__ = ["collect_stats", "consumer_infos", "newest_transactions", "shard_infos"]
 
 _SHARDS_AT_ONCE = 16
 
@@ -57,7 +54,7 @@ def collect_stats(
         cache_bytes=CACHE.size_bytes,
         waiting_for_indexes=CatchUp.of(base).waiting(manifests),
         consumers=tuple(consumer_infos(location, base.table_id, clock, tips)),
-        live_rows=None if live is None else live_rows(live),
+        live_rows=None if live is None else live_rows_of(live),
         store_calls=location.metrics.snapshot(),
         seen_seconds=seen_seconds,
     )
@@ -82,16 +79,6 @@ def _all_shards(
 
     found = in_order(look, list_shards(location), location.at_once(_SHARDS_AT_ONCE), "memwal-stats")
     return [shard for shard in found if shard is not None]
-
-
-def live_rows(tiers: Tiers) -> int:
-    """How many rows a scan would count: those of the base table that nothing fresh hides, and the fresh ones."""
-    merge = Merge(tiers, Projection(tiers.schema.primary_key or tuple(tiers.schema.columns.names[:1])), None)
-    merge.prepare()
-    fresh = sum(int(batch.num_rows) for batch in merge.fresh_batches())
-    hidden = superseded_rows(merge)
-    count = len(np.union1d(hidden.by_sstables, hidden.by_memory))
-    return int(tiers.base.dataset.count_rows()) - count + fresh
 
 
 def shard_infos(location: Location) -> list[ShardInfo]:
