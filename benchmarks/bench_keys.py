@@ -8,6 +8,8 @@ rows replace rows of the base table. "Cold" begins with nothing in memory, as a 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import os
 import shutil
 import tempfile
 import time
@@ -171,6 +173,34 @@ def _count_rewritten(kind: str, bench: Bench) -> Sample:
     return _timed(table.count_rows)
 
 
+@cache
+def _written_elsewhere(entries: int) -> mw.Table:
+    """A table whose log has so many entries of one row, by a writer of another process."""
+    uri = f"{_place()}/elsewhere"
+    make("int64", uri, np.arange(10))
+    child = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(uri, entries))
+    child.start()
+    child.join()
+    return mw.open_table(uri)
+
+
+def _write_and_die(uri: str, entries: int) -> None:
+    table = mw.open_table(uri)
+    writer = table.shard_writer(fsync=False)
+    rows = rows_of("int64", np.arange(entries)).cast(table.schema)
+    for number in range(entries):
+        writer.put(rows.slice(number, 1))
+    os._exit(0)  # what is in the log stays there
+
+
+def _get_elsewhere(anew: bool, bench: Bench) -> Sample:
+    table = _written_elsewhere(bench.scale(3000, 300))
+    table.get(5)
+    if anew:
+        CACHE.clear()
+    return _timed(lambda: table.get(7))
+
+
 def _against_int64(name: str, turn: Callable[..., Sample], kind: str, rounds: int = _ROUNDS) -> Case:
     return Case(f"keys, {kind}: {name}", partial(turn, kind), partial(turn, "int64"), _GOAL, "ms", rounds=rounds)
 
@@ -184,7 +214,9 @@ def _count(table: mw.Table) -> Any:
 
 
 def cases() -> Iterator[Case]:
-    """Every piece of work, for every type of key."""
+    """Every piece of work, for every type of key; and a fresh read beside a writer of another process."""
+    anew, followed = partial(_get_elsewhere, True), partial(_get_elsewhere, False)
+    yield Case("get, tail of 3,000 entries, followed and anew", followed, anew, 0.05, "ms", rounds=_ROUNDS)
     for kind in KINDS:
         for name, read in (("scan", _scan), ("count", _count)):
             yield _against_int64(name, lambda k, b, read=read: _read(k, read, False, b), kind)

@@ -22,9 +22,10 @@ from lance_memwal.rows.key_codes import hash_codes
 
 __all__ = ["SLOT_BYTES_PER_KEY", "KeySlots"]
 
-SLOT_BYTES_PER_KEY = 32
+SLOT_BYTES_PER_KEY = 64
 _TABLES = 12
 _FEWEST_BITS = 4
+_FILTER_BITS = 4  # more than a key for each would need: so few other keys pass the filter
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -35,11 +36,12 @@ _Codes = npt.NDArray[np.uint64]
 class KeySlots:
     """Where each of some keys is: texts or binaries without nulls. Of equal ones the last counts, or the first."""
 
-    __slots__ = ("_codes", "_keys", "_left", "_tables", "rows")
+    __slots__ = ("_codes", "_filter", "_keys", "_left", "_tables", "rows")
 
     def __init__(self, keys: pa.Array, *, keep_first: bool = False) -> None:
         self._keys = keys
         self._codes = hash_codes(keys)
+        self._filter: npt.NDArray[np.bool_] | None = None
         self._tables: list[_Rows] = []
         chosen, left = [], np.arange(len(keys))
         while len(left) and len(self._tables) < _TABLES:
@@ -75,8 +77,10 @@ class KeySlots:
         """Per key, without nulls, the row that counts of the same one, or -1."""
         codes = hash_codes(keys)
         found = np.full(len(keys), -1, np.int64)
-        asked = np.arange(len(keys))
+        asked = self._not_excluded(codes)
         for number, table in enumerate(self._tables):
+            if not len(asked):
+                return found
             at = table[_slots(codes[asked], number, len(table).bit_length() - 1)]
             taken = at >= 0
             asked, at = asked[taken], at[taken]
@@ -84,13 +88,20 @@ class KeySlots:
             same[same] = _equal(keys, asked[same], self._keys, at[same])
             found[asked[same]] = at[same]
             asked = asked[~same]
-            if not len(asked):
-                return found
-        if len(self._left):
+        if len(self._left) and len(asked):
             which = pc.index_in(keys.take(pa.array(asked)), value_set=self._keys.take(pa.array(self._left)))
             places = np.asarray(which.fill_null(-1).to_numpy(zero_copy_only=False))
             found[asked] = np.where(places >= 0, self._left[places], -1)
         return found
+
+    def _not_excluded(self, codes: _Codes) -> _Rows:
+        """Those of some codes that may be among ours: one look into a table of flags excludes most others."""
+        bits = max(_FEWEST_BITS, len(self.rows).bit_length() + _FILTER_BITS)
+        if self._filter is None:
+            flags = np.zeros(1 << bits, np.bool_)
+            flags[_slots(self._codes[self.rows], _TABLES, bits)] = True
+            self._filter = flags
+        return np.flatnonzero(self._filter[_slots(codes, _TABLES, bits)])
 
 
 def _slots(codes: _Codes, number: int, bits: int) -> npt.NDArray[np.intp]:
@@ -100,6 +111,8 @@ def _slots(codes: _Codes, number: int, bits: int) -> npt.NDArray[np.intp]:
 
 
 def _equal(keys: pa.Array, rows: _Rows, others: pa.Array, other_rows: _Rows) -> npt.NDArray[np.bool_]:
+    if not len(rows):
+        return np.empty(0, np.bool_)
     same = pc.equal(keys.take(pa.array(rows)), others.take(pa.array(other_rows)))
     return np.asarray(same.to_numpy(zero_copy_only=False))
 
