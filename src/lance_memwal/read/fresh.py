@@ -38,7 +38,7 @@ _OPEN_AT_ONCE = 4
 _FEW_KEYS = 64
 _FEW_SSTABLES = 4
 _MANY_ROWS = 1 << 20
-_MERGED_ROWS = 1 << 21  # in one step: what it holds beside the keys is ten numbers per row
+_MERGED_ROWS = 1 << 20  # in one step: what it holds beside the keys is ten numbers per row
 
 
 class FreshIndex:
