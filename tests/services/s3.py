@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,15 +17,32 @@ _BUCKET = "memwal-tests"
 # One request at a time: moto shares a file position between requests for one object, so a read that overlaps its put
 # could come back short, which S3 never does.
 _SERVER = """
+import json
 import threading
+from collections import Counter
+from urllib.parse import parse_qs
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
 moto = DomainDispatcherApplication(create_backend_app)
-turn = threading.Lock()
+turn, counted = threading.Lock(), Counter()
+
+def count(environ):
+    # The table is the first part below the bucket, in the path or in the prefix of a listing.
+    query = parse_qs(environ.get("QUERY_STRING", ""))
+    lists = "list-type" in query
+    place = query.get("prefix", [""])[0] if lists else environ["PATH_INFO"].lstrip("/").partition("/")[2]
+    table, _, below = place.partition("/")
+    counted[table, "LIST" if lists else environ["REQUEST_METHOD"], below] += 1
 
 def one_at_a_time(environ, start_response):
     with turn:
+        table = environ["PATH_INFO"].removeprefix("/memwal-requests/")
+        if table != environ["PATH_INFO"]:
+            found = [[method, below, number] for (name, method, below), number in counted.items() if name == table]
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return [json.dumps(found).encode()]
+        count(environ)
         return [b"".join(moto(environ, start_response))]
 
 server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True, request_handler=MotoRequestHandler)
@@ -54,6 +73,17 @@ def s3_location_options(s3_endpoint: str) -> tuple[str, dict[str, str]]:
         "allow_http": "true",
     }
     return f"s3://{_BUCKET}", options
+
+
+@pytest.fixture
+def s3_requests(s3_endpoint: str) -> Callable[[str], Counter[tuple[str, str]]]:
+    """How many requests of each method and place the table at a URI has seen so far, Lance's own included."""
+
+    def counted(uri: str) -> Counter[tuple[str, str]]:
+        with urllib.request.urlopen(f"{s3_endpoint}/memwal-requests/{uri.rpartition('/')[2]}", timeout=30) as answer:
+            return Counter({(method, below): number for method, below, number in json.load(answer)})
+
+    return counted
 
 
 @pytest.fixture

@@ -46,6 +46,15 @@ def spark() -> Iterator[Any]:
     made.stop()
 
 
+@pytest.fixture(autouse=True)
+def _nothing_runs_on() -> Iterator[None]:
+    """What keeps logs short beside commits of this process ends with the test."""
+    yield
+    from lance_memwal.spark.joining import release
+
+    release()
+
+
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     return str(tmp_path / "table")

@@ -15,7 +15,8 @@ from pyspark.sql.types import StructType
 from lance_memwal import crash_points
 from lance_memwal.log.transactions import TransactionMap
 from lance_memwal.spark.data_source import MemWalSource
-from lance_memwal.spark.sink import Pieces, StreamSink
+from lance_memwal.spark.pieces import Pieces
+from lance_memwal.spark.sink import StreamSink
 
 CHECK = TransactionMap.is_repeat
 

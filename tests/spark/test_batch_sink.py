@@ -62,7 +62,7 @@ def test_what_is_too_much_for_a_message_is_staged_and_what_is_too_much_for_an_en
 def test_a_long_log_is_flushed_and_many_generations_are_folded(spark: Any, uri: str) -> None:
     table = keyed(uri, 1)
     for start in (0, 10, 20):
-        save(spark.range(start, start + 10).selectExpr("id"), uri, flushBytes=1, compactGenerations=3)
+        save(spark.range(start, start + 10).selectExpr("id"), uri, flushBytes=1, compactGenerations=3, upkeep="commit")
     (info,) = table.shards()
     assert (info.wal_tail, info.generations) == (0, ())
     assert table.dataset.count_rows() == 30

@@ -8,57 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import types as st
 
 import lance_memwal as mw
 import lance_memwal.spark as ms
-from lance_memwal.rows.bucket import bucket_of
-from lance_memwal.spark.executor_mode import bucket_expression, has_parity
-from lance_memwal.spark.types import spark_type, to_arrow_columns
+from lance_memwal.store import paths
 from tests.kit.spark_once import forget_last_commit
-from tests.kit.spark_tables import append_only, ids_of, keyed, rows_of
-
-DAY = datetime.datetime(2024, 2, 29, 12, 30, 1, 123456)
-PARITY: list[tuple[pa.DataType, list[Any]]] = [
-    (pa.bool_(), [True, False, None]),
-    (pa.int8(), [-128, 0, 127, None]),
-    (pa.int16(), [-32768, 0, 77, None]),
-    (pa.int32(), [-(2**31), -1, 0, 1, 2**31 - 1, None]),
-    (pa.int64(), [-(2**63), -1, 0, 1, 2**63 - 1, None]),
-    (pa.float32(), [0.0, -0.0, float("nan"), float("inf"), 1.5, None]),
-    (pa.float64(), [0.0, -0.0, float("nan"), float("-inf"), 0.1, None]),
-    (pa.string(), ["", "a", "ab", "abc", "abcd", "abcde", "ÿ€𝄞", "x" * 1000, None]),
-    (pa.date32(), [datetime.date(1900, 1, 1), DAY.date(), None]),
-    (pa.timestamp("us", tz="UTC"), [DAY.replace(tzinfo=datetime.UTC), datetime.datetime(1969, 1, 1, tzinfo=datetime.UTC), None]),
-    (pa.timestamp("us"), [DAY, datetime.datetime(1, 1, 1), None]),
-]  # fmt: skip
+from tests.kit.spark_tables import append_only, entries_with_rows, ids_of, keyed, rows_of
 
 
-def test_spark_routes_every_supported_type_like_the_table_nulls_included(spark: Any) -> None:
-    for kind, values in PARITY:
-        assert has_parity(kind)
-        array = pa.array(values, kind)
-        schema = st.StructType([st.StructField("value", spark_type(kind))])
-        frame = spark.createDataFrame(pa.table({"value": array}), schema)
-        for buckets in (1, 7, 1024):
-            routed = frame.select("value", bucket_expression("value", buckets).alias("bucket")).toArrow()
-            back = to_arrow_columns(
-                routed.select(["value"]).combine_chunks().to_batches()[0], pa.schema([("value", kind)])
-            )
-            assert routed.column("bucket").to_pylist() == bucket_of(back.column(0).cast(kind), buckets).tolist(), kind
-    wide = spark.range(0, 20_000, 1, 2).selectExpr("id * 7919 - 50000000 id", "uuid() text").toArrow()
-    for name in ("id", "text"):
-        frame = spark.createDataFrame(wide.select([name]))
-        found = frame.select(name, bucket_expression(name, 64).alias("b")).toArrow().combine_chunks()
-        assert found.column("b").to_pylist() == bucket_of(found.column(name), 64).tolist()
-
-
-@pytest.mark.parametrize("kind", [pa.uint32(), pa.uint8(), pa.timestamp("ms"), pa.time64("us")])
-def test_types_that_spark_hashes_otherwise_are_not_routed_by_spark(kind: pa.DataType) -> None:
-    assert not has_parity(kind)
-
-
-def test_a_batch_is_written_once_with_one_task_per_shard(spark: Any, uri: str) -> None:
+def test_a_batch_is_written_once(spark: Any, uri: str) -> None:
     table = append_only(uri, 4)
     frame = spark.range(0, 1000, 1, 3).selectExpr("id", "string(id) value")
     first = ms.write_batch(frame, uri, 3, app_id="job", operation="append")
@@ -71,12 +29,23 @@ def test_a_batch_is_written_once_with_one_task_per_shard(spark: Any, uri: str) -
         ms.write_batch(frame, uri, 4, operation="append")
 
 
-def test_a_table_that_spark_cannot_route_is_written_through_the_sink(spark: Any, uri: str) -> None:
+def test_a_table_whose_hash_spark_does_not_know_is_written_once_too(spark: Any, uri: str) -> None:
     table = mw.create_table(uri, pa.schema([("id", pa.uint32())]), sharding=mw.Bucket("id", 3))
     frame = spark.range(100)
-    for _ in range(2):
-        ms.write_batch(frame, uri, 1, app_id="job", operation="append")
+    reports = [ms.write_batch(frame, uri, 1, app_id="job", operation="append") for _ in range(2)]
+    assert [(report.rows, report.skipped_shards) for report in reports] == [(100, 0), (0, 3)]
     assert ids_of(table) == list(range(100))
+
+
+def test_a_batch_that_is_too_large_for_messages_is_appended_by_tasks(spark: Any, uri: str) -> None:
+    table = keyed(uri, 8)
+    frame = spark.range(0, 4000, 1, 3).selectExpr("id", "repeat('x', 100) value", "int(id % 7) n")
+    given = {"inlineBytes": "100k", "messageBytes": "300k"}  # the last task has fewer bytes than its share in messages
+    reports = [ms.write_batch(frame, uri, 1, app_id="job", **given) for _ in range(2)]
+    assert [(r.rows, r.shards, r.skipped_shards) for r in reports] == [(4000, 8, 0), (0, 8, 8)]
+    assert ids_of(table) == list(range(4000))
+    assert entries_with_rows(table) == 8
+    assert table.location.store.list(paths.STAGE_DIR) == []
 
 
 def test_foreach_batch_is_exactly_once_over_a_replayed_batch(spark: Any, uri: str, tmp_path: Path) -> None:

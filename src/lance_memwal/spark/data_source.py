@@ -23,6 +23,7 @@ from lance_memwal.spark.changelog import ChangelogReader, changelog_schema
 from lance_memwal.spark.evolving import with_columns_of
 from lance_memwal.spark.face.pushed import planned, with_pushed
 from lance_memwal.spark.feed import ChangeFeed, feed_schema
+from lance_memwal.spark.joining import known_table
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, outline_of, pin_table
 from lance_memwal.spark.read_options import columns_of, resolved_options
@@ -104,7 +105,7 @@ class MemWalSource(DataSource):
         return StreamSink(self._plan(schema, overwrite), all_gone if overwrite else None)
 
     def _plan(self, schema: StructType, overwrite: bool) -> WritePlan:
-        table = _table_of(self._options)
+        table = known_table(self._options)
         options = overwriting(table, self._options) if overwrite else self._options
         if options.merge_schema:
             table = with_columns_of(table, schema, case_sensitive=options.case_sensitive)

@@ -1,76 +1,69 @@
-"""`write_batch`: the exactly-once write for foreachBatch, where each executor appends to its own shard.
+"""`write_batch`: the exactly-once write for foreachBatch, where executors append what is large.
 
-Owns executor mode and the routing expression. Invariants:
+Owns executor mode. Invariants:
 
-1. Routing in Spark equals the table's: `(hash(-1693959553, column) & 2147483647) % n` is the bucket of every type that
-   both sides hash alike (the constant makes Spark's chained Murmur3 start at seed 0). A table that is sharded otherwise
-   is written through the sink, which routes in Python.
-2. One task per shard, which appends itself, and refuses rows that belong elsewhere.
-3. A task joins the epoch of its shard as any sink does (RFC 0017); the driver hands out what it knows of them. A task of a
-   failed attempt that is still alive adds nothing: its transaction is there once.
-4. Flushing happens on the driver, after every task of the version has ended.
+1. A first job splits the rows by shard, where they are: there is no shuffle, and any sharding is routed as the table does it.
+   Its tasks write nothing that a reader can see (`lance_memwal.spark.pieces`).
+2. What fits into messages is appended by the driver, as a sink's commit does it. Else a second job appends: each of its tasks
+   for a group of shards, so that their number follows the executors and not the shards.
+3. A task joins the epoch of its shards as any sink does (RFC 0017); the driver hands out what it knows of them. A task of a
+   failed attempt that is still alive adds nothing: its transaction is there once. All attempts append the same rows: those
+   that the first job handed in.
+4. Logs are kept short by the driver, after every task of the version has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import functions as f
 
+from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import InvalidInputError, MemWalError
-from lance_memwal.rows.sharding import Bucket
 from lance_memwal.serve.wire import decode_answer, encode_error
 from lance_memwal.spark.batch_reports import BatchStats, report
 from lance_memwal.spark.calls import caller_of, finished, next_call
-from lance_memwal.spark.joining import sink_of, tidy
+from lance_memwal.spark.jobs import run_tasks
+from lance_memwal.spark.joining import known_table, lengths_of, sink_of, tidy
 from lance_memwal.spark.options import STORAGE_PREFIX, Options, told_by
+from lance_memwal.spark.pieces import Piece, Pieces, all_staged, by_shard, unstage, write_pieces
 from lance_memwal.spark.refusals import refusing
-from lance_memwal.spark.rows import WritePlan, rows_in_order
-from lance_memwal.spark.types import spark_type, struct_type
-from lance_memwal.spark.unchanged import guard_of
-from lance_memwal.table import open_table
+from lance_memwal.spark.rows import WritePlan
+from lance_memwal.spark.sink import append_pieces, commit_pieces, stats_of
+from lance_memwal.spark.types import struct_type
+from lance_memwal.store.location import resolve
 from lance_memwal.types import Transaction
+from lance_memwal.upkeep.short_logs import LogLength
 from lance_memwal.write.claim import ShardClaim
+from lance_memwal.write.once import AppendResult
 
-__all__ = ["BUCKET_SEED", "BatchReport", "bucket_expression", "write_batch"]
+__all__ = ["BatchReport", "write_batch"]
 
-BUCKET_SEED = -1693959553
-_ANSWER = pa.schema(
+_PIECE = pa.schema(
     [
-        ("shard", pa.string()),
+        ("shard_id", pa.string()),
         ("rows", pa.int64()),
-        ("rejected_rows", pa.int64()),
         ("size_bytes", pa.int64()),
-        ("skipped", pa.bool_()),
+        ("data", pa.binary()),
+        ("path", pa.string()),
+        ("start", pa.int64()),
+        ("digest", pa.string()),
         ("refused", pa.binary()),
     ]
 )
-_PARITY = frozenset(
-    {
-        pa.bool_(),
-        pa.int8(),
-        pa.int16(),
-        pa.int32(),
-        pa.int64(),
-        pa.float32(),
-        pa.float64(),
-        pa.string(),
-        pa.large_string(),
-        pa.date32(),
-    }
-)
+_GROUPS_PER_CORE = 2
+_GROUPS_OVER_CONNECT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
     """What one `write_batch` did; `rejected_rows` were kept out by a condition or by the merge of the table.
 
-    Shards that had this version already are `skipped_shards`. A table whose rows Spark cannot route is written through the
-    sink, which reports to the log and to the listener alone: then all counts are 0.
+    Shards that had this version already are `skipped_shards`.
     """
 
     app: str
@@ -79,18 +72,6 @@ class BatchReport:
     shards: int = 0
     skipped_shards: int = 0
     rejected_rows: int = 0
-
-
-def has_parity(kind: pa.DataType) -> bool:
-    """Whether Spark's hash of a column of this table type is the table's."""
-    return kind in _PARITY or (pa.types.is_timestamp(kind) and kind.unit == "us")
-
-
-def bucket_expression(column: str, num_buckets: int) -> Any:
-    """The bucket of a row as a Spark column; null is bucket 0. The column must have the table's type."""
-    quoted = f.col(f"`{column.replace('`', '``')}`")
-    hashed = f.hash(f.lit(BUCKET_SEED), quoted).bitwiseAND(f.lit(2147483647)) % f.lit(num_buckets)
-    return f.when(quoted.isNull(), f.lit(0)).otherwise(hashed).cast("int")
 
 
 def write_batch(
@@ -113,103 +94,128 @@ def write_batch(
     given = {**told_by(df.sparkSession), **given}
     given |= {f"{STORAGE_PREFIX}{name}": value for name, value in (storage_options or {}).items()}
     parsed = Options.parse({**given, "path": uri, "operation": operation})
-    table = open_table(uri, storage_options=parsed.storage_options)
-    plan = WritePlan.make(table, df.schema, parsed)
+    plan = WritePlan.make(known_table(parsed), df.schema, parsed)
     caller = caller_of(df.sparkSession)
-    call = None if caller is None or app_id else next_call(caller, f"{table.location.key} {plan.table_id}", batch_id)
+    place = f"{resolve(uri, parsed.storage_options).key} {plan.table_id}"
+    call = None if caller is None or app_id else next_call(caller, place, batch_id)
     if call is not None:
         txn = Transaction(call.app, batch_id, call.caller.query)
     elif app_id:
         txn = Transaction(app_id, batch_id)
     else:
         raise InvalidInputError("outside a streaming query 'app_id' is needed: it names who writes these versions")
-    spread = _spread(df, plan)
-    if spread is None:
-        done = _through_sink(df, given, uri, operation, txn)
-    else:
-        done = _write(spread, plan, None if caller is None else caller.run, txn)
+    stats = _write(df, plan, txn)
+    report(None if caller is None else caller.run, txn.version, stats)
     if call is not None:
         finished(call)
-    return done
-
-
-def _spread(df: Any, plan: WritePlan) -> Any:
-    """The rows with one partition per shard, or None if Spark cannot route them."""
-    sharding = plan.sharding
-    if sharding.column is None:
-        return df.coalesce(1)
-    if not isinstance(sharding, Bucket) or "." in sharding.column:
-        return None
-    kind = plan.schema.columns.field(sharding.column).type
-    if not has_parity(kind):
-        return None
-    column, wanted = sharding.column, spark_type(kind)
-    typed = df
-    if (column, wanted) not in [(item.name, item.dataType) for item in df.schema]:
-        typed = df.withColumn(column, f.col(f"`{column}`").cast(wanted))
-    return typed.repartitionById(sharding.num_buckets, bucket_expression(column, sharding.num_buckets))
-
-
-def _through_sink(df: Any, given: dict[str, str], uri: str, operation: str, txn: Transaction) -> BatchReport:
-    writer = df.write.format("memwal").mode("append").options(**given).option("operation", operation)
-    writer.option("txnAppId", txn.app).option("txnVersion", str(txn.version)).save(uri)
-    return BatchReport(txn.app, txn.version)
-
-
-def _write(spread: Any, plan: WritePlan, run: str | None, txn: Transaction) -> BatchReport:
-    sink = sink_of(plan)
-    task = partial(_answers, partial(_append_task, plan, sink.claims, txn))
-    answers = spread.mapInArrow(task, struct_type(_ANSWER)).collect()
-    for answer in answers:
-        if answer["refused"] is not None:
-            decode_answer(answer["refused"])  # raises the error
-    tidy(plan.options, sink, sorted({answer["shard"] for answer in answers}))
-    stats = sum((_stats_of(answer) for answer in answers), BatchStats())
-    report(run, txn.version, stats)
     return BatchReport(txn.app, txn.version, stats.rows, stats.shards, stats.skipped_shards, stats.rejected_rows)
 
 
-def _stats_of(answer: Any) -> BatchStats:
-    """What one task answered."""
-    if answer["skipped"]:
-        return BatchStats(shards=1, skipped_shards=1)
-    return BatchStats(answer["rows"], answer["size_bytes"], shards=1, rejected_rows=answer["rejected_rows"])
+def _write(df: Any, plan: WritePlan, txn: Transaction) -> BatchStats:
+    job = SYSTEM_CLOCK.uuid4()
+    handed_in = _handed_in(df, plan, job)
+    if any(piece.path is not None for piece in handed_in.pieces):
+        return _append_by_tasks(df.sparkSession, plan, job, by_shard([handed_in]), txn)
+    return stats_of(commit_pieces(plan, [handed_in], txn), [handed_in])
 
 
-def _answers(
-    task: Callable[[Iterator[pa.RecordBatch]], list[dict[str, Any]]], batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """What a task tells the driver: what it did with its rows, or why it has refused them."""
-    done = refusing(task, batches)
-    told = [{"refused": encode_error(done)}] if isinstance(done, MemWalError) else done
-    yield pa.RecordBatch.from_pylist(told, schema=_ANSWER)
+def _handed_in(df: Any, plan: WritePlan, job: str) -> Pieces:
+    """All rows of `df` as pieces, in the order of its partitions; raises what a task has refused."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        made = write_pieces(plan, job, batches)
+        told = [asdict(piece) for piece in made.pieces]
+        if made.refused is not None:
+            told = [{"refused": encode_error(made.refused)}]
+        for item in told:
+            digest = item.pop("digest", 0)
+            yield pa.RecordBatch.from_pylist([{**item, "digest": str(digest)}], schema=_PIECE)
+
+    found = df.mapInArrow(run, struct_type(_PIECE)).toArrow().to_pylist()
+    return Pieces(tuple(_piece_of(item) for item in found))
 
 
-def _append_task(
-    plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction, batches: Iterator[pa.RecordBatch]
-) -> list[dict[str, Any]]:
-    """One task: all rows of its partition belong to one shard and become one transaction there."""
-    by_shard: dict[str, list[pa.RecordBatch]] = {}
-    for shard_id, rows in plan.split(batches):
-        by_shard.setdefault(shard_id, []).append(rows)
-    if len(by_shard) > 1:
-        raise InvalidInputError("a task got rows of several shards: Spark and the table do not route alike")
-    return [_append(plan, claims, txn, shard_id, parts) for shard_id, parts in by_shard.items()]
+def _piece_of(answer: dict[str, Any]) -> Piece:
+    refused = answer.pop("refused")
+    if refused is not None:
+        decode_answer(refused)  # raises the error
+    return Piece(**{**answer, "digest": int(answer["digest"])})
 
 
-def _append(
-    plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction, shard_id: str, parts: list[pa.RecordBatch]
-) -> dict[str, Any]:
-    newest = rows_in_order(plan, parts)
+# ---------------------------------------------------------------------------------------------------- the second job
+
+
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """What a task answers of one shard."""
+
+    shard_id: str
+    rows: int
+    skipped: bool
+    rejected_rows: int
+    log_entries: int
+    log_bytes: int
+
+    def stats(self, size_bytes: int) -> BatchStats:
+        """What is reported of it."""
+        if self.skipped:
+            return BatchStats(shards=1, skipped_shards=1)
+        return BatchStats(self.rows, size_bytes, shards=1, rejected_rows=self.rejected_rows)
+
+
+def _append_by_tasks(
+    spark: Any, plan: WritePlan, job: str, pieces: Mapping[str, Sequence[Piece]], txn: Transaction
+) -> BatchStats:
+    sink = sink_of(plan)
+    location = sink.appender.location
+    staged = all_staged(location, job, pieces)
+    groups = [{shard_id: staged[shard_id] for shard_id in group} for group in balanced(staged, _most_groups(spark))]
+    arguments = [json.dumps({s: [asdict(piece) for piece in found] for s, found in g.items()}) for g in groups]
+    answers = run_tasks(spark, arguments, partial(_append_group, plan, sink.claims, txn))
+    found = [_Appended(**item) for answer in answers for item in _told(answer)]
+    unstage(location, [piece for given in staged.values() for piece in given])
+    tidy(plan, {item.shard_id: LogLength(item.log_entries, item.log_bytes) for item in found})
+    return sum((item.stats(sum(piece.size_bytes for piece in pieces[item.shard_id])) for item in found), BatchStats())
+
+
+def _append_group(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction, argument: str) -> str:
+    """Append what is staged for a group of shards, in a task; what it must not be tried again for is an answer."""
+    pieces = {shard_id: [Piece(**item) for item in found] for shard_id, found in json.loads(argument).items()}
     sink = sink_of(plan)
     sink.learn(claims)
-    mark = plan.txn_of(txn, plan.digest(parts))
-    guard = guard_of(plan, sink.appender.location, shard_id, newest)
-    result = sink.append(shard_id, newest, txn=mark, terms=plan.terms, guard=guard)
-    return {
-        "shard": shard_id,
-        "rows": result.rows,
-        "rejected_rows": result.rejected_rows,
-        "size_bytes": sum(batch.nbytes for batch in newest),
-        "skipped": result.skipped,
-    }
+    results = refusing(lambda _: list(append_pieces(plan, sink, pieces, txn)), iter(()))
+    if isinstance(results, MemWalError):
+        return json.dumps({"refused": encode_error(results).hex()})
+    lengths = lengths_of(sink, sorted(pieces))
+    return json.dumps([asdict(_answer(result, lengths[result.shard_id])) for result in results])
+
+
+def _told(answer: str) -> list[dict[str, Any]]:
+    """What a task did, by shard; raises what it has refused."""
+    found: Any = json.loads(answer)
+    if isinstance(found, dict):
+        decode_answer(bytes.fromhex(found["refused"]))  # raises the error
+    return list(found)
+
+
+def _answer(result: AppendResult, log: LogLength) -> _Appended:
+    skipped, rejected = result.skipped, result.rejected_rows
+    return _Appended(result.shard_id, result.rows, skipped, rejected, log.entries, log.size_bytes)
+
+
+def balanced(pieces: Mapping[str, Sequence[Piece]], most: int) -> list[list[str]]:
+    """The shards in at most `most` groups of about the same size in bytes."""
+    groups: list[tuple[int, list[str]]] = [(0, []) for _ in range(min(most, len(pieces)))]
+    sizes = {shard_id: sum(piece.size_bytes for piece in found) for shard_id, found in pieces.items()}
+    for shard_id in sorted(sizes, key=lambda shard_id: (-sizes[shard_id], shard_id)):
+        number = min(range(len(groups)), key=lambda number: groups[number][0])
+        size, members = groups[number]
+        groups[number] = (size + sizes[shard_id], [*members, shard_id])
+    return [members for _, members in groups]
+
+
+def _most_groups(spark: Any) -> int:
+    try:
+        return max(1, _GROUPS_PER_CORE * int(spark.sparkContext.defaultParallelism))
+    except Exception:  # over Connect there is no context
+        return _GROUPS_OVER_CONNECT

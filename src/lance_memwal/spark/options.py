@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.upkeep.short_logs import LogLimits
 
 __all__ = ["STORAGE_PREFIX", "Operation", "Options", "told_by"]
 
 Operation = Literal["upsert", "append", "update", "delete"]
 STORAGE_PREFIX = "storage."
 _MIB = 1 << 20
+_LIMITS = LogLimits()
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "triggerinterval", "path", "paths", "__commit__"})
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
@@ -55,9 +57,14 @@ class Options:
     unchanged_since: str | None = None
     replay_mismatch: Literal["error", "skip"] = "error"
     inline_bytes: int = 4 * _MIB
+    message_bytes: int = 128 * _MIB
     max_entry_bytes: int = 64 * _MIB
-    flush_bytes: int = 64 * _MIB
-    compact_generations: int = 0
+    upkeep: Literal["background", "commit", "off"] = "background"
+    flush_entries: int = _LIMITS.entries
+    flush_bytes: int = _LIMITS.size_bytes
+    flush_seconds: int = int(_LIMITS.age_seconds)
+    compact_generations: int = _LIMITS.generations
+    maintain_seconds: int = int(_LIMITS.maintain_seconds)
     owner_wait_seconds: int = 600
     report_to: str | None = None  # by the JVM face: see `batch_reports`
     # the change feed
@@ -195,9 +202,14 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
     "unchangedSince": ("unchanged_since", _text),
     "replayMismatch": ("replay_mismatch", _one_of("error", "skip")),
     "inlineBytes": ("inline_bytes", _bytes),
+    "messageBytes": ("message_bytes", _bytes),
     "maxEntryBytes": ("max_entry_bytes", _bytes),
+    "upkeep": ("upkeep", _one_of("background", "commit", "off")),
+    "flushEntries": ("flush_entries", _number),
     "flushBytes": ("flush_bytes", _bytes),
+    "flushSeconds": ("flush_seconds", _number),
     "compactGenerations": ("compact_generations", _number),
+    "maintainSeconds": ("maintain_seconds", _number),
     "ownerWaitSeconds": ("owner_wait_seconds", _number),
     "reportTo": ("report_to", _text),
     "changeFeed": ("change_feed", _flag),

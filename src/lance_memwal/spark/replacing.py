@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.spark.options import Options
+from lance_memwal.spark.pieces import Pieces, write_pieces
 from lance_memwal.spark.rows import WritePlan, needed_for_delete
-from lance_memwal.spark.sink import Pieces, write_pieces
 from lance_memwal.table import Table, open_table
 
 __all__ = ["all_gone", "overwriting"]

@@ -94,7 +94,9 @@ class WritePlan:
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
         """The plan, or `InvalidInputError` saying what of the DataFrame does not fit the table."""
-        key = table.primary_key
+        base = table.base
+        base.need_details()
+        key = base.primary_key
         operation = options.operation or ("upsert" if key else "append")
         if operation in ("upsert", "update", "delete") and not key:
             raise InvalidInputError(
@@ -102,16 +104,15 @@ class WritePlan:
             )
         if operation == "append" and key:
             raise InvalidInputError("operation 'append' would replace rows of a table with a primary key; use 'upsert'")
-        sharding = table.sharding
+        sharding = base.sharding
         if not sharding.is_routed:
             raise InvalidInputError(
                 "the table has manual shards, so that rows cannot be routed; use Table.shard_writer"
             )
-        base = table.base
         frame, renamed = _as_table_names(frame, base.columns.columns.names, case_sensitive=options.case_sensitive)
         options = _resolved(options, frame.names, dict(renamed), base.columns.columns)
         given = frozenset(frame.names)
-        plan = cls(options, base.columns, sharding, operation, table.merge, given, base.table_id, renamed)
+        plan = cls(options, base.columns, sharding, operation, base.merge, given, base.table_id, renamed)
         plan._check(frame)
         return plan
 

@@ -7,6 +7,8 @@ Owns `Sink`. Invariants:
 2. An append keeps its transaction through every attempt, whoever it is made with: whether an attempt before counts is
    told by the map of the shard.
 3. Every wait has an end, with an error that says what to do.
+4. Many shards are appended to at once, by a bounded number of threads; the table is looked at once for all of them. Rows of a
+   shard are asked for when its turn comes, so that memory holds those of that many shards.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
 from lance_memwal.errors import ConflictError, FencedError
 from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
@@ -29,11 +31,13 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
-from lance_memwal.write.once import AppendResult, Guard, OnceAppender, ShardTail
+from lance_memwal.write.once import AppendResult, Guard, OnceAppender
 
-__all__ = ["FindOwner", "OwnerGoneError", "Patience", "ServedOwner", "Sink"]
+__all__ = ["AT_ONCE", "FindOwner", "Given", "OwnerGoneError", "Patience", "ServedOwner", "Sink"]
 
 _LOG = logging.getLogger(__name__)
+AT_ONCE = 16
+"""How many shards a sink appends to at the same time: most of that time it waits for a store."""
 _LOOK_SECONDS = 0.5
 _BACK_OFF = BackOff(0.005, 0.25)
 _PLAIN = Terms()
@@ -45,6 +49,15 @@ class Patience:
 
     wait_seconds: float = 600.0
     silent_seconds: float = IDLE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What is appended to one shard: rows, their transaction, and what may refuse them."""
+
+    batches: Sequence[pa.RecordBatch]
+    txn: Transaction | None = None
+    guard: Guard | None = None
 
 
 class OwnerGoneError(Exception):
@@ -105,42 +118,66 @@ class Sink:
         `ConflictError` if a writer that does not share the shard kept it for too long: nothing was written then. An append
         with a guard is not handed to the owner of a shard, who could not ask it.
         """
+        return self._append_once(shard_id, Given(batches, as_transaction(txn), guard), terms, looked=False)
+
+    def append_all(
+        self,
+        shards: Sequence[str],
+        given_of: Callable[[str], Given],
+        *,
+        terms: Terms = _PLAIN,
+        at_once: int = AT_ONCE,
+    ) -> Iterator[AppendResult]:
+        """`append` of what is given for every shard, in the order of `shards`, `at_once` of them at the same time.
+
+        After a failure nothing more is begun; a repeat of the same transactions writes what is missing.
+        """
+        self.appender.refresh()
+
+        def append(shard_id: str) -> AppendResult:
+            return self._append_once(shard_id, given_of(shard_id), terms, looked=True)
+
+        yield from in_order(append, shards, at_once, "memwal-append")
+
+    def _append_once(self, shard_id: str, given: Given, terms: Terms, *, looked: bool) -> AppendResult:
         deadline = Deadline(self._clock, self._patience.wait_seconds)
-        given = as_transaction(txn)
-        transaction = given or self.appender.own_transaction()
+        kept = replace(given, txn=given.txn or self.appender.own_transaction())
         with self._turn(shard_id, deadline):
-            result = self._append(shard_id, batches, transaction, terms, deadline, guard)
-        if given is None and result.skipped:  # nobody else has this transaction: an attempt of ours wrote it
-            return replace(result, skipped=False, rows=sum(batch.num_rows for batch in batches))
+            result = self._append(shard_id, kept, terms, deadline, looked=looked)
+        if given.txn is None and result.skipped:  # nobody else has this transaction: an attempt of ours wrote it
+            return replace(result, skipped=False, rows=sum(batch.num_rows for batch in given.batches))
         return result
 
-    def _append(
-        self,
-        shard_id: str,
-        batches: Sequence[pa.RecordBatch],
-        txn: Transaction,
-        terms: Terms,
-        deadline: Deadline,
-        guard: Guard | None,
-    ) -> AppendResult:
+    def _append(self, shard_id: str, given: Given, terms: Terms, deadline: Deadline, *, looked: bool) -> AppendResult:
+        """`looked`: the table was just looked at, which is good for an append that need not wait."""
         attempt = 0
         while True:
+            refresh = not (looked and attempt == 0 and shard_id in self._joined)
             way = self._way(shard_id, deadline)
             try:
                 if isinstance(way, ShardClaim):
-                    return self.appender.append(way, batches, txn=txn, terms=terms, guard=guard)
-                if guard is not None:
-                    raise ConflictError(
-                        f"shard {shard_id} is written through its owner, who cannot tell which keys changed since a "
-                        "snapshot: close the owner, or let the write overwrite them"
-                    )
-                return way.append(batches, txn, terms, deadline)
+                    return self._append_beside_others(way, given, terms, refresh=refresh)
+                return self._forward(way, shard_id, given, terms, deadline)
             except (FencedError, OwnerGoneError) as error:
                 self._joined.pop(shard_id, None)
                 if not deadline.left_seconds:
                     raise self._kept_out(shard_id) from error
             _BACK_OFF.wait(self._clock, attempt)
             attempt += 1
+
+    def _append_beside_others(self, claim: ShardClaim, given: Given, terms: Terms, *, refresh: bool) -> AppendResult:
+        batches, txn, guard = given.batches, given.txn, given.guard
+        return self.appender.append(claim, batches, txn=txn, terms=terms, refresh=refresh, guard=guard)
+
+    def _forward(
+        self, owner: ServedOwner, shard_id: str, given: Given, terms: Terms, deadline: Deadline
+    ) -> AppendResult:
+        if given.guard is not None or given.txn is None:
+            raise ConflictError(
+                f"shard {shard_id} is written through its owner, who cannot tell which keys changed since a "
+                "snapshot: close the owner, or let the write overwrite them"
+            )
+        return owner.append(given.batches, given.txn, terms, deadline)
 
     @contextmanager
     def _turn(self, shard_id: str, deadline: Deadline) -> Iterator[None]:
@@ -180,16 +217,6 @@ class Sink:
             try:
                 return None if claim is None else self.appender.flush_tail(claim)
             except FencedError:
-                return None
-
-    def tail(self, shard_id: str) -> ShardTail | None:
-        """What is in the log of a shard that was joined; None if it is not joint any more."""
-        with self._turn(shard_id, Deadline(self._clock, self._patience.wait_seconds)):
-            claim = self._joined.get(shard_id) or self.joined(shard_id)
-            try:
-                return None if claim is None else self.appender.catch_up(claim)
-            except FencedError:
-                self._joined.pop(shard_id, None)
                 return None
 
     def _way(self, shard_id: str, deadline: Deadline) -> ShardClaim | ServedOwner:

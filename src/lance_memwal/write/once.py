@@ -125,8 +125,7 @@ class AppendResult:
 class ShardTail:
     """What this process knows of a shard: its manifest, its unflushed entries, and its transactions.
 
-    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet. It
-    `is_confirmed` if the manifest was the newest after the last entry was read, or created.
+    `run` is the generation that the next entry belongs to; `announced` is a bulk mark that nobody has published yet.
     """
 
     manifest: ShardManifest
@@ -136,7 +135,6 @@ class ShardTail:
     entries: int = 0
     size_bytes: int = 0
     announced: tuple[int, SsTable] | None = None
-    is_confirmed: bool = False
     maps_read: set[str] = field(default_factory=set)
 
 
@@ -329,7 +327,10 @@ class OnceAppender:
                     tail.transactions.take(footer, generation)
                     tail.entries += 1
                     tail.size_bytes += len(data)
-                    tail.is_confirmed = newest == tail.manifest
+                    if (
+                        newest != tail.manifest
+                    ):  # it was flushed up to here, or compacted: read it again before the next one
+                        self._tails.pop(claim.shard_id, None)
                     return created
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
@@ -357,18 +358,17 @@ class OnceAppender:
         tail = settled(store, first, partial(self._catch_up_to, claim), self._clock, newest)
         if tail is None:
             raise AssertionError("a shard that was claimed has a manifest")
-        tail.is_confirmed = tail.announced is None
         self._tails[claim.shard_id] = tail
         return tail
 
     def known_tail(self, shard_id: str) -> ShardTail | None:
-        """What this process knew of a shard after its last append, or look; no request."""
+        """What this process knew of a shard after its last append, if nobody published meanwhile; no request."""
         return self._tails.get(shard_id)
 
     def _known(self, claim: ShardClaim) -> ShardTail | None:
         """The tail as it was after the last append to the claimed epoch; what came since is met by the create."""
         tail = self._tails.get(claim.shard_id)
-        if tail is None or not tail.is_confirmed or tail.manifest.writer_epoch != claim.epoch:
+        if tail is None or tail.announced is not None or tail.manifest.writer_epoch != claim.epoch:
             return None
         return tail
 

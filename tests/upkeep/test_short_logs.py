@@ -1,0 +1,153 @@
+"""Logs of sinks stay short: what is due, who flushes it, and what thousands of appends later costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.clock import SystemClock
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.identity import TableWatch
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.metering import Recorder
+from lance_memwal.types import ShardManifest
+from lance_memwal.upkeep.short_logs import LogLength, LogLimits, ShortLogs
+from lance_memwal.write.joining import Sink
+from lance_memwal.write.once import OnceAppender
+from tests.harness.profile import scaled
+from tests.kit.tables import create, keyed
+
+SCHEMA = keyed(pa.field("v", pa.int64()))
+SHARD = mw.shard_id_for(mw.Unsharded())
+NEVER = LogLimits(entries=0, size_bytes=0, age_seconds=0, generations=0, maintain_seconds=0)
+
+
+class SteppedClock(SystemClock):
+    """A monotonic time that a test moves on."""
+
+    later = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return time.monotonic() + self.later
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> mw.Table:
+    return create(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
+
+
+def short_logs(table: mw.Table, limits: LogLimits, clock: SystemClock | None = None) -> ShortLogs:
+    watch = TableWatch(BaseTable.need(table.location))
+    return ShortLogs(table.location, watch.look, table.maintain, limits=limits, clock=clock or SystemClock())
+
+
+def append(sink: Sink, number: int) -> LogLength:
+    sink.append(SHARD, [pa.record_batch({"id": [number], "v": [number]}, schema=SCHEMA)], txn=("stream", number))
+    tail = sink.appender.known_tail(SHARD)
+    return LogLength(1, 0) if tail is None else LogLength.of(tail)
+
+
+def manifest(location: Location) -> ShardManifest:
+    found = ShardManifestStore(location, SHARD).read_latest()
+    assert found is not None
+    return found
+
+
+def test_a_log_is_due_by_entries_by_bytes_and_by_age_and_else_it_is_not(table: mw.Table) -> None:
+    clock = SteppedClock()
+    by_entries = short_logs(table, LogLimits(entries=3, size_bytes=0, age_seconds=0))
+    by_bytes = short_logs(table, LogLimits(entries=0, size_bytes=1000, age_seconds=0))
+    by_age = short_logs(table, LogLimits(entries=0, size_bytes=0, age_seconds=60), clock)
+    never = short_logs(table, NEVER, clock)
+    for logs in (by_entries, by_bytes, by_age, never):
+        assert logs.note({"a": LogLength(2, 10), "b": LogLength(1, 999)}) == []
+        assert logs.due() == []
+    clock.later = 61
+    assert sorted(by_age.due()) == ["a", "b"]
+    for logs in (by_entries, by_bytes, never):
+        logs.note({"a": LogLength(3, 10), "b": LogLength(2, 1000)})
+    assert (by_entries.due(), by_bytes.due(), never.due()) == (["a"], ["b"], [])
+    assert by_entries.note({"a": LogLength(12, 10)}) == ["a"], "four times the limit does not wait for the background"
+
+
+def test_the_background_flushes_beside_appends_and_nothing_is_lost(table: mw.Table) -> None:
+    sink, logs = Sink(OnceAppender(table.location)), short_logs(table, LogLimits(entries=8))
+    last = 40
+    for number in range(last):
+        logs.flush(logs.note({SHARD: append(sink, number)}))
+        logs.start()
+    deadline = time.monotonic() + 20
+    while not manifest(table.location).sstables and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    logs.join()
+    found = manifest(table.location)
+    assert found.sstables
+    assert found.writer_epoch == 1
+    assert sorted(table.scan().to_table().column("id").to_pylist()) == list(range(last))
+    assert table.verify().problems == []
+
+
+def test_a_table_that_is_gone_ends_the_upkeep_and_raises_nothing(table: mw.Table) -> None:
+    sink, logs = Sink(OnceAppender(table.location)), short_logs(table, LogLimits(entries=1))
+    logs.note({SHARD: append(sink, 0)})
+    uri = table.uri
+    table.drop(force=True)
+    create(uri, SCHEMA, sharding=mw.Unsharded())
+    logs.run()
+    assert manifest_or_none(resolve(uri)) is None
+
+
+def manifest_or_none(location: Location) -> ShardManifest | None:
+    return ShardManifestStore(location, SHARD).read_latest()
+
+
+def calls(recorder: Recorder) -> int:
+    return sum(stats.count for stats in recorder.snapshot().values())
+
+
+def costs(location: Location, appends: int, limits: LogLimits, clock: SteppedClock) -> Iterator[tuple[int, int, float]]:
+    """Store calls of every append, those of a scan after it (now and then, else 0), and the seconds of both."""
+    table = mw.open_table(location)
+    watch = TableWatch(BaseTable.need(location))
+    logs = ShortLogs(location, watch.look, lambda: table.maintain(grace_seconds=0), limits=limits, clock=clock)
+    sink, recorder = Sink(OnceAppender(location)), location.metrics
+    for number in range(appends):
+        before, began = calls(recorder), time.perf_counter()
+        length = append(sink, number)
+        appended, scanned, seconds = calls(recorder) - before, 0, time.perf_counter() - began
+        if number % (limits.entries // 2) == limits.entries // 4:
+            before, began = calls(recorder), time.perf_counter()
+            assert table.scan(columns=["id"]).to_table().num_rows == number + 1
+            scanned, seconds = calls(recorder) - before, seconds + time.perf_counter() - began
+        yield appended, scanned, seconds
+        logs.note({SHARD: length})
+        logs.run()
+        clock.later += 1
+
+
+@pytest.mark.scaled
+def test_thousands_of_appends_later_writes_and_reads_cost_what_they_did(tmp_path: Path) -> None:
+    appends, entries = scaled(ci=(72, 6), prove=(3000, 64))
+    create(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
+    location = resolve(str(tmp_path / "t"), metrics=Recorder())
+    limits = LogLimits(entries=entries, generations=4, maintain_seconds=entries * 6)
+    found = list(costs(location, appends, limits, SteppedClock()))
+    third = appends // 3
+    early, late = found[:third], found[-third:]
+    assert median(item[0] for item in late) <= median(item[0] for item in early) <= 4
+    assert sum(item[0] for item in late) <= 1.1 * sum(item[0] for item in early)
+    scans = [[scanned for _, scanned, _ in part if scanned] for part in (early, late)]
+    assert max(scans[1]) <= 1.5 * max(scans[0])
+    if appends >= 3000:
+        assert median(item[2] for item in late) <= 1.5 * median(item[2] for item in early)
+    newest = manifest(location)
+    assert len(newest.sstables) <= limits.generations
+    assert len(location.store.list_names(f"_mem_wal/{SHARD}/wal")) <= 12 * entries
