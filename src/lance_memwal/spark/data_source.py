@@ -43,6 +43,7 @@ class MemWalSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._options = Options.parse(dict(options))
+        self._is_sink = "checkpointlocation" in {name.lower() for name in options}  # that of a stream: nothing is read
         self._pin: Pin | None = None
         self._outline: Outline | None = None
 
@@ -53,7 +54,7 @@ class MemWalSource(DataSource):
 
     def __getstate__(self) -> dict[str, Any]:
         """Spark sends a source away only to read with it (or as the sink of a stream): this is when the pin is set."""
-        if self._pin is None and not self._options.change_feed:
+        if self._pin is None and not self._options.change_feed and not self._is_sink:
             self._pinned()
         return dict(self.__dict__)
 
