@@ -13,8 +13,9 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.spark.options import Options
+from lance_memwal.spark.pieces import write_pieces
 from lance_memwal.spark.rows import OP, WritePlan
-from lance_memwal.spark.sink import commit_pieces, write_pieces
+from lance_memwal.spark.sink import commit_pieces
 from lance_memwal.spark.types import struct_type
 from lance_memwal.types import Transaction
 from tests.kit.spark_once import finish

@@ -12,8 +12,9 @@ import pytest
 import lance_memwal as mw
 import lance_memwal.spark as ms
 from lance_memwal.spark.options import Options
+from lance_memwal.spark.pieces import write_pieces
 from lance_memwal.spark.rows import WritePlan
-from lance_memwal.spark.sink import commit_pieces, write_pieces
+from lance_memwal.spark.sink import commit_pieces
 from lance_memwal.spark.types import struct_type
 from lance_memwal.types import Transaction
 from tests.kit.spark_tables import KEYED, keyed, rows_of

@@ -10,6 +10,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.store.location import resolve
 from lance_memwal.store.metering import Recorder
+from lance_memwal.types import Transaction
 from lance_memwal.write.joining import Given, Sink
 from lance_memwal.write.once import OnceAppender
 
@@ -42,7 +43,7 @@ def test_an_append_in_peace_is_a_create_and_a_look_at_the_manifest(table: mw.Tab
     sink = Sink(OnceAppender(resolve(table.uri, metrics=recorder)))
     sink.append(SHARD, rows(0), txn=("stream", 0))
     recorder.reset()
-    list(sink.append_all([SHARD], lambda _: Given(rows(1), mw.Transaction("stream", 1))))
+    list(sink.append_all([SHARD], lambda _: Given(rows(1), Transaction("stream", 1))))
     assert {kind: stats.count for kind, stats in recorder.snapshot().items()} == {"put_new": 1, "get": 1, "head": 2}
     assert ids(table) == [0, 1]
 
