@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 import lance_memwal.spark as ms
 from lance_memwal.spark import executor_mode
@@ -40,25 +37,21 @@ def slow_after_put(point: str) -> None:
 def speculate(spark: Any, uri: str) -> dict[str, Any]:
     """Every append on the slow host is followed by a long sleep, so that a second attempt of the task runs meanwhile."""
     table = append_only(uri, 4)
-    plain = executor_mode._append_task
+    plain = executor_mode._append_group
 
-    def slow(plan: Any, claims: Any, txn: Any) -> Any:
-        inner = plain(plan, claims, txn)
+    def slow(plan: Any, claims: Any, txn: Any, argument: str) -> str:
+        from lance_memwal import crash_points
 
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from lance_memwal import crash_points
+        crash_points.install(slow_after_put)
+        return plain(plan, claims, txn, argument)
 
-            crash_points.install(slow_after_put)
-            yield from inner(batches)
-
-        return run
-
-    executor_mode._append_task = slow
+    executor_mode._append_group = slow
+    given = {"app_id": "a", "operation": "append", "inlineBytes": 0}  # so that tasks append
     reports = [
-        ms.write_batch(spark.range(n * 400, (n + 1) * 400).selectExpr("id", "'x' value"), uri, n, app_id="a", operation="append")
+        ms.write_batch(spark.range(n * 400, (n + 1) * 400).selectExpr("id", "'x' value"), uri, n, **given)
         for n in range(3)
-    ]  # fmt: skip
-    executor_mode._append_task = plain
+    ]
+    executor_mode._append_group = plain
     lost, duplicated = judge(table, list(range(1200)))
     return {"lost": lost, "duplicated": duplicated, "second_attempts": sum(r.skipped_shards for r in reports)}
 
