@@ -106,7 +106,7 @@ class MemWalSource(DataSource):
         return StreamSink(self._plan(schema, overwrite), all_gone if overwrite else None)
 
     def _plan(self, schema: StructType, overwrite: bool) -> WritePlan:
-        table = known_table(self._options)
+        table = _table_of(self._options) if overwrite else known_table(self._options)
         options = overwriting(table, self._options) if overwrite else self._options
         if options.merge_schema:
             table = with_columns_of(table, schema, case_sensitive=options.case_sensitive)

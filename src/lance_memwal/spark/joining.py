@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lance_memwal.errors import TableReplacedError
+from lance_memwal.errors import MemWalError, TableReplacedError
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.read.reader import Reader
@@ -120,13 +120,16 @@ def tidy(plan: WritePlan, lengths: Mapping[str, LogLength]) -> None:
     options = plan.options
     if options.upkeep == "off":
         return
-    logs = _logs_of(_kept(plan), options)
-    too_long = logs.note(lengths)
-    if options.upkeep == "commit":
-        logs.run()
-        return
-    logs.flush(too_long)
-    logs.start()
+    try:
+        logs = _logs_of(_kept(plan), options)
+        too_long = logs.note(lengths)
+        if options.upkeep == "commit":
+            logs.run()
+        else:
+            logs.flush(too_long)
+            logs.start()
+    except (MemWalError, RuntimeError) as error:  # a table that cannot be reached, or no thread to be had
+        _LOG.warning("logs are not kept short for now, the next commit tries again: %s", error)
 
 
 def _logs_of(kept: _Kept, options: Options) -> ShortLogs:

@@ -160,10 +160,11 @@ class ShortLogs:
         return done
 
     def _sink(self) -> Sink:
-        with self._lock:
-            if self._flusher is None:
-                self._flusher = Sink(OnceAppender(self._location, clock=self._clock), clock=self._clock)
-            return self._flusher
+        if self._flusher is None:
+            made = Sink(OnceAppender(self._location, clock=self._clock), clock=self._clock)
+            with self._lock:  # not while it is made: commits take the lock, too
+                self._flusher = self._flusher or made
+        return self._flusher
 
     def _quietly(self, what: str, work: Callable[[], object]) -> bool:
         """Do the work; False if it failed, which the next round makes good."""
