@@ -23,7 +23,7 @@ import pyarrow as pa
 import lance_memwal as mw
 from benchmarks.harness import Bench, Case, Sample, workplace
 
-_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int32()), ("x", pa.float64())])
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int32()), ("x", pa.float64())])
 _NARROW = ("id", "cast(id % 1000 as int) n", "cast(id as double) / 3 x")
 _ROWS, _FEW_ROWS = 2_000_000, 200_000
 _BATCH_ROWS = 1000
@@ -62,9 +62,10 @@ def _session() -> Any:
     return ms.session("local[2]", **{"spark.log.level": "ERROR", "spark.driver.memory": "2g"})
 
 
-def _table(path: str, shards: int, *, keyed: bool = False) -> mw.Table:
-    schema = _SCHEMA if keyed else pa.schema([field.with_nullable(True) for field in _SCHEMA])
-    return mw.create_table(path, schema, primary_key="id" if keyed else None, sharding=mw.Bucket("id", shards))
+def table_at(path: str | Path, *, keyed: bool, shards: int = _FEW) -> mw.Table:
+    """A new table with so many bucket shards."""
+    schema = SCHEMA if keyed else pa.schema([field.with_nullable(True) for field in SCHEMA])
+    return mw.create_table(str(path), schema, primary_key="id" if keyed else None, sharding=mw.Bucket("id", shards))
 
 
 def _timed(work: Callable[[], Any]) -> Sample:
@@ -82,7 +83,7 @@ def _frame(bench: Bench) -> Any:
 
 def _load(bench: Bench) -> Sample:
     path, frame = f"{bench.directory}/t", _frame(bench)
-    _table(path, _FEW)
+    table_at(path, keyed=False)
     return _timed(lambda: frame.write.format("memwal").mode("append").option("upkeep", "off").save(path))
 
 
@@ -90,7 +91,7 @@ def _load_by_executors(bench: Bench) -> Sample:
     import lance_memwal.spark as ms
 
     path, frame = f"{bench.directory}/t", _frame(bench)
-    _table(path, _FEW)
+    table_at(path, keyed=False)
     return _timed(lambda: ms.write_batch(frame, path, 1, app_id="bench", operation="append", upkeep="off"))
 
 
@@ -128,7 +129,7 @@ def _median_trigger(bench: Bench, writer: Any) -> Sample:
 
 def _trigger(shards: int, bench: Bench) -> Sample:
     path = f"{bench.directory}/t"
-    _table(path, shards, keyed=True)
+    table_at(path, keyed=True, shards=shards)
     return _median_trigger(bench, _stream(bench).format("memwal").option("path", path))
 
 
@@ -140,7 +141,7 @@ def _write_batches(shards: int, bench: Bench) -> Sample:
     import lance_memwal.spark as ms
 
     path = f"{bench.directory}/t"
-    _table(path, shards, keyed=True)
+    table_at(path, keyed=True, shards=shards)
     seconds = []
     for number in range(bench.scale(10, 5)):
         first = number * _BATCH_ROWS
@@ -157,8 +158,8 @@ def _uncompacted(rows: int) -> str:
     """A base of `rows` rows, and a tenth of it in generations, half of these new."""
     place = str(Path(workplace()) / f"uncompacted-{rows}")
     ids = pa.array(range(rows + rows // 20), pa.int64())
-    data = pa.table({"id": ids, "n": ids.cast(pa.int32()), "x": ids.cast(pa.float64())}, schema=_SCHEMA)
-    table = _table(place, _FEW, keyed=True)
+    data = pa.table({"id": ids, "n": ids.cast(pa.int32()), "x": ids.cast(pa.float64())}, schema=SCHEMA)
+    table = table_at(place, keyed=True)
     lance.write_dataset(data.slice(0, rows), place, mode="append", max_rows_per_file=rows // 8)
     with table.writer(compaction=None) as writer:
         writer.put(data.slice(rows - rows // 20))
