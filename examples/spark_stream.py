@@ -31,8 +31,8 @@ def main() -> None:
             .trigger(processingTime="1 second")
             .start(uri)
         )
-        for _ in range(5):
-            query.awaitTermination(2)
+        for _ in range(3):
+            query.awaitTermination(1)
             fresh = spark.read.format("memwal").load(uri).selectExpr("count(*)", "max(value)").first()
             print(f"python: {table.count_rows()} rows   spark: {fresh[0]} rows, newest {fresh[1]}")
         query.stop()

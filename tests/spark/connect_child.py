@@ -1,22 +1,53 @@
-"""What a Connect session must be able to do; writes its result as JSON."""
+"""What a Connect session must be able to do, question by question."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+from asked import answer
 from pyspark.sql import SparkSession
 
 import lance_memwal.spark as ms
 from lance_memwal.spark.java import provide_java
 from tests.kit.spark_once import finish, forget_last_commit, judge, make_input, run_until_done
-from tests.kit.spark_sql import run_statements
+from tests.kit.spark_sql import Statements
 from tests.kit.spark_tables import append_only, ids_of, keyed
+
+
+def sinks(spark: Any, root: str) -> dict[str, Any]:
+    """Batch sink, source, maintenance, and executor mode."""
+    uri = f"{root}/keyed"
+    table = keyed(uri, 2)
+    spark.range(200).write.format("memwal").mode("append").option("missing", "null").save(uri)
+    ms.flush(spark, uri, force=True)
+    report = ms.compact(spark, uri)
+    gone = spark.range(50).write.format("memwal").mode("append").option("missing", "null")
+    gone.option("operation", "delete").save(uri)
+    ms.flush(spark, uri, force=True)
+    by_tasks = ms.compact(spark, uri, mode="distributed")
+    again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job", missing="null").rows for _ in range(2)]
+    return {
+        "compacted": report.rows_written,
+        "by_tasks": [by_tasks.rows_written, by_tasks.rows_deleted, by_tasks.commits],
+        "base": table.dataset.count_rows(),
+        "read": spark.read.format("memwal").load(uri).count(),
+        "ids": len(ids_of(table)),
+        "written": again,
+    }
+
+
+def stream(spark: Any, root: str) -> list[int]:
+    """The streaming sink: what was lost and what came twice."""
+    expected = make_input(Path(root, "in"), 2)
+    streamed = append_only(f"{root}/stream", 2)
+    run_until_done(spark, Path(root, "in"), f"{root}/stream", Path(root, "checkpoint"))
+    return list(judge(streamed, expected))
 
 
 def two_calls(root: str) -> Any:
@@ -29,42 +60,32 @@ def two_calls(root: str) -> Any:
     return write
 
 
-def main(root: str) -> None:
-    provide_java()
-    spark = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    ms.register(spark)
-    uri = f"{root}/keyed"
-    table = keyed(uri, 2)
-    spark.range(200).write.format("memwal").mode("append").option("missing", "null").save(uri)
-    ms.flush(spark, uri, force=True)
-    report = ms.compact(spark, uri)
-    spark.range(50).write.format("memwal").mode("append").option("missing", "null").option("operation", "delete").save(
-        uri
-    )
-    ms.flush(spark, uri, force=True)
-    by_tasks = ms.compact(spark, uri, mode="distributed")
-    again = [ms.write_batch(spark.range(300, 310), uri, 1, app_id="job", missing="null").rows for _ in range(2)]
+def foreach_batch(spark: Any, root: str) -> list[Any]:
+    """Two calls of `write_batch` per micro-batch, replayed: whether all rows are there, and how many marks."""
     expected = make_input(Path(root, "in"), 3)
-    streamed = append_only(f"{root}/stream", 2)
-    run_until_done(spark, Path(root, "in"), f"{root}/stream", Path(root, "checkpoint"))
     twice = keyed(f"{root}/twice", 2)
     each = spark.readStream.schema("id long, value string").json(f"{root}/in").writeStream.foreachBatch(two_calls(root))
     for _ in range(2):
         finish(lambda: each.option("checkpointLocation", f"{root}/c").trigger(availableNow=True).start())
         forget_last_commit(Path(root, "c"))
-    result = {
-        "kind": type(spark).__module__,
-        "compacted": report.rows_written,
-        "by_tasks": [by_tasks.rows_written, by_tasks.rows_deleted, by_tasks.commits],
-        "base": table.dataset.count_rows(),
-        "read": spark.read.format("memwal").load(uri).count(),
-        "ids": len(ids_of(table)),
-        "stream": judge(streamed, expected),
-        "written": again,
-        "foreach_batch": [sorted(ids_of(twice)) == expected, len(twice.transactions().popitem()[1])],
-        "sql": run_statements(spark, ms.face(spark), f"{root}/warehouse"),
-    }
-    Path(root, "result.json").write_text(json.dumps(result))
+    return [sorted(ids_of(twice)) == expected, len(twice.transactions().popitem()[1])]
+
+
+def main(number: str) -> None:
+    provide_java()
+    builder = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2")
+    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    ms.register(spark)
+    answer(
+        number,
+        {
+            "kind": lambda: [type(spark).__module__, ms.face(spark)],
+            "sinks": partial(sinks, spark),
+            "stream": partial(stream, spark),
+            "foreach_batch": partial(foreach_batch, spark),
+            "statements": lambda warehouse: Statements(spark, warehouse).outcomes(),
+        },
+    )
     spark.stop()
 
 

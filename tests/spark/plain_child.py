@@ -10,9 +10,8 @@ from pyspark.sql import SparkSession
 
 
 def main(root: str) -> None:
-    jvm = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.driver.extraJavaOptions", jvm).config("spark.log.level", "OFF").getOrCreate()
+    spark = builder.config("spark.log.level", "OFF").config("spark.sql.shuffle.partitions", 2).getOrCreate()
     uri = f"{root}/table"
     spark.range(100).write.format("memwal").mode("append").option("missing", "null").save(uri)
     view = f"CREATE OR REPLACE TEMPORARY VIEW v USING memwal OPTIONS (path '{uri}')"

@@ -9,8 +9,7 @@ import lance_memwal.spark as ms
 
 
 def main(kind: str, master: str, source: str, uri: str, checkpoint: str) -> None:
-    jvm = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-    conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": jvm, "spark.log.level": "OFF"}
+    conf = {"spark.sql.shuffle.partitions": 2, "spark.log.level": "OFF"}
     spark = ms.session(master, **conf)
     if kind == "sink":
         from tests.kit.spark_once import start

@@ -19,6 +19,8 @@ from lance_memwal.spark.face import build
 from lance_memwal.spark.face.load import load_face
 from tests.kit.spark_tables import append_only, keyed
 
+pytestmark = pytest.mark.face
+
 PREDICATES = [
     "n > 2",
     "not (n = 2)",

@@ -10,12 +10,11 @@ import pytest
 from killing import Driver
 
 import lance_memwal as mw
-from tests.harness.profile import scaled
 from tests.kit.spark_once import judge, make_input
 from tests.kit.spark_tables import append_only, ids_of
 
-BATCHES = scaled(ci=6, prove=30)
-KILLS = scaled(ci=2, prove=6)
+BATCHES = 30
+KILLS = 6
 
 
 def committed(checkpoint: Path) -> int:
@@ -42,7 +41,7 @@ def run_and_kill(arguments: list[str], checkpoint: Path, log: Path, batches: int
     return made
 
 
-@pytest.mark.scaled
+@pytest.mark.prove
 def test_a_sink_whose_driver_and_workers_are_killed_is_exactly_once(uri: str, tmp_path: Path) -> None:
     table = append_only(uri, 4)
     expected = make_input(tmp_path / "in", BATCHES)

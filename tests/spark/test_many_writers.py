@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 import lance_memwal.spark as ms
 from tests.harness.profile import scaled
+from tests.kit.compacting import compacting
 from tests.kit.spark_tables import keyed, rows_of
 
 BATCHES = scaled(ci=2, prove=20)
@@ -32,19 +32,7 @@ def _stream(spark: Any, source: str) -> Any:
 def test_streams_a_backfill_a_merge_and_compaction_beside_each_other(spark: Any, uri: str, tmp_path: Path) -> None:
     table = keyed(uri, 2)
     first, second = _input(spark, tmp_path / "a", 0), _input(spark, tmp_path / "b", 1000)
-    over, broken = threading.Event(), list[BaseException]()
-
-    def tidy() -> None:
-        try:
-            while not over.wait(0.3):
-                table.flush()
-                table.compact()
-        except BaseException as error:
-            broken.append(error)
-
-    keeper = threading.Thread(target=tidy)
-    keeper.start()
-    try:
+    with compacting(table):
         queries = [
             _stream(spark, first).writeStream.format("memwal").option("checkpointLocation", str(tmp_path / "ca")),
             _stream(spark, second)
@@ -57,11 +45,7 @@ def test_streams_a_backfill_a_merge_and_compaction_beside_each_other(spark: Any,
         source = spark.range(2040, 2060).selectExpr("id", "'merge' value", "int(id) n")
         ms.merge_into(spark, uri, source, on="id").when_matched_update().when_not_matched_insert().execute()
         assert all(query.awaitTermination(300) for query in running)
-    finally:
-        over.set()
-        keeper.join(60)
     assert [query.exception() for query in running] == [None, None]
-    assert broken == []
     streamed = [*range(10 * BATCHES), *range(1000, 1000 + 10 * BATCHES)]
     expected = {number: ("stream", number) for number in streamed}
     expected |= {number: ("backfill", number) for number in range(2000, 2040)}

@@ -54,7 +54,13 @@ def test_an_append_only_table_is_overwritten_only_while_it_is_empty(spark: Any, 
     assert ids_of(table) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("update", {7: 2, 8: 1, 9: 5}), ("complete", {7: 2, 8: 1})])
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        pytest.param("update", {7: 2, 8: 1, 9: 5}, marks=pytest.mark.face),
+        ("complete", {7: 2, 8: 1}),
+    ],
+)
 def test_output_modes_of_a_stream(spark: Any, tmp_path: Path, mode: str, expected: dict[int, int]) -> None:
     table = keyed(str(tmp_path / "counts"), 2)
     with table.writer() as writer:

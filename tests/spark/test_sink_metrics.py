@@ -7,9 +7,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.kit.spark_once import ROWS_PER_FILE, finish, forget_last_commit, make_input, start
 from tests.kit.spark_tables import append_only, keyed
 
+pytestmark = pytest.mark.face
 SHOWN = {
     "rows written to memwal shards": "rows",
     "bytes written to memwal shards": "size_bytes",

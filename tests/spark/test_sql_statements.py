@@ -9,6 +9,7 @@ import pytest
 import lance_memwal as mw
 from tests.kit.spark_tables import entries_with_rows
 
+pytestmark = pytest.mark.face
 CATALOG = "io.memwal.spark.MemWalCatalog"
 
 

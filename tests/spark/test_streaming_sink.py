@@ -15,7 +15,7 @@ from tests.kit.maintained import wait_until
 from tests.kit.spark_once import forget_last_commit, judge, make_input, run_until_done
 from tests.kit.spark_tables import append_only, ids_of, keyed
 
-BATCHES = scaled(ci=6, prove=30)
+BATCHES = scaled(ci=3, prove=30)
 
 
 @pytest.fixture
