@@ -12,6 +12,8 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,8 +44,18 @@ __all__ = ["OP", "SEQUENCE", "WritePlan", "needed_for_delete", "rows_in_order"]
 
 OP = "_op"
 SEQUENCE = "_memwal_sequence"
+_LOG = logging.getLogger(__name__)
 _DELETES = pa.array(["d"])
 _KNOWN_OPS = pa.array(["u", "i", "d"])
+
+
+@functools.lru_cache(maxsize=64)  # once per process
+def _warn_of_late_rows(table: str, column: str) -> None:
+    _LOG.warning(
+        "sequenceBy decides inside one write only: a late row of a later write wins, since the table at %s does not decide by "
+        "column %r. A table that is made with merge=LastWrite(sequence=%r) does",
+        table, column, column,
+    )  # fmt: skip
 
 
 def needed_for_delete(key: Sequence[str], sharding: Sharding, merge: Merge | None) -> list[str]:
@@ -114,6 +126,8 @@ class WritePlan:
         given = frozenset(frame.names)
         plan = cls(options, base.columns, sharding, operation, base.merge, given, base.table_id, renamed)
         plan._check(frame)
+        if key and base.merge is None and options.sequence_by in base.columns.columns.names:
+            _warn_of_late_rows(base.location.describe(), str(options.sequence_by))
         return plan
 
     @property
@@ -175,13 +189,6 @@ class WritePlan:
         if self.options.unchanged_since is not None:
             self.schema.need_key()
             Snapshot.parse(self.options.unchanged_since)
-        by = self.options.sequence_by
-        if by in columns.names and self.merge is None and self.schema.primary_key:
-            raise InvalidInputError(
-                f"option 'sequenceBy' names column {by!r} of the table, which does not decide by it: a late row of a later batch "
-                f"would win. Make the table with merge=LastWrite(sequence={by!r}); or, if batches come in order, give a column "
-                "that the table does not have (such as a copy of it)"
-            )
         self.terms.check(self.schema)
         missing = [name for name in self._needed if name not in names]
         if missing:
