@@ -102,3 +102,19 @@ def test_a_context_of_the_user_reads_the_newest_rows(tmp_path: Path) -> None:
             writer.put(pa.Table.from_pylist([row(number)], SCHEMA))
             counted = context.sql("select count(*) as n from orders where x is null or x > -1").to_arrow_table()
             assert counted.to_pylist() == [{"n": number}]
+
+
+def test_a_query_that_nests_too_deep_is_refused_and_does_not_end_the_process(table: mw.Table) -> None:
+    with pytest.raises(mw.InvalidInputError, match="parts"):
+        table.sql(f"select {' + '.join(['1'] * 12_000)}")
+    (row,) = table.sql(f"select {' + '.join(['1'] * 200)} as n").to_pylist()
+    assert row == {"n": 200}
+    branches = " ".join(f"when {n} = 1 then 0" for n in range(2, 400))
+    assert table.sql(f"select case {branches} else 5 end as n").to_pylist() == [{"n": 5}]
+
+
+def test_a_query_at_which_datafusion_panics_is_an_error_like_others(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.table({"id": range(3_000)}), primary_key="id")
+    joined = "select count(*) from t a, t b, t c where a.id + b.id + c.id < 1 and a.id < 3 and b.id < 3 and c.id < 3"
+    with pytest.raises(mw.InvalidInputError, match="query"):
+        table.sql(joined, memory_bytes=1_000)

@@ -197,3 +197,34 @@ def test_what_indexes_and_shards_leave_out_the_filter_does_not_select(tmp_path: 
                 pruned += 1
     assert used > 20
     assert pruned > 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"id > {' + '.join(['1'] * 1500)}",
+        f"id{' is null' * 600}",
+        f"id{' between 1 and 2' * 600}",
+        f"id = {'(' * 20}{' + 1)'.join(['1' + ' + 1' * 100] * 20)} + 1)",
+    ],
+    ids=["sum", "is null", "between", "in parentheses"],
+)
+def test_a_term_that_lance_cannot_nest_is_refused_and_does_not_end_the_process(text: str) -> None:
+    with pytest.raises(mw.InvalidInputError, match="parts"):
+        RowFilter(text, ROWS.schema)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " or ".join(f"id = {n}" for n in range(1500)),
+        " and ".join(f"id between {-n} and {1000 + n}" for n in range(200)),
+        f"id in ({', '.join(map(str, range(1500)))})",
+        f"id > {' + '.join(['1'] * 200)}",
+    ],
+    ids=["or", "and", "in", "sum"],
+)
+def test_a_long_filter_of_short_terms_is_applied(text: str) -> None:
+    rows = pa.table({"id": pa.array([-5_000, 5, 900], pa.int64())})
+    told = lance.write_dataset(rows, "memory://").to_table(filter=text)
+    assert RowFilter(text, rows.schema).apply(rows).to_pylist() == told.to_pylist()

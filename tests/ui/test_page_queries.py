@@ -48,6 +48,11 @@ def test_sql_answers_as_the_table_does(page: Page, table: mw.Table) -> None:
     assert twice["rows"] == [[3, 3]]
 
 
+def test_the_plan_of_datafusion_can_be_asked_for(page: Page) -> None:
+    found = page.query(kind="sql", sql="/* why? */ EXPLAIN select city from t", limit=1)
+    assert "plan" in found["rows"][0][0]
+
+
 def test_get_and_search_answer_as_the_table_does(page: Page) -> None:
     assert page.query(kind="get", key="7")["rows"][0][0] == 7
     assert page.query(kind="get", key="30")["rows"] == []
@@ -107,6 +112,8 @@ def test_sql_that_is_no_query_is_refused(page: Page, table: mw.Table, tmp_path: 
         ({"kind": "get", "key": "abc"}, "int64"),
         ({"kind": "search"}, "vector"),
         ({"kind": "search", "vector": '[1, "a"]'}, "vector"),
+        ({"kind": "search", "vector": f"[1, {10**400}]"}, "vector"),
+        ({"kind": "scan", "filter": f"id > {' + '.join(['1'] * 1500)}"}, "parts"),
         ({"kind": "search", "vector": "[1, 2, 3]"}, "2"),
     ],
 )

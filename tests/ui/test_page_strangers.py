@@ -146,6 +146,7 @@ def test_loopback_is_what_only_this_machine_reaches() -> None:
     assert [is_loopback(host) for host in ("0.0.0.0", "10.0.0.1", "::", "example.org")] == [False] * 4
     assert "localhost:1" in hosts_of("127.0.0.1", 1)
     assert hosts_of("10.0.0.1", 1) == ["10.0.0.1:1"]
+    assert hosts_of("10.0.0.1", 80) == ["10.0.0.1:80", "10.0.0.1"]  # browsers leave the port of HTTP out
     assert link_of("::1", 5, "abc") == "http://[::1]:5/#token=abc"
 
 

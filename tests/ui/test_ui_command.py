@@ -59,7 +59,9 @@ def test_what_is_missing_or_taken_is_one_line(
     uri = mw.create_table(str(tmp_path / "t"), rows(1), primary_key="id").uri
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["ui", uri, "--port", str(taken.getsockname()[1])]) == 1
-    assert "name another port" in capsys.readouterr().err
+    assert "name another address or port" in capsys.readouterr().err
+    assert main(["ui", uri, "--host", "x" * 70]) == 1  # no name of DNS is so long
+    assert "name another address or port" in capsys.readouterr().err
     assert main(["ui", uri, "--host", "0.0.0.0"]) == 1
     assert "name the one address" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)

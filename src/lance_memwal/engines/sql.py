@@ -4,7 +4,8 @@ Owns `query`. Invariants:
 
 1. A query only reads what it was given: DDL, DML and statements are refused before anything runs, and no name in it is a
    file or an address.
-2. Memory is bounded: beyond the bound a query spills to temporary files, or fails.
+2. Memory of sorts, groups and joins is bounded: beyond the bound a query spills to temporary files, or fails. What one
+   function makes of one value (`repeat`, `range`) is not counted by DataFusion.
 3. An error of a table keeps its type; what DataFusion itself refuses is `InvalidInputError`.
 """
 
@@ -20,12 +21,14 @@ import pyarrow.dataset as ds
 
 from lance_memwal.arguments import check_number
 from lance_memwal.engines.dataset import Rows, TableDataset
-from lance_memwal.errors import InvalidInputError, MemWalError, reason_of
+from lance_memwal.errors import InvalidInputError, MemWalError, is_panic, reason_of
 from lance_memwal.process.extras import need
+from lance_memwal.rows.sql import longest_chain, tokens_of
 
 __all__ = ["SQL_MEMORY_BYTES", "query", "register"]
 
 SQL_MEMORY_BYTES: Final = 1 << 30
+_MAX_CHAIN: Final = 2_000  # from about 10,000 parts on, a stack overflows, which ends the process
 
 
 def query(
@@ -42,6 +45,8 @@ def query(
     """
     if not isinstance(text, str):
         raise InvalidInputError(f"a query is SQL text, not {type(text).__name__}")
+    if longest_chain(tokens_of(text)) > _MAX_CHAIN:
+        raise InvalidInputError(f"the query cannot be answered: one of its terms has more than {_MAX_CHAIN:,} parts")
     datafusion = need("datafusion", "sql", "SQL")
     context = _context(datafusion, check_number("memory_bytes", memory_bytes, least=1))
     failures: list[MemWalError] = []
@@ -49,11 +54,19 @@ def query(
         register(context, name, _as_dataset(name, table), lambda rows: _Watched(rows, failures.append, watch))
     try:
         found = context.sql_with_options(text, _reading_only(datafusion))
-        return (found if limit is None else found.limit(limit)).to_arrow_table()
-    except Exception as error:
+        return (found if limit is None or _is_explained(text) else found.limit(limit)).to_arrow_table()
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         if failures:
             raise failures[0] from None
         raise InvalidInputError(f"the query cannot be answered: {reason_of(error)}") from error
+
+
+def _is_explained(text: str) -> bool:
+    """Whether it asks for a plan: of that DataFusion takes no first rows, and there are few."""
+    kept = [part for kind, part in tokens_of(text) if kind != "comment"]
+    return bool(kept) and kept[0].lower() == "explain"
 
 
 @dataclass(frozen=True, slots=True)

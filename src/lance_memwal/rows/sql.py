@@ -40,6 +40,7 @@ __all__ = [
     "demand_text",
     "in_list",
     "is_quoted",
+    "longest_chain",
     "parse",
     "tokens_of",
     "unquoted",
@@ -59,6 +60,8 @@ _UNCLEAR = frozenset({"or", "xor", "case", "when", "then", "else", "end"})
 _CLOCKS = frozenset({"current_date", "current_time", "current_timestamp"})
 _KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "null", "true"}) | _UNCLEAR | _CLOCKS
 _SMALLEST = -(1 << 63)
+_APART = frozenset({"and", "or", "when", "then", "else"})
+_MAX_CHAIN = 500  # from about 1,000 parts on, the stack of a thread of Lance overflows, which ends the process
 Token: TypeAlias = tuple[str, str]
 
 
@@ -153,6 +156,8 @@ def parse(sql: str) -> Parsed:
         if depth < 0:
             fault = "the filter cannot be applied: it closes a parenthesis that it did not open"
         previous = text
+    if longest_chain(tokens) > _MAX_CHAIN:
+        fault = f"the filter cannot be applied: one of its terms has more than {_MAX_CHAIN} parts; make it shorter"
     demands = () if unclear else tuple(_demands(tokens))
     return Parsed(frozenset(names), demands, fault if previous else "the filter is empty")
 
@@ -160,6 +165,33 @@ def parse(sql: str) -> Parsed:
 def tokens_of(sql: str) -> list[Token]:
     """The parts of a text, each with its kind: string, name, number, sign, comment, other, or foreign."""
     return [(str(found.lastgroup), found.group()) for found in _TOKEN.finditer(sql) if found.lastgroup != "space"]
+
+
+def longest_chain(tokens: Iterable[Token]) -> int:
+    """How many parts the longest term has: it nests at most so deep. `and`, `or`, commas and branches part terms.
+
+    a = 1 or b + c > 2        5 parts: b + c > 2
+    a in (1, 2, 3) and b = 1  3 parts: b = 1; a value of a list counts once
+    (a + 1) * 2 > b           7 parts
+    """
+    outer: list[tuple[int, int, int]] = []
+    start = here = longest = ranges = 0
+    for kind, text in tokens:
+        word = text.lower() if kind == "name" else text
+        if word == "(":
+            outer.append((start, longest, ranges))
+            start, longest, ranges = here, here, 0
+        elif word == ")":
+            here = longest
+            start, before, ranges = outer.pop() if outer else (0, 0, 0)
+            longest = max(before, here)
+        elif word == "," or (word in _APART and not (word == "and" and ranges)):
+            here = start
+        else:
+            ranges += (word == "between") - (word == "and")
+            here += kind != "comment"
+            longest = max(longest, here)
+    return longest
 
 
 def is_quoted(name: str) -> bool:

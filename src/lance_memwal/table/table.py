@@ -453,7 +453,7 @@ class Table:
         """The answer to one SQL query of DataFusion in which this table is `t`; all of it sees one state of the table.
 
         `tables` are others that it names: tables of ours, pyarrow datasets, or data. The query only reads: statements that
-        make, change or set something are refused. Beyond `memory_bytes` it spills to temporary files.
+        make, change or set something are refused. Sorts, groups and joins beyond `memory_bytes` spill to temporary files.
         """
         return sql_query(query, {"t": dataset_at(self._reader.capture()), **tables}, memory_bytes=memory_bytes)
 

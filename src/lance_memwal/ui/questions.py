@@ -161,11 +161,11 @@ def _vector(question: Question) -> list[float] | None:
         return None
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, list) or not all(type(item) in (int, float) for item in value):
-        raise InvalidInputError("a vector is a JSON array of numbers, as in [0.1, 0.2]")
-    return [float(item) for item in value]
+        if isinstance(value, list) and all(type(item) in (int, float) for item in value):
+            return [float(item) for item in value]
+    except (ValueError, RecursionError, OverflowError):
+        pass
+    raise InvalidInputError("a vector is a JSON array of numbers, as in [0.1, 0.2]")
 
 
 # ------------------------------------------------------------------------------------------------------ answers

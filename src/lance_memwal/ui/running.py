@@ -23,6 +23,7 @@ from lance_memwal.ui.looks import EVERY_SECONDS
 __all__ = ["bind", "hosts_of", "is_loopback", "link_of", "serve"]
 
 _LOCAL_NAME = "localhost"
+_DEFAULT_PORT = 80  # browsers leave it out
 _CONNECTIONS = 64
 
 
@@ -43,18 +44,19 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listening.close()
         raise InvalidInputError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}; name another port"
+            f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; name another address or port"
         ) from None
     return listening
 
 
 def hosts_of(host: str, port: int) -> list[str]:
     """The names with ports under which a browser may ask for the page."""
-    names = [host, _LOCAL_NAME, "127.0.0.1", "::1"] if is_loopback(host) else [host]
-    return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in dict.fromkeys(names)]
+    given = [host, _LOCAL_NAME, "127.0.0.1", "::1"] if is_loopback(host) else [host]
+    names = [f"[{name}]" if ":" in name else name for name in dict.fromkeys(given)]
+    return [f"{name}:{port}" for name in names] + (names if port == _DEFAULT_PORT else [])
 
 
 def link_of(host: str, port: int, token: str) -> str:
