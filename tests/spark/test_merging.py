@@ -11,6 +11,7 @@ import pytest
 
 import lance_memwal as mw
 import lance_memwal.spark as ms
+from lance_memwal import crash_points
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pieces import write_pieces
 from lance_memwal.spark.rows import WritePlan
@@ -81,6 +82,39 @@ def test_what_was_collected_or_written_in_bulk_counts_as_changed(uri: str) -> No
     table.gc(grace_seconds=0)
     with pytest.raises(mw.ChangedKeysError):
         write_planned(table, snapshot, 100, version=3)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a new sink", "a sink that knows an older tail"])
+def test_a_bulk_write_that_was_announced_but_not_published_at_the_snapshot_is_a_conflict(
+    uri: str, known: bool, request: pytest.FixtureRequest
+) -> None:
+    table = keyed(uri, 1)
+    before, taken = table.snapshot(), []
+    if known:
+        write_planned(table, before, 1)
+
+    def handler(point: str) -> None:
+        if point == "once.before_commit":
+            taken.append(table.snapshot())
+
+    request.addfinalizer(lambda: crash_points.install(None))
+    crash_points.install(handler)
+    write_planned(table, before, 5, 6, version=2, maxEntryBytes="1")
+    crash_points.install(None)
+    planned = taken[-1]
+    assert planned.shards[0].tip > planned.shards[0].cursor, "the mark is there, its rows do not count yet"
+    with pytest.raises(mw.ChangedKeysError):
+        write_planned(table, planned, 6, version=3)
+    write_planned(table, planned, 7, version=3)
+
+
+def test_a_snapshot_of_a_table_that_was_here_before_is_refused(uri: str) -> None:
+    table = keyed(uri, 1)
+    put(table, 1, 2)
+    snapshot = table.snapshot()
+    table.drop(force=True)
+    with pytest.raises(mw.TableReplacedError, match="take a new one"):
+        write_planned(keyed(uri, 1), snapshot, 1)
 
 
 # --------------------------------------------------------------------------------------------------------- in Spark

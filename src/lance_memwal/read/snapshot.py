@@ -20,7 +20,7 @@ import re
 import uuid
 from dataclasses import dataclass
 
-from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
+from lance_memwal.errors import InvalidInputError, TableReplacedError, UnsupportedFormatError
 from lance_memwal.types import check_shard_id
 
 __all__ = ["Snapshot", "SnapshotShard", "is_snapshot_text"]
@@ -67,6 +67,12 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"Snapshot({str(self)!r})"
+
+    def check_table(self, tag: str | None) -> Snapshot:
+        """Itself, if it is one of the table with this tag; else `TableReplacedError`."""
+        if self.table is not None and tag is not None and self.table != tag:
+            raise TableReplacedError("this snapshot is one of another table: take a new one")
+        return self
 
     def is_part_of(self, other: Snapshot) -> bool:
         """Whether whoever keeps all that `other` needs keeps all that this one needs."""

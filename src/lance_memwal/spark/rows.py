@@ -126,6 +126,9 @@ class WritePlan:
         given = frozenset(frame.names)
         plan = cls(options, base.columns, sharding, operation, base.merge, given, base.table_id, renamed)
         plan._check(frame)
+        if options.unchanged_since is not None:
+            base.columns.need_key()
+            Snapshot.parse(options.unchanged_since).check_table(base.tag)
         if key and base.merge is None and options.sequence_by in base.columns.columns.names:
             _warn_of_late_rows(base.location.describe(), str(options.sequence_by))
         return plan
@@ -186,9 +189,6 @@ class WritePlan:
             raise InvalidInputError(f"columns {OP!r} and {TOMBSTONE!r} both say what is deleted: give one of them")
         if names & {OP, TOMBSTONE}:
             self.schema.need_key()
-        if self.options.unchanged_since is not None:
-            self.schema.need_key()
-            Snapshot.parse(self.options.unchanged_since)
         self.terms.check(self.schema)
         missing = [name for name in self._needed if name not in names]
         if missing:

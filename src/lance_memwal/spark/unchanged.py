@@ -47,8 +47,10 @@ def guard_of(
 
     def refuse(position: int) -> None:
         nonlocal place
+        if then is not None and position < then.tip:
+            return  # not all that the snapshot had is known yet: the create will meet it, and ask again
         if then is not None and place == Place(0):
-            place = Place(then.tip) if position <= then.tip else changes().before_mark(then.tip, then.cursor)
+            place = changes().before_mark(then.tip, then.cursor)
         until = Place(position)
         try:
             while place < until:
