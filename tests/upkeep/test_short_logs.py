@@ -105,6 +105,26 @@ def test_a_table_that_is_gone_ends_the_upkeep_and_raises_nothing(table: mw.Table
     assert manifest_or_none(resolve(uri)) is None
 
 
+def test_upkeep_that_fails_in_any_way_is_logged_and_tried_again(
+    table: mw.Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, tried = SteppedClock(), []
+
+    def maintain() -> None:
+        tried.append(clock.later)
+        raise OSError("of Lance itself")
+
+    limits = LogLimits(entries=1, maintain_seconds=60)
+    watch = TableWatch(BaseTable.need(table.location))
+    logs = ShortLogs(table.location, watch.look, maintain, limits=limits, clock=clock)
+    logs.note({SHARD: append(Sink(OnceAppender(table.location)), 0)})
+    for later in (61.0, 62.0, 122.0):
+        clock.later = later
+        logs.run()
+    assert tried == [61.0, 122.0]
+    assert "maintenance beside a sink failed, it is tried again: of Lance itself" in caplog.text
+
+
 def manifest_or_none(location: Location) -> ShardManifest | None:
     return ShardManifestStore(location, SHARD).read_latest()
 

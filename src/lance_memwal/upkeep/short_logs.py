@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.config import DEFAULT_MEMTABLE_AGE_MS
-from lance_memwal.errors import MemWalError, TableReplacedError
+from lance_memwal.errors import TableReplacedError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.background import Task, is_ending
 from lance_memwal.store.location import Location
@@ -140,8 +140,9 @@ class ShortLogs:
     def run(self) -> None:
         """Do everything that is due now."""
         self.flush(self.due())
-        if self._policy is not None:
-            self._quietly("compaction", lambda: self._compaction.compact_due(self._policy or CompactionPolicy()))
+        policy = self._policy
+        if policy is not None:
+            self._quietly("compaction", lambda: self._compaction.compact_due(policy))
         self._maintain_if_due()
 
     def _flush(self, shard_id: str) -> bool:
@@ -173,7 +174,7 @@ class ShortLogs:
         except TableReplacedError as error:
             _LOG.info("upkeep of a sink ends: %s", error)
             self.stop()
-        except MemWalError as error:
+        except Exception as error:  # whatever it was, the sink goes on
             if not is_ending():
                 _LOG.warning("%s beside a sink failed, it is tried again: %s", what, error)
         else:
