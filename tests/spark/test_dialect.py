@@ -86,3 +86,6 @@ def test_names_match_as_the_resolver_of_spark_matches_them() -> None:
     refuse_doubles(["a", "b", "A"], case_sensitive=True)
     with pytest.raises(InvalidInputError, match="'a' and 'A'"):
         refuse_doubles(["a", "b", "A"])
+    for case_sensitive in (False, True):
+        with pytest.raises(InvalidInputError, match="'a' and 'a'"):
+            refuse_doubles(["a", "b", "a"], case_sensitive=case_sensitive)

@@ -39,8 +39,9 @@ def refuse_doubles(names: Iterable[str], *, case_sensitive: bool = False) -> Non
     """Return only if no two of these names, of one DataFrame, mean the same column."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name if case_sensitive else name.lower(), name)
-        if other is not name:
+        meant = name if case_sensitive else name.lower()
+        if meant in seen:
             raise InvalidInputError(
-                f"columns {other!r} and {name!r} of the DataFrame mean the same column: rename one of them"
+                f"columns {seen[meant]!r} and {name!r} of the DataFrame mean the same column: rename one of them"
             )
+        seen[meant] = name
