@@ -189,9 +189,8 @@ class _HashIndex:
     __slots__ = ("_hashes", "_row_ids", "exact")
 
     def __init__(self, hashes: npt.NDArray[np.generic], row_ids: npt.NDArray[np.uint64], *, exact: bool) -> None:
-        order = np.argsort(
-            hashes, kind="stable" if exact else None
-        )  # numbers are often in order; a merge keeps to that
+        # numbers are often in order; a merge keeps to that
+        order = np.argsort(hashes, kind="stable" if exact else None)
         self._hashes = hashes[order]
         self._row_ids = row_ids[order]
         self.exact = exact

@@ -75,7 +75,7 @@ class MemWalSource(DataSource):
         return TableReader(self._options, self._pinned(), schema, self._outline)
 
     def schema(self) -> StructType:
-        """The table's columns, or those of the option `columns`; the change feed has three more."""
+        """The table's columns, or those of the option `columns`; the change feed has more."""
         if self._options.change_feed:
             return _feed_schema(self._options)
         if self._options.pushed is not None:

@@ -51,9 +51,8 @@ __all__ = ["ChangeFeed", "feed_schema"]
 
 _LOG = logging.getLogger(__name__)
 _EXTRA = pa.schema(EXTRA).names
-_SNAPSHOT_KEY_BYTES = (
-    256 << 10
-)  # keys that go into every part: a stream has nothing that goes to all tasks of one batch
+_SNAPSHOT_KEY_BYTES = 256 << 10
+"""Keys that go into every part: a stream has nothing that goes to all tasks of one batch."""
 
 Positions = dict[str, int]
 Offset = dict[str, Any]

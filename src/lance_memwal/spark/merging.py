@@ -151,7 +151,7 @@ class MergeBuilder:
     ) -> BatchReport:
         """Join and write. With `app_id` and `version` a repeat of the same merge writes nothing.
 
-        If others write the same keys meanwhile, the merge is joined again, four times at most, and then fails with a
+        If others write the same keys meanwhile, the merge is joined again, three times at most, and then fails with a
         `ChangedKeysError`; `on_conflict="error"` fails at once, and `"overwrite"` lets the merge win.
         """
         if not self._clauses:

@@ -34,9 +34,8 @@ __all__ = ["Piece", "Pieces", "all_staged", "by_shard", "inline_share", "load_pi
 _LOG = logging.getLogger(__name__)
 _SPILL_BYTES = 64 << 20
 _LARGE_SHARES = 32  # the k of invariant 2: about so many tasks may use most of the messages
-_handed_in: dict[
-    tuple[str, int], int
-] = {}  # bytes in messages of a task that hands in several; the last ones of this process
+_handed_in: dict[tuple[str, int], int] = {}
+"""Bytes in messages, by job and attempt, of the last tasks of this process: a task may hand in several."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Owns `OnceAppender`. Its epochs are joint (RFC 0017): a claim is a small value that can be sent to other processes, or found
 out by them, and each of them may append with it, without a writer and without talking to the others. Invariants:
 
-1. An append first reads the whole tail and then confirms the manifest that the reading started from, so that everything
+1. An append goes by a whole tail, read before the manifest that the reading started from was confirmed, so that everything
    below the position that it creates is known: a version of an application can be in the log once only, however many
    attempts race. What was read of a log while the manifest moved is forgotten, not only left unused: a late put may have
    been among it, in a slot that collection emptied.
@@ -265,10 +265,12 @@ class OnceAppender:
 
     def _rows(self, claim: ShardClaim, given: list[pa.RecordBatch], terms: Terms) -> Callable[[], AppendedRows]:
         """What finds the rows that are written now, to be asked again whenever the shard moved on."""
-        fitting = self._fittings.get(claim.shard_id)
+        fittings = (
+            self._fittings
+        )  # before the target: another thread may adopt a new one, which has fittings of its own
+        fitting = fittings.get(claim.shard_id)
         if fitting is None:
-            fitting = Fitting(self._target, self._config.replace(shard_id=claim.shard_id))
-            self._fittings[claim.shard_id] = fitting
+            fitting = fittings[claim.shard_id] = Fitting(self._target, self._config.replace(shard_id=claim.shard_id))
         if self._target.merge is None and not terms.need_a_look:
             fixed = AppendedRows([batch for batch, _ in fitting.fit_flagged_parts(given, terms.missing)])
             return lambda: fixed
@@ -327,10 +329,8 @@ class OnceAppender:
                     tail.transactions.take(footer, generation)
                     tail.entries += 1
                     tail.size_bytes += len(data)
-                    if (
-                        newest != tail.manifest
-                    ):  # it was flushed up to here, or compacted: read it again before the next one
-                        self._tails.pop(claim.shard_id, None)
+                    if newest != tail.manifest:
+                        self._tails.pop(claim.shard_id, None)  # flushed up to here, or compacted: it is read again
                     return created
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than we can append to it; retry")
@@ -374,9 +374,8 @@ class OnceAppender:
 
     def _catch_up_to(self, claim: ShardClaim, manifest: ShardManifest) -> ShardTail:
         """What is known of the shard and every entry that came since; a generation that is announced is published."""
-        known = tail = self._tails.pop(
-            claim.shard_id, None
-        )  # kept again once the manifest is confirmed, and not before
+        # kept again once the manifest is confirmed, and not before
+        known = tail = self._tails.pop(claim.shard_id, None)
         positions = list_positions(self.location, claim.shard_id)
         if tail is None or tail.manifest != manifest:
             tail = self._restart(manifest, known, positions)
