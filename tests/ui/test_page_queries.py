@@ -183,6 +183,16 @@ class _Held:
             self.ended.release()
 
 
+def test_sql_that_computes_for_ever_is_stopped(table: mw.Table) -> None:
+    page = page_of(table, max_seconds=0.5)
+    asked = {"kind": "sql", "sql": "select sum(value) from generate_series(1, 1000000000000)"}
+    status, _, text = page.problem("POST", "/api/query", json=asked)
+    assert (status, "ask for less" in text) == (503, True)
+    deadline = SYSTEM_CLOCK.monotonic() + 10
+    while page.ask("POST", "/api/query", json={"kind": "sql", "sql": "select 1"}).status_code == 429:
+        assert SYSTEM_CLOCK.monotonic() < deadline, "it still runs"
+
+
 def test_a_client_has_one_query_at_a_time_and_all_of_them_few(table: mw.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     held = _Held()
     monkeypatch.setitem(questions._KINDS, "scan", held)

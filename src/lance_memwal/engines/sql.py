@@ -11,6 +11,7 @@ Owns `query`. Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from lance_memwal.rows.sql import longest_chain, tokens_of
 __all__ = ["SQL_MEMORY_BYTES", "query", "register"]
 
 SQL_MEMORY_BYTES: Final = 1 << 30
+_POLL_SECONDS: Final = 0.2
 _MAX_CHAIN: Final = 2_000  # from about 10,000 parts on, a stack overflows, which ends the process
 
 
@@ -38,10 +40,12 @@ def query(
     memory_bytes: int = SQL_MEMORY_BYTES,
     limit: int | None = None,
     watch: Callable[[Rows], Rows] = lambda rows: rows,
+    check: Callable[[], None] | None = None,
 ) -> pa.Table:
     """The answer to `text`, in which `tables` have the names that they are given under; its first `limit` rows.
 
-    `watch` may look at every scan that DataFusion makes of a table of ours.
+    `watch` may look at every scan that DataFusion makes of a table of ours. `check` is called again and again while the
+    query runs: what it raises ends the query.
     """
     if not isinstance(text, str):
         raise InvalidInputError(f"a query is SQL text, not {type(text).__name__}")
@@ -49,18 +53,38 @@ def query(
         raise InvalidInputError(f"the query cannot be answered: one of its terms has more than {_MAX_CHAIN:,} parts")
     datafusion = need("datafusion", "sql", "SQL")
     context = _context(datafusion, check_number("memory_bytes", memory_bytes, least=1))
-    failures: list[MemWalError] = []
+    failures: list[Exception] = []
     for name, table in tables.items():
         register(context, name, _as_dataset(name, table), lambda rows: _Watched(rows, failures.append, watch))
     try:
         found = context.sql_with_options(text, _reading_only(datafusion))
-        return (found if limit is None or _is_explained(text) else found.limit(limit)).to_arrow_table()
+        found = found if limit is None or _is_explained(text) else found.limit(limit)
+        return found.to_arrow_table() if check is None else asyncio.run(_collected(found, check, failures.append))
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         if failures:
             raise failures[0] from None
         raise InvalidInputError(f"the query cannot be answered: {reason_of(error)}") from error
+
+
+async def _collected(found: Any, check: Callable[[], None], note: Callable[[Exception], None]) -> pa.Table:
+    """The rows of a query that ends where `check` raises; nothing of it runs any further then."""
+    stream, batches = found.execute_stream(), list[pa.RecordBatch]()
+    while True:
+        step = asyncio.ensure_future(stream.__anext__())
+        try:
+            while not step.done():
+                await asyncio.wait({step}, timeout=_POLL_SECONDS)
+                check()
+        except Exception as error:
+            step.cancel()
+            note(error)
+            raise
+        try:
+            batches.append(step.result().to_pyarrow())
+        except StopAsyncIteration:
+            return pa.Table.from_batches(batches, batches[0].schema if batches else found.schema())
 
 
 def _is_explained(text: str) -> bool:

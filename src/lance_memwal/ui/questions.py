@@ -253,7 +253,7 @@ def _sql(table: Table, question: Question, limits: Limits) -> dict[str, Any]:
         return _Stoppable(rows, limits)
 
     tables = {"t": dataset_at(table.scan().snapshot)}
-    found = sql_query(text, tables, memory_bytes=_SQL_MEMORY_BYTES, limit=most + 1, watch=watch)
+    found = sql_query(text, tables, memory_bytes=_SQL_MEMORY_BYTES, limit=most + 1, watch=watch, check=limits.check)
     return _shown(found.schema, Cells(most).add([found], len(found.schema)), [drawn(scan) for scan in scans])
 
 

@@ -4,8 +4,7 @@ Owns `bind`, `link_of` and `serve`. Invariants:
 
 1. The socket is bound before anybody is told its address, so that no other program can have it.
 2. The token is in the fragment of the link, which a browser never sends, logs or refers to.
-3. It ends with SIGINT or SIGTERM; queries are told to end, and are not waited for longer than their next step takes. A step
-   inside DataFusion may take as long as the whole query: a second SIGINT ends that, too.
+3. It ends with SIGINT or SIGTERM; queries are told to end, and are not waited for longer than their next step takes.
 """
 
 from __future__ import annotations
