@@ -228,3 +228,28 @@ def test_threads_share_a_followed_tail(elsewhere: Elsewhere) -> None:
         thread.join(60)
     assert not failures
     assert elsewhere.table.count_rows() == 40
+
+
+@pytest.mark.parametrize("opened", ["before", "anew"])
+def test_a_table_that_is_copied_back_to_its_place_is_read_as_it_is_there(tmp_path: Path, opened: str) -> None:
+    """It has the names, numbers and identity of the one before, and other rows."""
+    uri, kept = tmp_path / "t", [tmp_path / name for name in "ab"]
+    mw.create_table(str(uri), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    shutil.copytree(uri, tmp_path / "made")
+    for number, place in enumerate(kept):
+        shutil.rmtree(uri)
+        shutil.copytree(tmp_path / "made", uri)
+        writer = mw.open_table(str(uri)).writer()
+        writer.put(rows(number))
+        writer.abort()
+        shutil.copytree(uri, place)
+    shutil.rmtree(uri)
+    table = mw.open_table(str(tmp_path / "made"))
+    for number in (0, 1, 0):
+        shutil.copytree(kept[number], uri)
+        if opened == "anew" or table.uri != str(uri):
+            table = mw.open_table(str(uri))
+        for _ in range(2):
+            found = table.scan(columns=["id"]).to_table().column("id").to_pylist()
+            assert found == [f"k{number}"]
+        shutil.rmtree(uri)

@@ -127,23 +127,28 @@ class ShardManifestStore:
         sighting = self._sighting
         if sighting is None or sighting.manifest.version != version:
             return self.list_versions()[-1:] == [version]
-        if sighting.is_trusted and self._is_unmoved(sighting):
-            return True
-        is_newest = self.list_versions()[-1:] == [version]
-        self._sighting = replace(sighting, is_trusted=True) if is_newest and not sighting.is_trusted else None
+        is_newest = self._is_unmoved(sighting) if sighting.is_trusted else self.list_versions()[-1:] == [version]
+        self._sighting = replace(sighting, is_trusted=True) if is_newest else None
         return is_newest
 
-    def sight(self, manifest: ShardManifest) -> None:
+    @property
+    def sighted(self) -> ObjectMeta | None:
+        """The object of the version that was looked at last, if there was no other since; no request."""
+        sighting = self._sighting
+        return None if sighting is None else sighting.seen
+
+    def sight(self, manifest: ShardManifest) -> ObjectMeta | None:
         """Look at a version that `check_fenced` gave, or, in a store that only reads, `read_latest`.
 
-        Once `is_newest` has confirmed it, two requests say that it is still so.
+        Once `is_newest` has confirmed it, two requests say that it is still so. Returns the object; None if it is gone.
         """
         try:
             seen = self.location.store.head(paths.manifest_path(self.shard_id, manifest.version))
         except ObjectNotFoundError:  # collected: there is a newer one
             self._sighting = None
-        else:
-            self._sighting = _Sighting(manifest, seen)
+            return None
+        self._sighting = _Sighting(manifest, seen)
+        return seen
 
     def _is_unmoved(self, sighting: _Sighting) -> bool:
         version, store = sighting.manifest.version, self.location.store

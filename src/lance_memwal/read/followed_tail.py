@@ -3,7 +3,8 @@
 Owns `FollowedTail`. Invariants:
 
 1. Entries after the cursor never change and are never collected, so what was read of them stays right as long as epoch,
-   cursor, current generation, table and columns are the same. If one of them is another one, the tail is read anew.
+   cursor, current generation, table and columns are the same. If one of them is another one, the tail is read anew; so it is
+   if the manifest is another object: a table that was copied back to its place has the names and numbers of this one.
 2. In one epoch entries are created in order, one after the other. So whoever finds the next one missing has read all that
    was acknowledged before. That nothing lies above it, which would be damage, is looked at again now and then.
 3. A tail of which an entry could not be taken in whole is not followed any further.
@@ -21,6 +22,7 @@ from lance_memwal.process.cache import SMALL_BYTES
 from lance_memwal.read.tail_rows import TailRows, tail_memtables
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
+from lance_memwal.store.port import ObjectMeta
 from lance_memwal.types import ShardManifest, WalEntry
 
 __all__ = ["FollowedTail"]
@@ -32,8 +34,12 @@ _ONE_BY_ONE = 8  # new entries; more are listed, and read several at once
 class FollowedTail:
     """The tail of one shard as far as it was read. Threads may share it."""
 
-    def __init__(self, location: Location, manifest: ShardManifest, schema: TableSchema, tag: str | None) -> None:
+    def __init__(
+        self, location: Location, manifest: ShardManifest, seen: ObjectMeta | None, schema: TableSchema, tag: str | None
+    ) -> None:
+        """`seen` is the object of the manifest; None if it could not be looked at."""
         self.manifest = manifest
+        self.seen = seen
         self._location = location
         self._schema = schema
         self._tag = tag
@@ -47,9 +53,9 @@ class FollowedTail:
         """Resident bytes."""
         return SMALL_BYTES + self._rows.size_bytes
 
-    def is_of(self, manifest: ShardManifest, schema: TableSchema, tag: str | None) -> bool:
+    def is_of(self, manifest: ShardManifest, seen: ObjectMeta | None, schema: TableSchema, tag: str | None) -> bool:
         """Whether what was read is the beginning of the tail of `manifest`, in these columns of this table."""
-        same = _stands_at(self.manifest) == _stands_at(manifest)
+        same = seen is not None and self.seen == seen and _stands_at(self.manifest) == _stands_at(manifest)
         return self._is_whole and same and self._tag == tag and self._schema == schema
 
     def follow(self, manifest: ShardManifest) -> tuple[InMemoryMemTableRef, ...]:

@@ -290,23 +290,25 @@ class TierSource:
         That the manifest is still the newest shows afterwards, as if it had been read again just before.
         """
         known: FollowedTail | None = CACHE.find(self._tail_slot(manifests.shard_id), _table_of(base))
-        if known is None or not known.is_of(known.manifest, base.columns, base.tag):
+        if known is None or not known.is_of(known.manifest, manifests.sighted, base.columns, base.tag):
             return None
         try:
-            view = self._tail(base, known.manifest)
+            view = self._follow(base, known, known.manifest)
         except CorruptDataError:  # the long way says whether collection passed here
             return None
         return view if manifests.is_newest(view.manifest.version) else None
 
     def _tail(self, base: BaseTable, manifest: ShardManifest) -> ShardView:
         """The rows of a log that another process writes; what was read of it before is not read again."""
-        slot, made_of = self._tail_slot(manifest.shard_id), _table_of(base)
-        tail: FollowedTail | None = CACHE.find(slot, made_of)
-        if tail is None or not tail.is_of(manifest, base.columns, base.tag):
-            tail = FollowedTail(self.location, manifest, base.columns, base.tag)
-            self.manifests(manifest.shard_id).sight(manifest)
+        seen = self.manifests(manifest.shard_id).sight(manifest)
+        tail: FollowedTail | None = CACHE.find(self._tail_slot(manifest.shard_id), _table_of(base))
+        if tail is None or not tail.is_of(manifest, seen, base.columns, base.tag):
+            tail = FollowedTail(self.location, manifest, seen, base.columns, base.tag)
+        return self._follow(base, tail, manifest)
+
+    def _follow(self, base: BaseTable, tail: FollowedTail, manifest: ShardManifest) -> ShardView:
         memory = tail.follow(manifest)
-        CACHE.keep(slot, tail, tail.size_bytes, made_of)
+        CACHE.keep(self._tail_slot(manifest.shard_id), tail, tail.size_bytes, _table_of(base))
         return ShardView(manifest, memory, from_tail=True)
 
     def _tail_slot(self, shard_id: str) -> Slot:
