@@ -137,6 +137,17 @@ def test_refusals_are_words(tmp_path: Path, watched: Any, show: Any) -> None:
         assert table.count_rows() == 30
 
 
+def test_numbers_have_the_digits_that_they_have(tmp_path: Path, watched: Any, show: Any) -> None:
+    with lived_in(tmp_path / "t") as table, show(table) as link:
+        page = opened(watched.page, link)
+        go(page, "query")
+        page.get_by_text("SQL", exact=True).click()
+        page.locator("textarea").fill("select 1234567.891 as exact, cast(0.1 as float) as short from t limit 1")
+        page.get_by_role("button", name="Run").click()
+        expect(page.get_by_role("cell", name="1234567.891", exact=True)).to_be_visible()
+        expect(page.get_by_role("cell", name="0.1", exact=True)).to_be_visible()
+
+
 def test_storage_shows_logs_manifests_and_what_changed(tmp_path: Path, watched: Any, show: Any) -> None:
     with lived_in(tmp_path / "t") as table, show(table) as link:
         page = opened(watched.page, link)

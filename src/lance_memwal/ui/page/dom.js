@@ -84,9 +84,11 @@ export const plural = (number, one, many = `${one}s`) => `${count(number)} ${num
 /** The first part of a shard id, with the whole of it in the title. */
 export const shardName = (id) => h("code", { class: "shard", title: id }, id.slice(0, 8));
 
-/** A value of a row. */
-export function cell(value) {
+const SHORT_FLOATS = new Set(["float", "halffloat"]); // JSON shows them with digits that they do not have
+
+/** A value of a row, of a column of this type. */
+export function cell(value, type) {
   if (value === null) return h("span", { class: "null" }, "null");
-  if (typeof value === "number") return Number.isInteger(value) ? count(value) : String(Number(value.toPrecision(7)));
+  if (typeof value === "number") return Number.isInteger(value) ? count(value) : String(SHORT_FLOATS.has(type) ? Number(value.toPrecision(7)) : value);
   return String(value);
 }

@@ -75,7 +75,7 @@ export class Query {
   }
 
   shown(found) {
-    const columns = found.columns.map((column, place) => ({ name: h("span", {}, column.name, h("span", { class: "type" }, column.type)), number: column.number, cell: (row) => cell(row[place]) }));
+    const columns = found.columns.map((column, place) => ({ name: h("span", {}, column.name, h("span", { class: "type" }, column.type)), number: column.number, cell: (row) => cell(row[place], column.type) }));
     const empty = found.kind === "get" ? "There is no row with this key." : "No rows.";
     const rows = found.rows.length ? table(`Answer: ${plural(found.rows.length, "row")}`, columns, found.rows, { hideCaption: true, tall: true }) : h("p", { class: "empty" }, empty);
     return [

@@ -63,7 +63,7 @@ export class Storage {
   async readEntry(position) {
     const found = await get("/api/entry", { shard: this.shard, position });
     const facts = [["written", found.written_ms === null ? "unknown" : moment(found.written_ms)], ["epoch", count(found.entry.epoch)], ["generation", count(found.entry.generation)], ["size", bytes(found.entry.bytes)], ["kind", found.joint ? `${found.entry.kind}, joint` : found.entry.kind]];
-    const columns = found.columns.map((column, place) => ({ name: column.name, number: column.number, cell: (row) => cell(row[place]) }));
+    const columns = found.columns.map((column, place) => ({ name: column.name, number: column.number, cell: (row) => cell(row[place], column.type) }));
     return [h("h4", {}, `Entry ${count(position)}`),
       h("dl", { class: "plan-facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       found.rows.length ? table(`Rows of entry ${position}`, columns, found.rows, { hideCaption: true, tall: true, row: (row) => ({ class: found.columns.at(-1)?.name === "_tombstone" && row.at(-1) === true ? "deleted" : null }) }) : h("p", { class: "empty" }, "This entry has no rows."),
