@@ -3,10 +3,13 @@
 The ci profile draws the same examples in every run, so that a red build is red again; the proofs draw new ones. No
 example has a deadline of its own: a busy machine is no bug, and every test has one (pytest-timeout).
 
+Interrupts interrupt: a shell that starts the tests in the background lets them, and all that they start, ignore SIGINT.
+
 No test leaves a writer's threads to the next one, which may count them: what a test dropped is collected after it.
 """
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +23,12 @@ pytest_plugins = ["services.azure", "services.s3"]
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("prove", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(profile())
+
+
+def pytest_configure() -> None:
+    """Before any test, in every process that runs tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -154,10 +154,12 @@ def test_a_put_that_waits_for_room_can_be_interrupted(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=interrupt)
         thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            writer.put(rows([1000]))
-        thread.join()
-        held.open()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                writer.put(rows([1000]))
+        finally:
+            thread.join()
+            held.open()
         writer.put(rows([1001]))
         assert writer.backpressure_stats().total_count >= 1
 
