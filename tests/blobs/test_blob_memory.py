@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.log.entry import EntryEncoder, RowEncoder
+from lance_memwal.log.entry import EntryEncoder, RowEncoder, decode_entry
 from lance_memwal.memtable.blobs import MemBlobs
 from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD
 from tests.kit.blobs import SCHEMA, blob_rows
@@ -99,6 +100,22 @@ def test_a_memtable_holds_the_bytes_that_it_was_given(tmp_path: Path) -> None:
     alone.append(given, None)
     (only,) = alone.capture().stored()
     assert only.column("image").buffers()[2].address == start
+
+
+def test_a_memtable_that_can_read_blobs_again_holds_nothing_of_their_entry() -> None:
+    schema = TableSchema.from_arrow(SCHEMA)
+    batch = blob_rows({1: b"a" * MIB, 2: None}).combine_chunks().to_batches()[0]
+    flagged = batch.append_column(TOMBSTONE_FIELD, pa.array([False, True]))
+    data = EntryEncoder(schema.wal, 1, 1).encode([flagged])
+    nobody_else = sys.getrefcount(data)
+    memtable = MemTable(schema, 1, 0, 0)
+    memtable.append(*RowAdapter(schema).adapt(*decode_entry(data, 1).batches), again=lambda: batch)
+    assert sys.getrefcount(data) == nobody_else
+    assert memtable.size_bytes < 10_000
+    held = memtable.capture().table()
+    assert held.column("id").to_pylist() == [1, 2]
+    assert held.column(TOMBSTONE_FIELD.name).to_pylist() == [False, True]
+    assert memtable.blob(0, "image").to_pybytes() == b"a" * MIB
 
 
 def test_parts_are_cut_by_bytes() -> None:

@@ -168,6 +168,16 @@ def test_many_entries_that_came_at_once_are_read_at_once(elsewhere: Elsewhere) -
     assert elsewhere.table.count_rows() == 60
 
 
+def test_entries_that_were_flushed_meanwhile_are_not_read(elsewhere: Elsewhere) -> None:
+    elsewhere.put(0)
+    assert elsewhere.table.count_rows() == 1
+    elsewhere.ask("puts", [rows(n) for n in range(1, 60)])
+    elsewhere.ask("flush")
+    elsewhere.calls.clear()
+    assert elsewhere.table.count_rows() == 60
+    assert sum("/wal/" in path for name, path in elsewhere.calls if name == "get") <= 10  # of 60
+
+
 def test_other_columns_are_read_from_the_beginning(elsewhere: Elsewhere) -> None:
     elsewhere.put(1)
     assert elsewhere.table.count_rows() == 1

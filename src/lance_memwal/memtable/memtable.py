@@ -79,11 +79,16 @@ def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     size: int = batch.get_total_buffer_size()
     if size <= _PINNING_BYTES or batch.nbytes * 4 >= size:
         return batch, size
-    try:
-        batch = batch.take(pa.array(np.arange(batch.num_rows)))
-    except pa.ArrowNotImplementedError:  # a type that Arrow cannot gather: its parent is counted instead
-        return batch, size
+    batch = _copied(batch)
     return batch, batch.get_total_buffer_size()
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch` in buffers of its own; as it is, if it has a type that Arrow cannot gather."""
+    try:
+        return batch.take(pa.array(np.arange(batch.num_rows)))
+    except pa.ArrowNotImplementedError:
+        return batch
 
 
 def aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -227,17 +232,19 @@ class MemTable:
     ) -> None:
         """Add a batch with the table's columns; None means that every row lives. `size_bytes`: of its buffers, if known.
 
-        `again` reads the batch again: then the memtable does not hold its blobs.
+        `again` reads the batch again: then the memtable holds neither its blobs nor the entry that they lie in.
         """
         rows, size = (self._log[-1][2], self._log[-1][3]) if self._log else (0, 0)
-        size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
         if self._values is not None:
             self._values.add(batch)
-        if self._blobs is not None:
-            batch = self._blobs.take_in(len(self._log), batch, again)
+        held = batch if self._blobs is None else self._blobs.take_in(len(self._log), batch, again)
+        if again is not None:
+            batch = held = _copied(held)
+        size += self._overhead + (batch.get_total_buffer_size() if size_bytes is None else size_bytes)
         if tombstone is not None:
             self._has_tombstones = True
-        self._log.append((batch, tombstone, rows + batch.num_rows, size))
+            tombstone = tombstone if again is None else tombstone.take(pa.array(np.arange(len(tombstone))))
+        self._log.append((held, tombstone, rows + held.num_rows, size))
 
     def can_hold(self, batches: Sequence[pa.RecordBatch]) -> bool:
         """Whether the dictionaries of `batches` go together with those that are here."""

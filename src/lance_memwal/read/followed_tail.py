@@ -8,13 +8,14 @@ Owns `FollowedTail`. Invariants:
 2. In one epoch entries are created in order, one after the other. So whoever finds the next one missing has read all that
    was acknowledged before. That nothing lies above it, which would be damage, is looked at again now and then.
 3. A tail of which an entry could not be taken in whole is not followed any further.
-4. Whether the manifest is still the newest afterwards is the matter of whoever asks.
+4. Whether the manifest is still the newest afterwards is the matter of whoever asks. Many entries are not read for one
+   that is not the newest before: most of them may be flushed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from lance_memwal.log.wal import read_next, read_tail
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
@@ -58,24 +59,28 @@ class FollowedTail:
         same = seen is not None and self.seen == seen and _stands_at(self.manifest) == _stands_at(manifest)
         return self._is_whole and same and self._tag == tag and self._schema == schema
 
-    def follow(self, manifest: ShardManifest) -> tuple[InMemoryMemTableRef, ...]:
-        """All rows of the tail of `manifest` now; only what came since the last call is read."""
+    def follow(self, manifest: ShardManifest, is_newest: Callable[[], bool]) -> tuple[InMemoryMemTableRef, ...]:
+        """All rows of the tail of `manifest` now; only what came since the last call is read.
+
+        `is_newest` is asked before many entries are read; where it says that the manifest is not, rows are missing.
+        """
         with self._lock:
             whole, self._is_whole = self._is_whole, False
             if not whole:
                 return tail_memtables(self._location, manifest, None, self._schema, self._tag)
-            self._rows.take(self._new_entries(manifest))
+            self._rows.take(self._new_entries(manifest, is_newest))
             self._follows += 1
             self.manifest, self._is_whole = manifest, True
             return self._rows.captured(manifest)
 
-    def _new_entries(self, manifest: ShardManifest) -> Iterator[WalEntry]:
+    def _new_entries(self, manifest: ShardManifest, is_newest: Callable[[], bool]) -> Iterator[WalEntry]:
         start = self._rows.next_position
         if self._follows % _FOLLOWS_PER_LOOK:
             yield from read_next(self._location, manifest.shard_id, start, _ONE_BY_ONE, tag=self._tag)
             if self._rows.next_position < start + _ONE_BY_ONE:
                 return
-        yield from read_tail(self._location, manifest, tag=self._tag, start=self._rows.next_position)
+        if is_newest():
+            yield from read_tail(self._location, manifest, tag=self._tag, start=self._rows.next_position)
 
 
 def _stands_at(manifest: ShardManifest) -> tuple[int, int, int]:

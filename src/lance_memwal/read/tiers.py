@@ -290,13 +290,14 @@ class TierSource:
         That the manifest is still the newest shows afterwards, as if it had been read again just before.
         """
         known: FollowedTail | None = CACHE.find(self._tail_slot(manifests.shard_id), _table_of(base))
-        if known is None or not known.is_of(known.manifest, manifests.sighted, base.columns, base.tag):
+        if known is None or not known.is_of(manifest := known.manifest, manifests.sighted, base.columns, base.tag):
             return None
+        is_newest = partial(manifests.is_newest, manifest.version)
         try:
-            view = self._follow(base, known, known.manifest)
+            view = self._follow(base, known, manifest, is_newest)
         except CorruptDataError:  # the long way says whether collection passed here
             return None
-        return view if manifests.is_newest(view.manifest.version) else None
+        return view if is_newest() else None
 
     def _tail(self, base: BaseTable, manifest: ShardManifest) -> ShardView:
         """The rows of a log that another process writes; what was read of it before is not read again."""
@@ -304,10 +305,12 @@ class TierSource:
         tail: FollowedTail | None = CACHE.find(self._tail_slot(manifest.shard_id), _table_of(base))
         if tail is None or not tail.is_of(manifest, seen, base.columns, base.tag):
             tail = FollowedTail(self.location, manifest, seen, base.columns, base.tag)
-        return self._follow(base, tail, manifest)
+        return self._follow(base, tail, manifest, lambda: True)
 
-    def _follow(self, base: BaseTable, tail: FollowedTail, manifest: ShardManifest) -> ShardView:
-        memory = tail.follow(manifest)
+    def _follow(
+        self, base: BaseTable, tail: FollowedTail, manifest: ShardManifest, is_newest: Callable[[], bool]
+    ) -> ShardView:
+        memory = tail.follow(manifest, is_newest)
         CACHE.keep(self._tail_slot(manifest.shard_id), tail, tail.size_bytes, _table_of(base))
         return ShardView(manifest, memory, from_tail=True)
 
