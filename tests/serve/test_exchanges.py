@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -217,27 +218,32 @@ def test_an_owner_without_room_is_waited_for_and_not_replaced(table: mw.Table, m
     assert ids(table) == [0, 1]
 
 
+def threads() -> set[str]:
+    """The threads of this process, those of its libraries too."""
+    return set(os.listdir("/proc/self/task"))
+
+
 def test_many_callers_cost_a_bounded_number_of_threads(
-    table: mw.Table, owner: mw.TableWriter, other: mw.TableWriter, monkeypatch: pytest.MonkeyPatch
+    table: mw.Table, owner: mw.TableWriter, other: mw.TableWriter
 ) -> None:
     """Connections that say nothing, strangers, and more exchanges than there may be."""
-    caller = Caller(table)
-    port = int(caller.address.rpartition(":")[2])
-    silent = [socket.create_connection(("127.0.0.1", port), 5) for _ in range(200)]
-    for number, each in enumerate(silent):
-        each.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
-    strangers = flight.FlightClient(caller.address)
-    for _ in range(50):
-        with pytest.raises(flight.FlightUnauthenticatedError):
-            list(strangers.do_action(flight.Action(desk.HELLO, b"")))
-    taken = [caller.exchange({"version": desk.WIRE_VERSION}) for _ in range(280)]
-    answers = [decode_answer(told) for _, _, told in taken]
-    assert answers.count(desk.FULL) >= 280 - 256
-    assert len(os.listdir("/proc/self/task")) < 256 + 100
-    for writer, reader, _ in taken:
-        caller.end(writer, reader)
-    for each in silent:
-        each.close()
+    caller, before = Caller(table), threads()
+    with ExitStack() as ending:
+        port = int(caller.address.rpartition(":")[2])
+        for number in range(200):
+            silent = ending.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+            silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+        strangers = flight.FlightClient(caller.address)
+        for _ in range(50):
+            with pytest.raises(flight.FlightUnauthenticatedError):
+                list(strangers.do_action(flight.Action(desk.HELLO, b"")))
+        answers = []
+        for _ in range(280):
+            writer, reader, told = caller.exchange({"version": desk.WIRE_VERSION})
+            ending.callback(caller.end, writer, reader)
+            answers.append(decode_answer(told))
+        assert answers.count(desk.FULL) >= 280 - 256
+        assert len(threads() - before) < 256 + 50
     assert other.put([{"id": 2, "v": "a"}]).written == 1
     assert len(owner.owned_shards) == 1
 
