@@ -7,11 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 import lance_memwal as mw
@@ -51,6 +54,30 @@ def test_the_command_serves_the_page_until_it_is_stopped(tmp_path: Path) -> None
         assert process.stderr.read() == ""
 
 
+@pytest.mark.timeout(60)
+def test_a_query_that_is_open_when_it_is_stopped_is_given_up(tmp_path: Path) -> None:
+    uri = mw.create_table(str(tmp_path / "t"), rows(1, 2), primary_key="id").uri
+    command = [sys.executable, "-m", "lance_memwal", "ui", uri, "--port", "0", "--json"]
+    endless = {"kind": "sql", "sql": "select sum(value) from generate_series(1, 1000000000000)"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        place, _, token = json.loads(process.stdout.readline())["serves"].partition("#token=")
+        with (
+            httpx.Client(base_url=place, headers={"x-memwal-token": token}, timeout=30) as page,
+            ThreadPoolExecutor(1) as one,
+        ):
+            asked = one.submit(page.post, "/api/query", json=endless)
+            time.sleep(1.0)  # it runs for ever
+            process.send_signal(signal.SIGINT)
+            assert (asked.result().status_code, asked.result().json()["error"]["text"]) == (
+                499,
+                "the query was cancelled",
+            )
+        assert process.wait(30) == 130
+        assert process.stderr.read() == ""
+
+
 def test_what_is_missing_or_taken_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,8 +89,9 @@ def test_what_is_missing_or_taken_is_one_line(
     assert "name another address or port" in capsys.readouterr().err
     assert main(["ui", uri, "--host", "x" * 70]) == 1  # no name of DNS is so long
     assert "name another address or port" in capsys.readouterr().err
-    assert main(["ui", uri, "--host", "0.0.0.0"]) == 1
-    assert "name the one address" in capsys.readouterr().err
+    for every in ("0.0.0.0", "::", "", "0", "0x0", "::0", "0:0::0", "::ffff:0.0.0.0"):
+        assert main(["ui", uri, "--host", every]) == 1
+        assert "name the one address" in capsys.readouterr().err, every
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["ui", uri]) == 1
     assert "pip install 'lance-memwal[ui]'" in capsys.readouterr().err

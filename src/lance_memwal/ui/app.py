@@ -60,14 +60,15 @@ def make_app(
     token: str,
     every_seconds: float = EVERY_SECONDS,
     max_seconds: float = MAX_SECONDS,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> Gate:
-    """The application that shows `table` under `hosts` to whoever knows `token`."""
+    """The application that shows `table` under `hosts` to whoever knows `token`; it gives queries up once it `is_ending`."""
     applications = need("starlette.applications", "ui", "the web page")
     routing = need("starlette.routing", "ui", "the web page")
     views = _Views(table, every_seconds, max_seconds)
     routes = [routing.Route(f"/{name}", _file(*found), methods=["GET"]) for name, found in _page_files().items()]
     routes += [routing.Route(path, _answered(call), methods=["GET"]) for path, call in views.data().items()]
-    routes.append(routing.Route("/api/query", _asked(views), methods=["POST"]))
+    routes.append(routing.Route("/api/query", _asked(views, is_ending), methods=["POST"]))
     routes.append(routing.Route("/{rest:path}", _answered(_nothing_here), methods=["GET"]))
 
     @asynccontextmanager
@@ -202,23 +203,28 @@ def _nothing_here(_: Request) -> dict[str, Any]:
 def _answered(call: Callable[[Request], dict[str, Any]]) -> _Handler:
     """A handler that answers with what `call` says, in a thread."""
 
+    return _told(lambda request: asyncio.to_thread(call, request))
+
+
+def _asked(views: _Views, is_ending: Callable[[], bool]) -> _Handler:
+    """The handler of queries: it stops those that nobody waits for, and all of them when the server ends."""
+
+    async def answer(request: Request) -> dict[str, Any]:
+        question = await _question(request)
+        client = request.headers.get(CLIENT_HEADER, "")[:64]
+        return await _awaited(request, views.desk.begin(client, question), is_ending)
+
+    return _told(answer)
+
+
+def _told(answer: Callable[[Request], Awaitable[dict[str, Any]]]) -> _Handler:
+    """A handler that says what came of a request, also when the server ends before it is answered."""
+
     async def handler(request: Request) -> Response:
         try:
-            return _json(200, await asyncio.to_thread(call, request))
-        except Exception as error:
-            return _json(*error_of(error))
-
-    return handler
-
-
-def _asked(views: _Views) -> _Handler:
-    """The handler of queries: it stops those that nobody waits for."""
-
-    async def handler(request: Request) -> Response:
-        try:
-            question = await _question(request)
-            client = request.headers.get(CLIENT_HEADER, "")[:64]
-            return _json(200, await _awaited(request, views.desk.begin(client, question)))
+            return _json(200, await answer(request))
+        except asyncio.CancelledError:  # the server ends, and waits no longer
+            return _json(*error_of(Refusal(503, "the page was stopped: start memwal ui again")))
         except Exception as error:
             return _json(*error_of(error))
 
@@ -235,16 +241,16 @@ async def _question(request: Request) -> dict[str, Any]:
     return question
 
 
-async def _awaited(request: Request, running: Running) -> dict[str, Any]:
+async def _awaited(request: Request, running: Running, is_ending: Callable[[], bool]) -> dict[str, Any]:
     answer: asyncio.Future[dict[str, Any]] = asyncio.wrap_future(running.answer)
+    answer.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody may be left to be told
     while not answer.done():
         await asyncio.wait({answer}, timeout=_POLL_SECONDS)
         if answer.done():
             break
-        if await request.is_disconnected():
+        if is_ending() or await request.is_disconnected():
             running.limits.give_up()
         if not running.limits.left_seconds:
-            answer.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody is told
             running.limits.check()
     return answer.result()
 

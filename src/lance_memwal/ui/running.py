@@ -36,9 +36,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens at the address; port 0 takes any that is free."""
-    if host in ("0.0.0.0", "::", ""):  # noqa: S104 - it is refused
-        raise InvalidInputError("name the one address that browsers ask for, since they are refused under any other")
+    """A socket that is bound to the one address; port 0 takes any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -49,7 +47,15 @@ def bind(host: str, port: int) -> socket.socket:
         raise InvalidInputError(
             f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; name another address or port"
         ) from None
+    if _is_every_address(listening.getsockname()[0]):  # asked of the socket: a host has many spellings
+        listening.close()
+        raise InvalidInputError("name the one address that browsers ask for, since they are refused under any other")
     return listening
+
+
+def _is_every_address(bound: str) -> bool:
+    address = ipaddress.ip_address(bound)
+    return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
 
 
 def hosts_of(host: str, port: int) -> list[str]:
@@ -76,7 +82,13 @@ def serve(
     """Serve the page of `table` on a socket until a signal ends it; `started` is called once it answers."""
     uvicorn = need("uvicorn", "ui", "the web page")
     port = listening.getsockname()[1]
-    app = make_app(table, hosts=hosts_of(host, port), token=token, every_seconds=every_seconds)
+    app = make_app(
+        table,
+        hosts=hosts_of(host, port),
+        token=token,
+        every_seconds=every_seconds,
+        is_ending=lambda: server.should_exit,
+    )
     config = uvicorn.Config(
         app,
         log_level="warning",
