@@ -32,6 +32,7 @@ __all__ = [
     "UnavailableError",
     "UnsupportedFormatError",
     "WriterPoisonedError",
+    "is_failure",
     "is_panic",
     "reason_of",
 ]
@@ -59,6 +60,11 @@ def rebuilt(kind: type[MemWalError], args: tuple[Any, ...], attributes: dict[str
 def is_panic(error: BaseException) -> bool:
     """Whether Lance's native code gave up; its exception cannot be imported and is no `Exception`."""
     return type(error).__name__ == "PanicException"
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a call failed, by a panic too; an interrupt or the end of the program is none."""
+    return isinstance(error, Exception) or is_panic(error)
 
 
 def reason_of(error: BaseException) -> str:

@@ -198,6 +198,9 @@ def test_an_owner_does_not_listen_for_other_hosts_without_all_of_it(
         ({"HOST": ""}, "LANCE_MEMWAL_HOST"),
         ({"HOST": "a b"}, "LANCE_MEMWAL_HOST"),
         ({"HOST": "x/../y"}, "LANCE_MEMWAL_HOST"),
+        ({"HOST": "0"}, "LANCE_MEMWAL_HOST"),
+        ({"HOST": "0.0.0.0"}, "LANCE_MEMWAL_HOST"),
+        ({"HOST": "[0::0]"}, "LANCE_MEMWAL_HOST"),
         ({"PORT": "99999"}, "port"),
         ({"PORT": "x"}, "port"),
     ]

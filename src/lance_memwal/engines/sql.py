@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 
 from lance_memwal.arguments import check_number
 from lance_memwal.engines.dataset import Rows, TableDataset
-from lance_memwal.errors import InvalidInputError, MemWalError, is_panic, reason_of
+from lance_memwal.errors import InvalidInputError, MemWalError, is_failure, reason_of
 from lance_memwal.process.extras import need
 from lance_memwal.rows.sql import longest_chain, tokens_of
 
@@ -61,7 +61,7 @@ def query(
         found = found if limit is None or _is_explained(text) else found.limit(limit)
         return found.to_arrow_table() if check is None else asyncio.run(_collected(found, check, failures.append))
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
+        if not is_failure(error):
             raise
         if failures:
             raise failures[0] from None

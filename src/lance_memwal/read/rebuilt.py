@@ -27,7 +27,7 @@ from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.read.tail_rows import tail_memtables
-from lance_memwal.read.tiers import ShardView, Tiers, missing_is_collected
+from lance_memwal.read.tiers import PARALLEL_LOOKS, PARALLEL_READS, ShardView, Tiers, missing_is_collected
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest
 
@@ -37,8 +37,6 @@ IsPinned: TypeAlias = Callable[[BaseTable, Snapshot], bool]
 
 T = TypeVar("T")
 _Read: TypeAlias = Callable[[SnapshotShard, ShardManifest], T]
-_PARALLEL_READS = 8
-_PARALLEL_LOOKS = 32  # which hold no rows
 _REMEDY = "load again, or take a new snapshot"
 
 
@@ -60,7 +58,7 @@ def of_each_shard(
     base = base_of(location, snapshot)
     read = reads(base)
     with missing_is_collected(_REMEDY):
-        at_once = location.at_once(_PARALLEL_READS)
+        at_once = location.at_once(PARALLEL_READS)
         found = list(in_order(lambda s: _read_shard(base, s, read), snapshot.shards, at_once, "memwal-rebuild"))
     check_whole(base, snapshot, is_pinned)
     # entries of a table that was made anew meanwhile do not count, which hides what is gone
@@ -70,7 +68,7 @@ def of_each_shard(
 
 def check_whole(base: BaseTable, snapshot: Snapshot, is_pinned: IsPinned) -> None:
     """Return only if collection has not begun to remove what `snapshot` needs, or keeps it for somebody."""
-    at_once = base.location.at_once(_PARALLEL_LOOKS)
+    at_once = base.location.at_once(PARALLEL_LOOKS)
 
     def is_passed(shard: SnapshotShard) -> bool:
         return Floor(base.location, shard.shard_id).manifest() > shard.manifest_version

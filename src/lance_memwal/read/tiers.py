@@ -56,6 +56,8 @@ from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable, check_shard_id
 
 __all__ = [
+    "PARALLEL_LOOKS",
+    "PARALLEL_READS",
     "Candidates",
     "Consistency",
     "ShardView",
@@ -73,8 +75,8 @@ T = TypeVar("T")
 _MAX_TRIES = 64
 _MAX_RESTARTS = 16
 _MAX_MISSING = 3
-_PARALLEL_READS = 8
-_PARALLEL_LOOKS = 32  # which hold no rows
+PARALLEL_READS = 8
+PARALLEL_LOOKS = 32  # which hold no rows
 
 
 def _all_shards(base: BaseTable) -> None:
@@ -210,7 +212,7 @@ class TierSource:
         def read(before: BaseTable, wanted: list[str]) -> list[ShardView]:
             captured = {s: self._memtables(s, given.get(s), consistency, before) for s in wanted}
             return self._each(
-                wanted, lambda s: self._capture_shard(s, captured[s], consistency, before), _PARALLEL_READS
+                wanted, lambda s: self._capture_shard(s, captured[s], consistency, before), PARALLEL_READS
             )
 
         base, views, pruned = self._of_one_table(candidates, shards, read, before)
@@ -220,7 +222,7 @@ class TierSource:
         """What storage has now, as a value; what only a writer of this process holds is not in it."""
 
         def read(before: BaseTable, wanted: list[str]) -> list[_Point]:
-            return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag), _PARALLEL_LOOKS)
+            return self._each(wanted, lambda s: self._point_of(s, consistency, before.tag), PARALLEL_LOOKS)
 
         base, found, _ = self._of_one_table(candidates, None, read)
         return Snapshot(base.tag, base.version, tuple(point.named() for point, _ in found))

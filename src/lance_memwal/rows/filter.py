@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.errors import InvalidInputError, is_panic, reason_of
+from lance_memwal.errors import InvalidInputError, is_failure, reason_of
 from lance_memwal.rows.blobs import shows_blobs, unmarked
 from lance_memwal.rows.expressions import demands_of
 from lance_memwal.rows.normal_form import no_rows
@@ -181,7 +181,7 @@ class RowExpressions:
         try:
             return _image(counted).scanner(columns=self._expressions).to_table().drop_columns([_POSITION])
         except BaseException as error:
-            if not isinstance(error, Exception) and not is_panic(error):
+            if not is_failure(error):
                 raise
             raise InvalidInputError(f"the expressions cannot be evaluated: {reason_of(error)}") from None
 
@@ -194,7 +194,7 @@ def _evaluated(run: Callable[[], T]) -> T:
     try:
         return run()
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
+        if not is_failure(error):
             raise
         raise InvalidInputError(f"the filter cannot be applied: {reason_of(error)}") from None
 

@@ -19,7 +19,7 @@ from typing import Final
 import lance
 import pyarrow as pa
 
-from lance_memwal.errors import InvalidInputError, is_panic, reason_of
+from lance_memwal.errors import InvalidInputError, is_failure, reason_of
 from lance_memwal.rows.keys import one_array
 
 __all__ = ["decoded", "encoded", "holds_json", "is_json_bytes", "logged", "spelled", "texts_field"]
@@ -97,7 +97,7 @@ def _image(array: pa.Array, column: pa.Field) -> lance.LanceDataset:
         nested = pa.types.is_nested(column.type)
         return lance.write_dataset(rows, "memory://", data_storage_version=_NESTED_FILES if nested else _FLAT_FILES)
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
+        if not is_failure(error):
             raise
         why = _WHY.search(str(error))
         raise InvalidInputError(f"a text is no JSON: {why[1] if why else reason_of(error)}") from None

@@ -11,6 +11,7 @@ Owns `Endpoint` and the variables that make one. Invariants:
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -28,6 +29,7 @@ __all__ = [
     "PORT_VARIABLE",
     "Endpoint",
     "is_distrusted",
+    "is_every_address",
     "is_for_other_hosts",
     "is_loopback",
     "own_endpoint",
@@ -70,12 +72,21 @@ def own_endpoint() -> Endpoint:
         if any(given.values()):
             raise InvalidInputError(f"{CERT_VARIABLE} and {KEY_VARIABLE} are for owners with a {HOST_VARIABLE}")
         return Endpoint(port=int(port or 0))
-    if not re.fullmatch(_HOST, host) or host in ("0.0.0.0", "[::]"):  # noqa: S104 (it is refused)
+    if not re.fullmatch(_HOST, host) or is_every_address(host.strip("[]")):
         raise InvalidInputError(f"{HOST_VARIABLE} must be the name or the address by which others reach this host")
     if not all(given.values()) or not is_token_given():
         needed = ", ".join([*given, TOKEN_VARIABLE])
         raise InvalidInputError(f"an owner listens for other hosts with TLS and a given token only: set {needed}")
     return Endpoint(host, int(port or 0), *map(_read, given, given.values()))
+
+
+def is_every_address(host: str) -> bool:
+    """Whether a host is a spelling of all addresses of this machine; a name is none."""
+    try:
+        address = ipaddress.ip_address(socket.inet_aton(host) if re.fullmatch("[0-9a-fA-Fx.]+", host) else host)
+    except (OSError, ValueError):
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
 
 
 def trusted_roots() -> bytes | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.extras import need
+from lance_memwal.serve.endpoint import is_every_address
 from lance_memwal.table import Table
 from lance_memwal.ui.app import make_app
 from lance_memwal.ui.looks import EVERY_SECONDS
@@ -47,15 +48,10 @@ def bind(host: str, port: int) -> socket.socket:
         raise InvalidInputError(
             f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; name another address or port"
         ) from None
-    if _is_every_address(listening.getsockname()[0]):  # asked of the socket: a host has many spellings
+    if is_every_address(listening.getsockname()[0]):  # asked of the socket: a host has many spellings
         listening.close()
         raise InvalidInputError("name the one address that browsers ask for, since they are refused under any other")
     return listening
-
-
-def _is_every_address(bound: str) -> bool:
-    address = ipaddress.ip_address(bound)
-    return (getattr(address, "ipv4_mapped", None) or address).is_unspecified
 
 
 def hosts_of(host: str, port: int) -> list[str]:

@@ -115,8 +115,9 @@ class Sink:
     ) -> AppendResult:
         """The rows are in the shard once when this returns, on storage; see `OnceAppender.append`.
 
-        `ConflictError` if a writer that does not share the shard kept it for too long: nothing was written then. An append
-        with a guard is not handed to the owner of a shard, who could not ask it.
+        `ConflictError` if a writer that does not share the shard kept it for too long: the rows may be there, if an attempt
+        was fenced; a repeat of the transaction tells. An append with a guard is not handed to the owner of a shard, who could
+        not ask it.
         """
         return self._append_once(shard_id, Given(batches, as_transaction(txn), guard), terms, looked=False)
 

@@ -265,9 +265,8 @@ class OnceAppender:
 
     def _rows(self, claim: ShardClaim, given: list[pa.RecordBatch], terms: Terms) -> Callable[[], AppendedRows]:
         """What finds the rows that are written now, to be asked again whenever the shard moved on."""
-        fittings = (
-            self._fittings
-        )  # before the target: another thread may adopt a new one, which has fittings of its own
+        # Before the target: another thread may adopt a new one, which has fittings of its own.
+        fittings = self._fittings
         fitting = fittings.get(claim.shard_id)
         if fitting is None:
             fitting = fittings[claim.shard_id] = Fitting(self._target, self._config.replace(shard_id=claim.shard_id))
