@@ -6,6 +6,7 @@ the JVM writes to the standard output.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import traceback
@@ -32,17 +33,20 @@ class Asked:
     def ask(self, question: str, *arguments: Any, seconds: float = 600) -> Any:
         """What the driver answers; its traceback if it failed."""
         self._socket.settimeout(seconds)
-        self._file.write(json.dumps([question, *arguments]) + "\n")
-        self._file.flush()
-        line = self._file.readline()
-        assert line, f"the driver is gone: {self._log.read_text()[-3000:]}"
+        line = ""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: its log says why
+            self._file.write(json.dumps([question, *arguments]) + "\n")
+            self._file.flush()
+            line = self._file.readline()
+        assert line, f"the driver is gone: {self._log.read_text()[-6000:]}"
         answer = json.loads(line)
         assert "failed" not in answer, f"{answer['failed']}\n{self._log.read_text()[-1000:]}"
         return answer["answer"]
 
     def close(self) -> None:
         """End the driver, and all that it started."""
-        self._file.close()
+        with contextlib.suppress(BrokenPipeError):  # what was not sent to a driver that is gone
+            self._file.close()
         self._socket.close()
         self.driver.kill_all()
 

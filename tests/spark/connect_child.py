@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from asked import answer
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
 import lance_memwal.spark as ms
 from lance_memwal.spark.java import provide_java
@@ -71,10 +73,19 @@ def foreach_batch(spark: Any, root: str) -> list[Any]:
     return [sorted(ids_of(twice)) == expected, len(twice.transactions().popitem()[1])]
 
 
+def session() -> Any:
+    """A client of a server of its own, on a port of its own: another one of this machine may have Spark's."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    DefaultChannelBuilder.default_port = staticmethod(lambda: port)
+    builder = SparkSession.builder.remote("local[2]").config("spark.connect.grpc.binding.port", str(port))
+    return builder.config("spark.sql.shuffle.partitions", "2").config("spark.ui.enabled", "false").getOrCreate()
+
+
 def main(number: str) -> None:
     provide_java()
-    builder = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2")
-    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+    spark = session()
     ms.register(spark)
     answer(
         number,
