@@ -1,7 +1,10 @@
 """The only door to time, randomness, UUIDs and threads.
 
-Owns the `Clock` port and the system implementation. Invariant: no other module calls `time`, `random`,
-`secrets`, `uuid.uuid4` or starts a thread, so that a test injects all of them.
+Owns the `Clock` port and the system implementation. Invariants:
+
+1. No other module calls `time`, `random`, `secrets`, `uuid.uuid4` or starts a thread, so that a test injects all of them.
+2. A lock that is held, or waited for, while somebody waits for storage comes from the clock too (`lock`, `rlock`), and so
+   does whoever runs background work (`lane`, `pool`): a test can then decide which thread goes on, at every wait.
 """
 
 from __future__ import annotations
@@ -14,14 +17,63 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["SYSTEM_CLOCK", "BackOff", "Clock", "SystemClock", "in_order", "thread_pool"]
+__all__ = ["SYSTEM_CLOCK", "BackOff", "Clock", "Lane", "Lock", "SystemClock", "TellingLock", "in_order", "thread_pool"]
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
+
+
+class Lock(Protocol):
+    """A lock as `threading` has them; in a `with` statement its value is not used."""
+
+    @property
+    def acquire(self) -> Callable[..., bool]:
+        """Take it; False if that was not possible in time."""
+        ...
+
+    def release(self) -> None:
+        """Give it back."""
+        ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, _kind: Any, _error: Any, _traceback: Any, /) -> Any: ...
+
+
+class TellingLock(Lock, Protocol):
+    """A lock that says whether somebody has it; one thread cannot take it twice."""
+
+    def locked(self) -> bool:
+        """Whether somebody has it."""
+        ...
+
+
+class Lane(Protocol):
+    """Whoever runs the background work of one kind: a task of `lance_memwal.process.background` is told to `work`."""
+
+    def submit(self, task: Any, /) -> None:
+        """Run `task` soon; takes no lock and starts no thread."""
+        ...
+
+    def again(self, task: Any, delay_seconds: float, /) -> None:
+        """Poke `task` later."""
+        ...
+
+    def runs_here(self, task: Any, /) -> bool:
+        """Whether the calling thread runs `task` now."""
+        ...
+
+    def forget(self, task: Any, /) -> None:
+        """Drop a task that is over."""
+        ...
+
+    def join_if_over(self, seconds: float) -> None:
+        """With the last task gone, return when the threads have ended; after `seconds` at the latest."""
+        ...
 
 
 class Clock(Protocol):
@@ -59,6 +111,22 @@ class Clock(Protocol):
         """Start a daemon thread."""
         ...
 
+    def lock(self) -> TellingLock:
+        """A lock whose holder may wait for storage, or that somebody sleeps on."""
+        ...
+
+    def rlock(self) -> Lock:
+        """The same, for a thread that may take it again while it has it."""
+        ...
+
+    def lane(self, kind: str) -> Lane | None:
+        """Who runs background work of this kind; None: the threads of the process."""
+        ...
+
+    def pool(self, workers: int, name: str) -> Executor:
+        """A bounded pool for work that waits on storage; use it as a context manager."""
+        ...
+
 
 class SystemClock:
     """The real clock."""
@@ -68,6 +136,8 @@ class SystemClock:
     random = staticmethod(random.random)
     token_hex = staticmethod(secrets.token_hex)
     randbits = staticmethod(secrets.randbits)
+    lock = staticmethod(threading.Lock)
+    rlock = staticmethod(threading.RLock)
 
     def now_ms(self) -> int:
         """Wall-clock milliseconds since 1970."""
@@ -82,6 +152,14 @@ class SystemClock:
         thread = threading.Thread(target=target, name=name, daemon=True)
         thread.start()
         return thread
+
+    def lane(self, kind: str) -> Lane | None:  # noqa: ARG002
+        """The threads of the process."""
+        return None
+
+    def pool(self, workers: int, name: str) -> Executor:
+        """Threads of its own."""
+        return thread_pool(workers, name)
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

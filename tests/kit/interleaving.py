@@ -47,7 +47,7 @@ class Scheduler:
             if self._draw.random() < 0.5:
                 self._naps[client] = (self._draw.randrange(20), self._draw.choice((10, 40, 100, 1_000)))
         threads = [threading.Thread(target=self._live, args=(n, client)) for n, client in enumerate(clients)]
-        with patch.object(manifest, "turn_of", lambda _: Turn()):  # each client stands for a process of its own
+        with patch.object(manifest, "turn_of", lambda *_: Turn()):  # each client stands for a process of its own
             for thread in threads:
                 thread.start()
             while self._step():

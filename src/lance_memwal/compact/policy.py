@@ -123,7 +123,7 @@ class Background:
         self._newest_base = newest_base
         self._shards = shards
         self._clock = clock
-        self._task = Task("compact")
+        self._task = Task("compact", self._clock)
         self._started = False
         self._next_at = 0.0
         self._may_wait = True  # whether a compacted generation may wait for an index
@@ -133,7 +133,7 @@ class Background:
         if self._policy is not None and not self._started and not self._task.cancelled:
             self._started = True
             self._next_at = self._clock.monotonic() + self._pause(self._policy)
-            self._task.start(self._run, self._clock).poke()
+            self._task.start(self._run).poke()
 
     def stop(self) -> None:
         """Begin nothing new; may be called anywhere."""

@@ -41,6 +41,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.damage import find_damage, version_names
 from lance_memwal.lance.details import INDEX_NAME, TABLE_ID_KEY, MemWalDetails, decode_details
+from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.hand_made import hand_commit_is_safe
 from lance_memwal.lance.manifest import (
     VERSIONS_DIR,
@@ -196,9 +197,7 @@ class BaseTable:
         for attempt in range(_MAX_TRIES):
             try:
                 with lance_errors("opening the base table"):
-                    dataset = lance.dataset(
-                        location.dataset_uri, version=version, storage_options=location.storage_options
-                    )
+                    dataset = lance_at(location).dataset(version=version)
                 return cls._at(location, dataset, object())
             except (InvalidInputError, UnavailableError, ObjectNotFoundError):
                 if version is None and not location.store.list_names(VERSIONS_DIR):

@@ -30,16 +30,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.dataset import LanceOperation
-from lance.fragment import write_fragments
 from lance.mem_wal import CompactedSsTable
 
-from lance_memwal.clock import Clock, thread_pool
+from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.details import MemWalDetails
+from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.hand_made import HandMadeVersion, append_commit, details_commit, fragment_of
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import BITMAP, DeletionFile, data_path, deletion_path
@@ -146,7 +146,7 @@ class HandMade:
 
     def commit(self, base: BaseTable) -> BaseTable:
         """The version right after `base`, all of it in one commit."""
-        with thread_pool(1, "memwal-replace") as pool:
+        with self._clock.pool(1, "memwal-replace") as pool:
             finding = pool.submit(self._look, base)
             if self._fragments is None:
                 self._fragments = [] if self._batches is None else write_rows(base, self._rows(base), fsync=self._fsync)
@@ -435,16 +435,13 @@ def write_rows(base: BaseTable, batches: Iterator[pa.RecordBatch], *, fsync: boo
     """The fragments of data files with all rows, that no version holds yet; with `fsync` they survive power loss."""
     reader = pa.RecordBatchReader.from_batches(base.schema, batches)
     with lance_errors("writing rows for the base table"):
-        transaction = write_fragments(
+        operation = lance_at(base.location).write_fragments(
             reader,
-            base.dataset,
-            mode="append",
+            "",
+            base=base.dataset,
             data_storage_version=base.data_storage_version,
             max_rows_per_file=_ROWS_PER_FILE,
-            storage_options=base.location.storage_options,
-            return_transaction=True,
         )
-    operation: Any = transaction.operation
     if fsync:
         for path in files_of(base, operation.fragments):
             base.location.store.sync_tree(path)

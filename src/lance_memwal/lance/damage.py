@@ -9,11 +9,9 @@ files are looked at themselves. Invariants:
 
 from __future__ import annotations
 
-import lance
-from lance.file import LanceFileReader
-
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError, is_panic
 from lance_memwal.lance.deletions import decode_deletions
+from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.manifest import (
     BITMAP,
     VERSIONS_DIR,
@@ -72,9 +70,8 @@ def find_damage(location: Location, directory: str = "", *, manifest_path: str |
 
 def _opens(location: Location, directory: str) -> bool:
     """Whether Lance knows the features of the dataset."""
-    options = dict(location.storage_options) if location.storage_options else None
     try:
-        lance.dataset(location.child_uri(directory) if directory else location.dataset_uri, storage_options=options)
+        lance_at(location).dataset(directory)
     except (ValueError, OSError, NotImplementedError):
         return False
     return True
@@ -99,9 +96,8 @@ def _check_fragments(location: Location, directory: str, fragments: tuple[Fragme
 
 def _check_footer(location: Location, path: str) -> None:
     """Let Lance read what a data file says of itself; a version that it does not know is no damage."""
-    options = dict(location.storage_options) if location.storage_options else None
     try:
-        LanceFileReader(location.child_uri(path), storage_options=options).metadata()
+        lance_at(location).reader(path).metadata()
     except NotImplementedError:
         return
     except (ValueError, OSError) as error:

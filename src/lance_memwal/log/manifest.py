@@ -102,7 +102,7 @@ class ShardManifestStore:
         self._clock = clock
         self._last_read: ShardManifest | None = None
         self._sighting: _Sighting | None = None
-        self._turn = turn_of(("manifest", self.location.key, shard_id))
+        self._turn = turn_of(("manifest", self.location.key, shard_id), clock)
 
     def __repr__(self) -> str:
         return f"ShardManifestStore({self.location.describe()!r}, shard_id={self.shard_id!r})"

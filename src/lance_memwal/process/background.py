@@ -24,7 +24,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, TypeAlias
 
-from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, Lane
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.forking import run_in_child
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS
@@ -42,26 +42,25 @@ JOIN_SECONDS = 60.0
 class Task:
     """One piece of recurring work; it does nothing before `start`."""
 
-    __slots__ = ("_again", "_due", "_kind", "_lane", "_queued", "_run", "_turn", "cancelled")
+    __slots__ = ("_again", "_clock", "_due", "_kind", "_lane", "_queued", "_run", "_turn", "cancelled")
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, clock: Clock = SYSTEM_CLOCK) -> None:
+        """`clock` says who runs it, and starts the thread if there is none yet."""
+        self._clock = clock
         self._run: Callable[[], float | None] = _nothing
         self._kind: Kind = kind
-        self._lane: _Lane | None = None
-        self._turn = threading.Lock()
+        self._lane: Lane | None = None
+        self._turn = clock.lock()
         self._queued = False
         self._again = False
         self._due: float | None = None
         self.cancelled = False
 
-    def start(self, run: Callable[[], float | None], clock: Clock = SYSTEM_CLOCK) -> Task:
-        """Do `run` when poked, from now on; `clock` starts the thread if there is none yet.
-
-        `run` returns after how many seconds it wants to run again; None: when it is poked.
-        """
+    def start(self, run: Callable[[], float | None]) -> Task:
+        """Do `run` when poked, from now on; it returns after how many seconds it wants to run again, None: when poked."""
         self._run = run
         try:
-            self._lane = _lane_for(self, clock)
+            self._lane = self._clock.lane(self._kind) or _lane_for(self, self._clock)
         except BaseException:  # interrupted, or no thread to be had: a task that nobody has must not keep the threads
             _forget(self)
             raise
@@ -73,7 +72,7 @@ class Task:
         if lane is not None and not self._queued:
             try:
                 self._queued = True
-                lane.queue.put(self)
+                lane.submit(self)
             except BaseException:  # interrupted: nobody else would poke it again; twice in the queue does no harm
                 self._queued = False
                 raise
@@ -91,8 +90,8 @@ class Task:
             return
         if not lane.runs_here(self) and self._turn.acquire(timeout=seconds):
             self._turn.release()
-        lane.pool.forget(self)
-        lane.pool.join_if_over(seconds)
+        lane.forget(self)
+        lane.join_if_over(seconds)
 
     def run_here(self) -> bool:
         """Run in the calling thread, if the program ends and no other thread will; False if another one will."""
@@ -108,12 +107,15 @@ class Task:
 
     def orphan(self) -> None:
         """Be nothing in a forked child, whatever a thread of the parent did with it."""
-        self._lane, self._turn, self.cancelled = None, threading.Lock(), True
+        self._lane, self._turn, self.cancelled = None, self._clock.lock(), True
 
-    def _step(self, lane: _Lane) -> None:
+    def work(self) -> None:
         """Run once in a worker, unless another worker is at it, which then does it again."""
+        self._queued, lane = False, self._lane
+        if lane is None:
+            return
         if self.cancelled:
-            lane.pool.forget(self)
+            lane.forget(self)
             return
         if not self._turn.acquire(blocking=False):
             self._again = True
@@ -129,7 +131,7 @@ class Task:
         finally:
             self._turn.release()
         if self.cancelled:
-            lane.pool.forget(self)
+            lane.forget(self)
         elif self._again or delay == 0:
             self.poke()  # after the others
         elif delay is not None:
@@ -156,6 +158,18 @@ class _Lane:
         self._lock = threading.Lock()  # among the workers of this lane
         self._timers: list[tuple[float, int, Task]] = []
         self._numbers = count()
+
+    def submit(self, task: Task) -> None:
+        """Let a worker run it soon."""
+        self.queue.put(task)
+
+    def forget(self, task: Task) -> None:
+        """Drop a task that is over; with the last one of all lanes the threads end."""
+        self.pool.forget(task)
+
+    def join_if_over(self, seconds: float) -> None:
+        """Return when the threads have ended, if they are to; after `seconds` at the latest."""
+        self.pool.join_if_over(seconds)
 
     def grow(self, clock: Clock) -> None:
         """Start one more thread."""
@@ -187,9 +201,8 @@ class _Lane:
                 continue
             if not self.queue.empty() and len(self.threads) < _LIMITS[self.kind]:
                 self._grow_if_short()
-            task._queued = False
             self._running[me] = task
-            task._step(self)
+            task.work()
             self._running.pop(me, None)
             del task  # a worker that sleeps keeps nothing alive
         _workers.discard(me)

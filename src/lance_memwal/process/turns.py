@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ConflictError
 from lance_memwal.process.forking import run_in_child
 
@@ -27,8 +28,8 @@ class Turn:
 
     __slots__ = ("__weakref__", "_lock")
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._lock = clock.rlock()
 
     @contextmanager
     def taken(self, what: str) -> Iterator[None]:
@@ -45,13 +46,13 @@ _turns: weakref.WeakValueDictionary[Hashable, Turn] = weakref.WeakValueDictionar
 _guard = threading.Lock()
 
 
-def turn_of(name: Hashable) -> Turn:
-    """The turn of `name`; whoever keeps it keeps it there for others."""
+def turn_of(name: Hashable, clock: Clock = SYSTEM_CLOCK) -> Turn:
+    """The turn of `name`; whoever keeps it keeps it there for others. `clock` makes it, if there is none yet."""
     run_in_child(_forget)
     with _guard:
         found = _turns.get(name)
         if found is None:
-            found = _turns[name] = Turn()
+            found = _turns[name] = Turn(clock)
         return found
 
 

@@ -12,11 +12,11 @@ between the two leaves its caller to release a lock that it does not hold, which
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from types import FrameType
 from typing import Any
 
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import UnavailableError
 
 __all__ = ["LOOK_AGAIN_SECONDS", "Place", "Waiters", "is_on_top", "on_top_error", "refuse_on_top"]
@@ -31,8 +31,8 @@ class Place:
 
     __slots__ = ("_awake",)
 
-    def __init__(self) -> None:
-        self._awake = threading.Lock()
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._awake = clock.lock()
         self._awake.acquire()
 
     def sleep(self, seconds: float = LOOK_AGAIN_SECONDS) -> None:
@@ -47,14 +47,15 @@ class Place:
 class Waiters:
     """Those who wait for a change."""
 
-    __slots__ = ("_line",)
+    __slots__ = ("_clock", "_line")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._line: deque[Place] = deque()
 
     def stand(self) -> Place:
         """A place in the line; taken under the lock that guards what is waited for, slept in without it."""
-        place = Place()
+        place = Place(self._clock)
         self._line.append(place)
         return place
 

@@ -46,6 +46,7 @@ from lance_memwal.errors import (
 from lance_memwal.lance.base import lance_reading, take_rows
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.deletions import decode_deletions
+from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.hand_made import hand_commit_is_safe
 from lance_memwal.lance.manifest import (
     BITMAP,
@@ -250,9 +251,8 @@ class SsTableReader:
     def dataset(self) -> lance.LanceDataset:
         """The Lance dataset; `ObjectNotFoundError` if the directory is gone."""
         if self._dataset is None:
-            uri, options = self.location.child_uri(self.directory), self.location.storage_options
             with self.reading():
-                self._dataset = lance.dataset(uri, storage_options=options)
+                self._dataset = lance_at(self.location).dataset(self.directory)
         return self._dataset
 
     @property
@@ -539,8 +539,7 @@ class SsTableReader:
         return take_rows(self.dataset, offsets, self.dataset.schema.names)  # offsets are addresses: the fragment is 0
 
     def _open_file(self, file: DataFile, columns: list[str] | None = None) -> LanceFileReader:
-        uri, options = self.location.child_uri(file.path), self.location.storage_options
-        reader = LanceFileReader(uri, storage_options=options, columns=columns)
+        reader: LanceFileReader = lance_at(self.location).reader(file.path, columns)
         if reader.num_rows() != file.physical_rows:
             raise CorruptDataError(f"{reader.num_rows()} rows where {file.physical_rows} are listed", path=file.path)
         return reader

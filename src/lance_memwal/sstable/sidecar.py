@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from lance.file import LanceFileReader, LanceFileWriter
+from lance.file import LanceFileReader
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_errors, lance_read
+from lance_memwal.lance.door import lance_at
 from lance_memwal.rows.key_encoding import comparable, hash_is_exact, key_hashes
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.sorted_keys import Searchable, find_sorted, last_at_most, pick, searchable
@@ -122,9 +123,7 @@ def _lookup_path(shard_id: str, name: str) -> str:
 
 def _write_file(location: Location, path: str, batches: list[pa.RecordBatch], metadata: Mapping[str, str]) -> None:
     with lance_errors("writing a primary-key sidecar"):
-        writer = LanceFileWriter(
-            location.child_uri(path), batches[0].schema, version=_FILE_VERSION, storage_options=location.storage_options
-        )
+        writer = lance_at(location).writer(path, batches[0].schema, version=_FILE_VERSION)
         for batch in batches:
             writer.write_batch(batch)
         for key, value in metadata.items():
@@ -323,9 +322,7 @@ class PkSidecar:
         return self._lookup
 
     def _read_lookup(self) -> _Lookup:
-        reader = LanceFileReader(
-            self._location.child_uri(self._lookup_path), storage_options=self._location.storage_options
-        )
+        reader = lance_at(self._location).reader(self._lookup_path)
         table = reader.read_all().to_table()
         table.validate(full=True)
         stored = (reader.metadata().schema.metadata or {}).get(b"batch_size", b"%d" % PAGE_ROWS)
@@ -340,8 +337,8 @@ class PkSidecar:
     def _load_reader(self) -> LanceFileReader:
         reader = self._reader
         if reader is None:
-            uri, options = self._location.child_uri(self._data_path), self._location.storage_options
-            reader = lance_read(self._location, self._data_path, lambda: LanceFileReader(uri, storage_options=options))
+            location, path = self._location, self._data_path
+            reader = lance_read(location, path, lambda: lance_at(location).reader(path))
             lookup = self._load_lookup()
             rows = int(reader.num_rows())
             if -(-rows // lookup.page_rows) != len(lookup.smallest):

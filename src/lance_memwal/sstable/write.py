@@ -33,7 +33,6 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.fragment import write_fragments
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
@@ -41,6 +40,7 @@ from lance_memwal.errors import CorruptDataError, FencedError, InvalidInputError
 from lance_memwal.lance.base import lance_errors
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.deletions import encode_deletions
+from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.hand_made import fragment_of
 from lance_memwal.lance.manifest import (
     BITMAP,
@@ -331,26 +331,22 @@ class _Attempt:
     clock: Clock
 
     def _path(self, relative: str) -> str:
-        return f"{paths.sstable_dir(self.shard_id, self.name)}/{relative}"
+        return f"{self._directory}/{relative}"
 
     @property
-    def _uri(self) -> str:
-        return self.location.child_uri(paths.sstable_dir(self.shard_id, self.name))
+    def _directory(self) -> str:
+        return paths.sstable_dir(self.shard_id, self.name)
 
     def write_data(self, rows: pa.Table | pa.RecordBatchReader, storage_version: str) -> _Data:
         """Write the rows as one fragment that no version holds yet."""
         with lance_errors("writing a generation"):
-            transaction = write_fragments(
+            written = lance_at(self.location).write_fragments(
                 rows,
-                self._uri,
-                mode="create",
+                self._directory,
                 data_storage_version=storage_version,
                 max_rows_per_file=_ONE_FRAGMENT_ROWS,
                 max_bytes_per_file=_ONE_FRAGMENT_BYTES,
-                storage_options=self.location.storage_options,
-                return_transaction=True,
             )
-        written: Any = transaction.operation
         if len(written.fragments) != 1:
             raise CorruptDataError(f"Lance wrote {len(written.fragments)} fragments instead of one")
         reach("flush.after_data")
@@ -406,7 +402,7 @@ class _Attempt:
     def run_on_dataset(self, action: Callable[[lance.LanceDataset], None]) -> None:
         """Open the finished dataset and hand it over."""
         with lance_errors("opening a generation"):
-            dataset = lance.dataset(self._uri, storage_options=self.location.storage_options)
+            dataset = lance_at(self.location).dataset(self._directory)
         action(dataset)
         self._make_one_version()
 

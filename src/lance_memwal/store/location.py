@@ -43,7 +43,10 @@ _KNOWN = "a local path, file://, memory://name, s3://, gs://, az:// or abfss://"
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Location:
-    """One table's place. Two locations of the same table are equal in `key`, however they were spelled."""
+    """One table's place. Two locations of the same table are equal in `key`, however they were spelled.
+
+    `lance` stands in for Lance itself in tests (`lance_memwal.lance.door`).
+    """
 
     uri: str
     store: ObjectStore
@@ -53,6 +56,7 @@ class Location:
     is_local: bool
     root_path: str | None
     key: str
+    lance: Any = None
 
     def __repr__(self) -> str:
         return f"Location({self.describe()!r})"

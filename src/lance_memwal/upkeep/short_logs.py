@@ -105,7 +105,7 @@ class ShortLogs:
         self._flusher: Sink | None = None
         self._policy = self._limits.policy()
         self._compaction = Background(self._policy, location, newest_base, self._shards_to_compact, clock)
-        self._flushes, self._upkeep = Task("flush"), Task("compact")
+        self._flushes, self._upkeep = Task("flush", clock), Task("compact", clock)
         self._started = False
 
     # ------------------------------------------------------------------------------------------------------- being told
@@ -187,8 +187,8 @@ class ShortLogs:
         """Work in the background from now on, when something is due; once is enough."""
         if not self._started:
             self._started = True
-            self._flushes.start(self._run_flushes, self._clock)
-            self._upkeep.start(self._run_upkeep, self._clock).poke()
+            self._flushes.start(self._run_flushes)
+            self._upkeep.start(self._run_upkeep).poke()
             self._compaction.start()
         self._flushes.poke()
 

@@ -35,6 +35,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable, lance_reading
 from lance_memwal.lance.damage import find_damage, version_names
+from lance_memwal.lance.door import lance_at
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import REMEDY, given_up, is_restored
 from lance_memwal.log.entry import EntryDecoder
@@ -373,7 +374,7 @@ def sstable_faults(
     directory = paths.sstable_dir(shard_id, sstable.path)
     try:
         with lance_reading(location, "opening the generation", directory):
-            dataset = lance.dataset(location.child_uri(directory), storage_options=location.storage_options)
+            dataset = lance_at(location).dataset(directory)
             fragments = dataset.get_fragments()
             rows = sum(fragment.physical_rows for fragment in fragments)
         damage = find_damage(location, directory)

@@ -35,7 +35,7 @@ class WriteGate:
 
     def orphan(self) -> None:
         """Be open and empty: at the start, and in a forked child, where those inside do not exist."""
-        self._changed = Waiters()
+        self._changed = Waiters(self._clock)
         self._inside: set[int] = set()
         self._closed_by: int | None = None
 

@@ -125,7 +125,7 @@ class GroupCommit:
 
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
-        self._turn = threading.Lock()
+        self._turn = self._clock.lock()
 
     def use_columns(self, schema: TableSchema) -> None:
         """Go on with other columns; nothing is pending."""

@@ -71,7 +71,7 @@ class Health:
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
         self.lock = threading.RLock()
-        self.changed = Waiters()
+        self.changed = Waiters(self._clock)
 
     @property
     def table_id(self) -> str | None:

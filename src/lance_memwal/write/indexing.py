@@ -127,7 +127,7 @@ class Indexing:
     def grow(self, active: Callable[[], MemTable]) -> None:
         """Grow graphs of the active memtable beside everything else."""
         if self._health.is_open:
-            self._grower.start(lambda: self._grow_graphs(active), self._clock).poke()
+            self._grower.start(lambda: self._grow_graphs(active)).poke()
 
     def _grow_graphs(self, active: Callable[[], MemTable]) -> None:
         """Bring the graphs of the active memtable that searches asked for up to date; searches are exact without them."""

@@ -74,8 +74,8 @@ def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: 
 
 def start(shard: Shard) -> None:
     """Begin the background work of a shard."""
-    shard.ticker.start(Ticking(shard), shard.clock).poke()
-    shard.flusher.start(Flushing(shard), shard.clock).poke()
+    shard.ticker.start(Ticking(shard)).poke()
+    shard.flusher.start(Flushing(shard)).poke()
 
 
 def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:

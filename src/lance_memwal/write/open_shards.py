@@ -217,7 +217,7 @@ class OpenShards(Generic[W]):
 
     def _watch_age(self, parked: Parked) -> None:
         if self._max_age_seconds is not None and parked.owes_flush:
-            self._aging.start(self._flush_old, SYSTEM_CLOCK).poke()
+            self._aging.start(self._flush_old).poke()
 
     def _flush_old(self) -> float | None:
         """Flush parked shards that are old; returns the seconds until another one is."""

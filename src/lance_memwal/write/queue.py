@@ -17,7 +17,6 @@ of all of them wanting the interpreter between the leader's system calls. Invari
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from operator import attrgetter
 import numpy as np
 import pyarrow as pa
 
-from lance_memwal.clock import Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
@@ -127,6 +126,7 @@ class QueuedPut:
         fit: Callable[[list[pa.RecordBatch]], WriteRows],
         started: float,
         txns: tuple[EntryTransaction, ...] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`fit` makes rows of the batches; it is called by the leader, without locks."""
         self.batches = batches
@@ -139,7 +139,7 @@ class QueuedPut:
         self.error: Exception | None = None
         self.follower: QueuedPut | None = None
         self.waited = False  # for room, and counted for it
-        self._awake = threading.Lock()
+        self._awake = clock.lock()
         self._awake.acquire()
 
     def sleep(self, seconds: float) -> None:

@@ -18,7 +18,7 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.wal import OpenedLog
 from lance_memwal.memtable.memtable import InMemoryMemTables
-from lance_memwal.process.background import Task
+from lance_memwal.process.background import Kind, Task
 from lance_memwal.process.waiting import refuse_on_top
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.target import ShardTarget
@@ -33,6 +33,8 @@ from lance_memwal.write.stats import MemTableStats, StatsHandle
 from lance_memwal.write.tables import Tables, WalOnly
 
 __all__ = ["Columns", "Shard"]
+
+_TASKS: tuple[Kind, ...] = ("ticker", "flush", "index")
 
 
 class Columns:
@@ -78,7 +80,7 @@ class Shard:
         self.columns = Columns(target, config)
         self.gate = WriteGate(clock)
         self.sequences = HighestSequence()
-        self.ticker, self.flusher, self.grower = Task("ticker"), Task("flush"), Task("index")
+        self.ticker, self.flusher, self.grower = (Task(kind, clock) for kind in _TASKS)
         self.health = health = Health(log.shard_id, log.epoch, target.watch, clock, self.ticker, self.flusher)
         self.stats = StatsHandle(health.lock) if stats is None else stats
         self.stats.use_lock(health.lock)

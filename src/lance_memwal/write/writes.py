@@ -139,7 +139,8 @@ def _queue(
     shard: Shard, batches: list[pa.RecordBatch], size: int, fill: bool, txns: tuple[EntryTransaction, ...]
 ) -> Pending:
     """Let a leader insert one small write; returns it once it is on storage."""
-    small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), shard.clock.monotonic(), txns)
+    clock = shard.clock
+    small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), clock.monotonic(), txns, clock)
     if txns:
         shard.commits.refuse_repeated(txns)
     return shard.commits.write(small)
