@@ -111,7 +111,9 @@ class ShardWriter:
             settings = with_shard(settings, base.sharding)
             check_table(base)
             base = for_writing(base, clock)
-        return cls(target_of(location, base, schema, indexes=indexes, clock=clock), settings, clock)
+        return cls(
+            target_of(location, base, schema, fsync=settings.fsync, indexes=indexes, clock=clock), settings, clock
+        )
 
     @classmethod
     def of_table(
@@ -126,7 +128,7 @@ class ShardWriter:
         """Own a shard of `base`, or take a parked one up again; `routed`: the caller sends only rows that belong to it."""
         settings = with_shard(settings, base.sharding)
         check_table(base)
-        target = target_of(base.location, for_writing(base), None, routed=routed, watch=watch)
+        target = target_of(base.location, for_writing(base), None, fsync=settings.fsync, routed=routed, watch=watch)
         return cls(target, settings, SYSTEM_CLOCK, parked=parked)
 
     # -------------------------------------------------------------------------------------------------------- writing

@@ -196,5 +196,5 @@ class Background:
         if longest < most:
             return False
         newest, made = optimize_indexes(with_names(base, self._clock))
-        trim(manifests, newest, None, self._newest_base, self._clock)
+        trim(manifests, newest, self._newest_base, self._clock)
         return made

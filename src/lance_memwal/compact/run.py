@@ -238,17 +238,17 @@ class Compactor:
         chosen = choose(pending, self._memory_bytes, at_most=1 if small_dictionaries(base.schema) else None)
         reach("compact.chosen")
         if not chosen:
-            self._trim(manifests, base, None, tally)
+            self._trim(manifests, base, tally)
             return 0
         newest = self._fold(base, chosen, tally)
         reach("compact.after_commit")
         tally.count(chosen)
         tally.commits += 1
-        self._trim(manifests, newest, base, tally)
+        self._trim(manifests, newest, tally)
         return sum(len(sstables) for sstables in pending.values()) - sum(len(s) for s in chosen.values())
 
-    def _trim(self, manifests: Manifests, base: BaseTable, before: BaseTable | None, tally: _Tally) -> None:
-        tally.forgot(trim(manifests, base, before, self._base, self._clock))
+    def _trim(self, manifests: Manifests, base: BaseTable, tally: _Tally) -> None:
+        tally.forgot(trim(manifests, base, self._base, self._clock))
         tally.waiting = CatchUp.of(base).waiting(manifests.values())
 
     def _finish_mark(self, base: BaseTable, tally: _Tally) -> BaseTable:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import sync_version, syncs
+from lance_memwal.lance.commit import syncs
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.log.transactions import load_generation_maps
@@ -36,26 +36,24 @@ _READ_AT_ONCE = 8
 def trim_all(location: Location, look: Callable[[], BaseTable], clock: Clock = SYSTEM_CLOCK) -> dict[str, int]:
     """Trim every shard of a table; how many generations each of them forgot."""
     manifests = {manifest.shard_id: manifest for manifest in newest_manifests(location)}
-    return trim(manifests, look(), None, look, clock)
+    return trim(manifests, look(), look, clock)
 
 
 def trim(
     manifests: Mapping[str, ShardManifest],
     base: BaseTable,
-    before: BaseTable | None,
     look: Callable[[], BaseTable],
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[str, int]:
     """Let every manifest forget what nobody needs beside `base`; how many generations each of them forgot.
 
-    What `base` has and `before` has not is synced first, all of it without `before`. `look` gives the newest version of
-    the table.
+    The base table is synced first. `look` gives its newest version.
     """
     caught_up = CatchUp.of(base)
     due = {shard_id: caught_up.through(shard_id) for shard_id in manifests}
     due = {shard_id: through for shard_id, through in due.items() if manifests[shard_id].up_to(through)}
     if due and syncs(base):
-        sync_version(before, base)
+        base.make_durable()
     forgotten: dict[str, int] = {}
     for shard_id, through in due.items():
         reach("compact.before_trim")

@@ -81,6 +81,7 @@ _FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")  # an index of words or v
 _QUERY = re.compile(r"\?\S+=\S+")
 _MAX_TEXT = 400
 _MAX_TRIES = 8
+_DIRECTORIES = ("data", "_deletions", "_indices", "_transactions", "_versions")  # of a base; the manifests last
 
 
 @contextmanager
@@ -347,6 +348,23 @@ class BaseTable:
                 found.add(deletion_path(fragment.id, fragment.deletion))
         return found
 
+    def make_durable(self) -> None:
+        """Let this version survive power loss, whoever wrote it: Lance syncs nothing, and others may have written any part.
+
+        The manifest comes last. Nothing is done twice for one value, and what did not change since it was synced costs a look.
+        """
+        _ = self._durable
+
+    @cached_property
+    def _durable(self) -> None:
+        if not self.location.is_local:  # what the service acknowledged is durable
+            return
+        store = self.location.store
+        names = store.list_names("")
+        for directory in _DIRECTORIES:
+            if directory in names:
+                store.sync_tree(directory)
+
     def _exists(self, path: str) -> bool:
         try:
             self.location.store.head(path)
@@ -540,6 +558,8 @@ def _as_named(field: pa.Field, item: Any) -> pa.Field:
 def _raise_damage(location: Location, version: int | None) -> None:
     """Raise what is wrong with the newest version, if anything is; an older one may be gone for good reasons."""
     damage = find_damage(location) if version is None else None
+    if isinstance(damage, CorruptDataError) and location.is_local:
+        damage.add_note("After a power cut, move the newest file of _versions away: see the page of errors.")
     if damage is not None:
         raise damage
 

@@ -73,7 +73,6 @@ __all__ = [
     "merge_rows",
     "next_base",
     "paths_of",
-    "sync_version",
     "syncs",
     "write_rows",
     "write_vector",
@@ -260,6 +259,8 @@ def _publish(base: BaseTable, commit: HandMadeVersion, files: Unheld, *, fsync: 
         raise ConflictError(f"somebody else committed base version {base.version + 1}")
     store = base.location.store
     files.add(commit.transaction_path)
+    if fsync:
+        base.make_durable()  # the new version holds files of this one
     store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
     reach("compact.before_manifest")
     try:
@@ -394,7 +395,9 @@ class InTwo:
     def commit(self, base: BaseTable) -> BaseTable:
         """The version that holds rows and marks."""
         if self._fragments is None:
-            self._fragments = write_rows(base, self._batches(), fsync=False)  # `sync_version` follows
+            self._fragments = write_rows(
+                base, self._batches(), fsync=False
+            )  # the whole version is synced before a trim
             self._files.add(*files_of(base, self._fragments))
         reach("compact.after_fragments")
         TableWatch(base).look()
@@ -469,21 +472,3 @@ def syncs(base: BaseTable) -> bool:
     """Whether what is committed to the base table is synced, where a store needs it; the settings of the table may say no."""
     stored = {} if base.details is None else base.details.writer_config_defaults
     return WriterConfig.from_defaults(stored).fsync
-
-
-def sync_version(before: BaseTable | None, after: BaseTable) -> None:
-    """Make everything that `after` has and `before` has not survive power loss; all of it without `before`."""
-    store = after.location.store
-    if not after.location.is_local:  # what the service acknowledged is durable
-        return
-    if before is None:
-        names = store.list_names("")
-        for directory in ("data", "_deletions", "_transactions", "_versions"):
-            if directory in names:
-                store.sync_tree(directory)
-        return
-    for path in sorted(after.files() - before.files()):
-        store.sync_tree(path)
-    store.sync_tree("_transactions")
-    for version in range(before.version + 1, after.version + 1):
-        store.sync_tree(after.path_of(version))

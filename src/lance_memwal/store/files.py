@@ -5,7 +5,7 @@ Owns the calls on file descriptors. Invariants:
 1. A short write or read is continued, never returned as success.
 2. An `OSError` becomes an `UnavailableError` whose text says what to do about it.
 3. A staged file is closed before it gets its name, so that a late write error comes first.
-4. A directory counts as durable only while its modification time is that of its last fsync.
+4. A file or directory counts as durable only while its modification time is that of its last fsync.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ __all__ = [
     "FILE_MODE",
     "STAGING_NAME",
     "Flush",
-    "NameSyncer",
     "Staging",
+    "Syncer",
     "flush_to_disk",
     "read_span",
-    "sync_below",
     "unavailable",
     "write_all",
 ]
@@ -36,6 +35,7 @@ STAGING_NAME = ".memwal-tmp"
 FILE_MODE = 0o666  # as open() has it; the umask takes away what the user does not want
 _STAGING_LIFE_MS = 24 * 3600 * 1000
 _TIMESTAMP_TICK_MS = 50  # a modification time younger than this may not show a later change
+_REMEMBERED = 65_536
 _PERMANENT = frozenset(
     {
         errno.EACCES,
@@ -128,25 +128,24 @@ def _sync_path(path: str, flush: Flush) -> None:
         os.close(fd)
 
 
-def sync_below(path: str, flush: Flush) -> None:
-    """Flush the file at `path`, or every file and name below that directory, leaves first."""
-    if stat.S_ISDIR(os.lstat(path).st_mode):
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if not entry.is_symlink():
-                    sync_below(entry.path, flush)
-    _sync_path(path, flush)
-
-
-class NameSyncer:
-    """Makes names durable from a directory up to `root`'s own name, with no fsync that is known to be superfluous."""
+class Syncer:
+    """Makes files, and names up to `root`'s own, durable, with no fsync that is known to be superfluous."""
 
     def __init__(self, root: str, clock: Clock) -> None:
         self._root = root
         self._clock = clock
         self._durable: dict[str, tuple[int, int]] = {}
 
-    def sync(self, directory: str, flush: Flush) -> None:
+    def below(self, path: str, flush: Flush) -> None:
+        """Return after the file at `path`, or every file and name below that directory, is on the disk; leaves first."""
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if not entry.is_symlink():
+                        self.below(entry.path, flush)
+        self._sync_if_changed(path, flush)
+
+    def names(self, directory: str, flush: Flush) -> None:
         """Return after the names in `directory`, and all names that lead to it, are on the disk."""
         _sync_path(directory, flush)
         if directory == self._root:
@@ -155,16 +154,18 @@ class NameSyncer:
             directory = os.path.dirname(directory)
             self._sync_if_changed(directory, flush)
 
-    def _sync_if_changed(self, directory: str, flush: Flush) -> None:
-        found = os.stat(directory)
+    def _sync_if_changed(self, path: str, flush: Flush) -> None:
+        found = os.stat(path)
         state = (found.st_ino, found.st_mtime_ns)
-        if self._durable.get(directory) == state:
+        if self._durable.get(path) == state:
             return
-        _sync_path(directory, flush)
-        if directory == self._root:  # it may be a new one of the same name
-            _sync_path(os.path.dirname(directory), flush)
+        _sync_path(path, flush)
+        if path == self._root:  # it may be a new one of the same name
+            _sync_path(os.path.dirname(path), flush)
         if self._clock.now_ms() - found.st_mtime_ns // 1_000_000 > _TIMESTAMP_TICK_MS:
-            self._durable[directory] = state
+            if len(self._durable) >= _REMEMBERED:
+                self._durable.clear()
+            self._durable[path] = state
 
 
 class Staging:

@@ -32,11 +32,10 @@ from lance_memwal.store.files import (
     FILE_MODE,
     STAGING_NAME,
     Flush,
-    NameSyncer,
     Staging,
+    Syncer,
     flush_to_disk,
     read_span,
-    sync_below,
     unavailable,
     write_all,
 )
@@ -73,7 +72,7 @@ class LocalStore:
         self._flush = flush
         self._use_tmpfile = use_tmpfile and hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd")
         self._staging = Staging(self._base, clock)
-        self._names = NameSyncer(self.root, clock)
+        self._syncer = Syncer(self.root, clock)
         self._directories: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -197,7 +196,7 @@ class LocalStore:
             return
         directory, name = self._locate(prefix)
         try:
-            sync_below(f"{directory}/{name}", self._flush)
+            self._syncer.below(f"{directory}/{name}", self._flush)
         except FileNotFoundError:
             raise ObjectNotFoundError(prefix) from None
         except OSError as error:
@@ -241,7 +240,7 @@ class LocalStore:
 
     def _sync_names(self, directory: str, path: str, flush: Flush) -> None:
         try:
-            self._names.sync(directory, flush)
+            self._syncer.names(directory, flush)
         except OSError as error:
             raise unavailable("sync the name of", path, error) from error
 

@@ -14,6 +14,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import syncs
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding
 from lance_memwal.store.location import resolve
@@ -53,13 +54,13 @@ def create_table(
     )
     base = BaseTable.open(location)
     if base is None:
-        return Table(location, install(write_base(location, data_or_schema, primary_key, choices), choices))
+        return _made(install(write_base(location, data_or_schema, primary_key, choices), choices))
     if not exist_ok:
         raise InvalidInputError(f"there is a table at {location.describe()} already; open it, or pass exist_ok=True")
     check_existing(base, data_or_schema, primary_key, merge)
     if base.details is None:
         refuse_leftovers(location, LEFTOVERS)
-        base = enable_base(base, primary_key, choices)
+        return _made(enable_base(base, primary_key, choices))
     return Table(location, base)
 
 
@@ -95,4 +96,11 @@ def enable(
     )
     if base.details is None and not adopt_shards:
         refuse_leftovers(location, LEFTOVERS)
-    return Table(location, enable_base(base, primary_key, choices))
+    return _made(enable_base(base, primary_key, choices))
+
+
+def _made(base: BaseTable) -> Table:
+    """The table, which survives power loss from now on, unless its settings say that nothing has to."""
+    if syncs(base):
+        base.make_durable()
+    return Table(base.location, base)

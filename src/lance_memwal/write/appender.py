@@ -79,7 +79,7 @@ class WalAppender:
         """Own the shard: claim an epoch and fence its predecessor. Without a base table the first append sets the columns."""
         location = resolve(uri, storage_options)
         base = BaseTable.open(location)
-        target = None if base is None else _target(base, clock)
+        target = None if base is None else _target(base, clock, fsync=fsync)
         settings = {"fsync": fsync, "enable_memtable": False, "shard_id": shard_id}
         config = writer_config(base, None, settings, ())
         manifests = manifests_of(location, shard_id, config, clock)
@@ -145,7 +145,7 @@ class WalAppender:
     def _shard_of(self, columns: pa.Schema) -> Shard:
         """The shard with the columns of its first rows, where there is no base table to say what they are."""
         at = columns.get_field_index(TOMBSTONE)
-        target = target_of(self._manifests.location, None, columns if at < 0 else columns.remove(at))
+        target = target_of(self._manifests.location, None, columns if at < 0 else columns.remove(at), fsync=False)
         return self._shard_with(target)
 
     def _shard_with(self, target: ShardTarget) -> Shard:
@@ -177,13 +177,13 @@ class WalAppender:
         return f"WalAppender(shard_id={self.shard_id!r}, epoch={self.epoch}, next_position={self.next_position})"
 
 
-def _target(base: BaseTable, clock: Clock) -> ShardTarget:
+def _target(base: BaseTable, clock: Clock, *, fsync: bool) -> ShardTarget:
     """What a shard of this table writes to; the table may have no MemWAL index yet."""
     check_table(base)  # before the table gets an id
     if base.details is None:
         return ShardTarget(base.location, base.columns, base.data_storage_version)
     watch = TableWatch(for_writing(base, clock), clock)
-    return target_of(base.location, base, None, watch=watch)
+    return target_of(base.location, base, None, fsync=fsync, watch=watch)
 
 
 def _make_durable(shard: Shard) -> Pending | None:

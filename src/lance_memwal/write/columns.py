@@ -31,7 +31,8 @@ def evolve(shard: Shard) -> None:
         raise InvalidInputError("there is no base table whose columns this writer could take over")
     given = old.indexes.given if old.indexes is not None else ()
     kept = [spec for spec in given if spec.column in base.schema.names]
-    new = target_of(old.location, base, None, routed=old.check_rows is None, indexes=kept, watch=old.watch)
+    routed, fsync = old.check_rows is None, shard.config.fsync
+    new = target_of(old.location, base, None, fsync=fsync, routed=routed, indexes=kept, watch=old.watch)
     if new.schema == old.schema:
         return
     if is_on_top():

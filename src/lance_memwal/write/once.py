@@ -174,9 +174,9 @@ class OnceAppender:
 
     def _adopt(self, base: BaseTable) -> None:
         """Everything that depends on the version of the base table."""
-        self._target = target_of(self.location, base, None, watch=self._watch)
-        self._base = base  # not before its columns were checked
-        self._config = writer_config(base, None, {}, ())
+        config = writer_config(base, None, {}, ())
+        self._target = target_of(self.location, base, None, fsync=config.fsync, watch=self._watch)
+        self._base, self._config = base, config  # not before the columns were checked
         self._fittings: dict[str, Fitting] = {}
         self._encoder = RowEncoder(self._target.schema.wal)
 

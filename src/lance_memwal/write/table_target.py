@@ -40,6 +40,7 @@ def target_of(
     base: BaseTable | None,
     schema: pa.Schema | None,
     *,
+    fsync: bool,
     routed: bool = False,
     indexes: Sequence[IndexSpec] = (),
     watch: TableWatch | None = None,
@@ -48,7 +49,8 @@ def target_of(
     """The target of a shard of this table; `routed` means that the caller sends only rows that belong to the shard.
 
     `indexes` are the caller's own, beside those that the table maintains. `watch` is the open of the table that the
-    shard belongs to; None begins a new one.
+    shard belongs to; None begins a new one. With `fsync` the version of the table that the target stands on survives power
+    loss, as the rows will.
     """
     if base is None:
         if schema is None:
@@ -62,6 +64,8 @@ def target_of(
         _check_same(as_lance(schema), columns.columns)
     details = base.need_details()
     check_table(base)
+    if fsync:
+        base.make_durable()
     sharding = base.sharding
     spec_id = details.sharding_specs[0].spec_id if details.sharding_specs else 0
     check = partial(sharding.check_rows, columns.columns) if sharding.is_routed and not routed else None
