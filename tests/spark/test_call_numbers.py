@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,20 @@ def test_calls_are_numbered_per_run_batch_and_table_once_they_are_done() -> None
     assert [app(7, done=False), app(7), app(7), app(7)] == ["query", "query", "query#1", "query#2"]
     assert [app(7, table="other"), app(8), app(8)] == ["query", "query", "query#1"]
     assert app(8, caller=Caller("query", "run-2")) == "query", "a new run makes the same calls again"
+
+
+def test_calls_of_several_threads_for_one_table_are_refused_since_nothing_tells_their_order() -> None:
+    query, numbers = Caller("query", "run"), ThreadPoolExecutor(1)
+    first = calls.next_call(query, "t", 7)
+    with pytest.raises(InvalidInputError, match="'app_id'"):
+        numbers.submit(calls.next_call, query, "t", 7).result()
+    assert numbers.submit(calls.next_call, query, "other", 7).result().app == "query", "tables are apart"
+    calls.finished(first)
+    with pytest.raises(InvalidInputError, match="one after the other"):
+        numbers.submit(calls.next_call, query, "t", 7).result()
+    assert calls.next_call(query, "t", 7).app == "query#1", "what was refused took no number"
+    assert numbers.submit(calls.next_call, query, "t", 8).result().app == "query", "batches are apart"
+    numbers.shutdown()
 
 
 class Connected:

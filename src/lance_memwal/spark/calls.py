@@ -6,6 +6,8 @@ query, batch and number name a call for ever. Invariants:
 1. The first call has the id of the query, each further one an id of its own: both count, and a repeat of each is recognised.
 2. A call that failed keeps its number: who catches the error and calls again repeats it.
 3. What is counted is per run of a query: a new run begins again with the first call. The last 256 runs and tables are kept.
+4. The calls for one table in one micro-batch come from one thread. Nothing tells in which order those of several would come when
+   the batch is tried again: they would change their numbers, and with `replayMismatch=skip` rows would be lost. They are refused.
 
 Over Connect `foreachBatch` runs in a process of its own for each run of a query, and Spark does not tell it the id of the query.
 The session that started the query knows which ones it runs: if that is one, it is the one that calls.
@@ -25,7 +27,7 @@ __all__ = ["Call", "Caller", "caller_of", "finished", "next_call"]
 _MOST_COUNTS = 256
 _ROOT_SESSION = "spark_connect_session"
 _lock = threading.Lock()
-_counts: dict[tuple[str, str, str], tuple[int, int]] = {}  # run, query and table: batch, and calls that were done
+_counts: dict[tuple[str, str, str], _Counted] = {}  # by run, query and table
 
 _connected: Caller | None = None
 
@@ -51,6 +53,15 @@ class Call:
     def app(self) -> str:
         """Who writes: the query, and the number of the call from the second one on."""
         return self.caller.query if self.number == 0 else f"{self.caller.query}#{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """How many calls of a batch were done, and the thread that makes them."""
+
+    batch: int
+    thread: int
+    done: int = 0
 
 
 def caller_of(session: Any) -> Caller | None:
@@ -88,20 +99,32 @@ def _starting_session() -> Any:
 
 
 def next_call(caller: Caller, table: str, batch: int) -> Call:
-    """The call that is made now."""
+    """The call that is made now; `InvalidInputError` if another thread makes the calls of this batch for the table."""
+    slot, thread = _slot(caller, table), threading.get_ident()
     with _lock:
-        counted, done = _counts.get(_slot(caller, table), (batch, 0))
-        return Call(caller, table, batch, done if counted == batch else 0)
+        counted = _counts.get(slot)
+        if counted is None or counted.batch != batch:
+            counted = _Counted(batch, thread)
+        if counted.thread != thread:
+            raise InvalidInputError(
+                f"several threads call write_batch for one table in micro-batch {batch}, and nothing tells in which order they "
+                "would come if it is tried again: call one after the other, or give each call an 'app_id' of its own"
+            )
+        _note(slot, counted)
+        return Call(caller, table, batch, counted.done)
 
 
 def finished(call: Call) -> None:
     """The call was made: another one in the same batch is the next one."""
-    slot = _slot(call.caller, call.table)
     with _lock:
-        _counts.pop(slot, None)
-        _counts[slot] = (call.batch, call.number + 1)
-        while len(_counts) > _MOST_COUNTS:
-            _counts.pop(next(iter(_counts)))
+        _note(_slot(call.caller, call.table), _Counted(call.batch, threading.get_ident(), call.number + 1))
+
+
+def _note(slot: tuple[str, str, str], counted: _Counted) -> None:
+    _counts.pop(slot, None)
+    _counts[slot] = counted
+    while len(_counts) > _MOST_COUNTS:
+        _counts.pop(next(iter(_counts)))
 
 
 def _slot(caller: Caller, table: str) -> tuple[str, str, str]:
