@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.functions import udf as spark_function
 
 import lance_memwal as mw
 from tests.kit.spark_tables import entries_with_rows
@@ -237,6 +239,43 @@ def test_merge_into(sql: Any, orders: str) -> None:
             f"MERGE INTO {orders} t USING (SELECT * FROM VALUES (2), (2) v(id)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET n = 0"
         )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE {t} SET n = meanwhile(n) + 1 WHERE id <= 2",
+        "DELETE FROM {t} WHERE meanwhile(n) > 0",
+        "MERGE INTO {t} t USING (SELECT 2L id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET n = meanwhile(n) + 1",
+    ],
+    ids=["update", "delete", "merge"],
+)
+def test_keys_that_others_change_while_a_statement_runs_are_a_conflict(
+    spark: Any, sql: Any, orders: str, lake: str, tmp_path: Path, statement: str
+) -> None:
+    uri, once = opened(lake, orders).uri, tmp_path / "once"
+
+    def meanwhile(n: int) -> int:
+        try:
+            once.mkdir()
+        except FileExistsError:
+            return n
+        with mw.open_table(uri).writer() as writer:
+            writer.put([{"id": 2, "item": "theirs", "n": 20}])
+        return n
+
+    spark.udf.register("meanwhile", spark_function(meanwhile, "int", useArrow=False))
+    with pytest.raises(Exception, match=r"ChangedKeysError.*run it again"):
+        sql(statement.format(t=orders))
+    assert rows(sql, orders) == [(1, "ice", 1), (2, "theirs", 20), (3, "salt", 3)], "nothing was written to any shard"
+    once.rmdir()
+    spark.conf.set("spark.memwal.onConflict", "overwrite")
+    try:
+        sql(statement.format(t=orders))
+    finally:
+        spark.conf.unset("spark.memwal.onConflict")
+    assert (2, "theirs", 20) not in rows(sql, orders)
+    sql(statement.format(t=orders))
 
 
 def test_changes_of_a_table_with_a_sequence_keep_it(sql: Any) -> None:

@@ -33,7 +33,7 @@ from lance_memwal.spark.joining import lengths_of, sink_of, tidy
 from lance_memwal.spark.pieces import Piece, Pieces, by_shard, load_pieces, unstage, write_pieces
 from lance_memwal.spark.refusals import raise_first
 from lance_memwal.spark.rows import WritePlan, rows_in_order
-from lance_memwal.spark.unchanged import guard_of
+from lance_memwal.spark.unchanged import check_statement, guard_of
 from lance_memwal.types import Transaction
 from lance_memwal.write.joining import AT_ONCE, Given, Sink
 from lance_memwal.write.once import AppendResult
@@ -61,7 +61,7 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
     location = sink.appender.location
     if plan.options.duplicates == "live":  # a statement is refused before its first shard is written
         for shard_id in sorted(pieces):
-            rows_in_order(plan, load_pieces(location, pieces[shard_id]))
+            check_statement(plan, location, shard_id, rows_in_order(plan, load_pieces(location, pieces[shard_id])))
     results = list(append_pieces(plan, sink, pieces, txn))
     _log_commit(plan, txn, results)
     unstage(location, [piece for found in pieces.values() for piece in found])

@@ -1,7 +1,7 @@
 """Writes that were planned on a snapshot: a key that somebody wrote since then is a conflict.
 
-Owns `guard_of`. Invariant: every change of the shard up to the position below the new entry is looked at, each once, in the log
-and in what bulk writes announced there; what collection took meanwhile counts as changed.
+Owns `guard_of` and `check_statement`. Invariant: every change of the shard up to the position below the new entry is looked at,
+each once, in the log and in what bulk writes announced there; what collection took meanwhile counts as changed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from lance_memwal.feed.changed_rows import Shape
 from lance_memwal.feed.cursor import Place
 from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.log.wal import list_positions
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.keys import KeySet, key_array
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.store.location import Location
 
-__all__ = ["guard_of"]
+__all__ = ["check_statement", "guard_of"]
 
 
 def guard_of(
@@ -64,7 +65,18 @@ def guard_of(
     return refuse
 
 
+def check_statement(plan: WritePlan, location: Location, shard_id: str, batches: Sequence[pa.RecordBatch]) -> None:
+    """Return only if no key of these rows was written since the snapshot of the plan, as the log is now.
+
+    The append asks again. A statement asks for all of its shards first: so it is seldom written to some and refused by others.
+    """
+    guard = guard_of(plan, location, shard_id, batches)
+    if guard is not None:
+        guard(max(list_positions(location, shard_id), default=0))
+
+
 _CHANGED = (
     "keys of this write were written by others since the snapshot that it was planned on: nothing of it was written to their "
-    "shard; plan it again on a new snapshot, or let it overwrite them"
+    "shard; run it again, so that it is planned on a new snapshot, or let it overwrite them (on_conflict=, or "
+    "spark.memwal.onConflict for SQL)"
 )

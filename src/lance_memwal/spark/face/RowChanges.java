@@ -1,5 +1,7 @@
 package io.memwal.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -29,12 +31,15 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * UPDATE, DELETE and MERGE: Spark finds the rows, and what becomes of them goes to the Python sink.
  *
  * <p>Rows that go are tombstones there. A row whose key changes leaves a tombstone at the old one, unless another row takes it.
+ * A statement reads one snapshot; keys that others wrote since then are a conflict, unless the session says that it wins.
  */
 final class RowChanges implements SupportsDelta {
   static final String TOMBSTONE = "_tombstone";
 
   private final MemWalTable table;
   private final RowLevelOperationInfo info;
+  private final boolean overwrites = Session.overwrites();
+  private String snapshot = null;
 
   RowChanges(MemWalTable table, RowLevelOperationInfo info) {
     this.table = table;
@@ -50,7 +55,25 @@ final class RowChanges implements SupportsDelta {
   }
 
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return table.newScanBuilder(options);
+    return table.newScanBuilder(new CaseInsensitiveStringMap(planned(options, "asOf")));
+  }
+
+  /** The options of a read or a write, with the snapshot that the statement is planned on as one of them. */
+  private Map<String, String> planned(Map<String, String> options, String name) {
+    Map<String, String> all = new HashMap<String, String>(options);
+    if (!overwrites) {
+      all.put(name, snapshot());
+    }
+    return all;
+  }
+
+  private synchronized String snapshot() {
+    if (snapshot == null) {
+      ObjectNode arguments = Python.object();
+      arguments.set("options", Python.object(table.with(info.options())));
+      snapshot = ((JsonNode) Python.ask("snapshot", arguments).get("snapshot")).asText();
+    }
+    return snapshot;
   }
 
   /** What a tombstone needs: the key, and the columns that say where it goes and when. */
@@ -71,7 +94,7 @@ final class RowChanges implements SupportsDelta {
   }
 
   public DeltaWriteBuilder newWriteBuilder(LogicalWriteInfo given) {
-    Map<String, String> options = new HashMap<String, String>(table.with(info.options()));
+    Map<String, String> options = planned(table.with(info.options()), "unchangedSince");
     options.put("duplicates", "live");
     StructType columns = written(table.about().schema);
     final Report report = new Report();

@@ -18,6 +18,7 @@ from lance_memwal.spark.face.describing import described
 from lance_memwal.spark.face.listings import PROCEDURES
 from lance_memwal.spark.face.statements import STATEMENTS, table_at
 from lance_memwal.spark.options import Options
+from lance_memwal.table import open_table
 
 __all__ = ["FaceSource"]
 
@@ -43,6 +44,12 @@ def _describe(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return described(Options.parse(arguments["options"]))
 
 
+def _snapshot(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The table as it is now, for a statement that is planned on it."""
+    options = Options.parse(arguments["options"])
+    return {"snapshot": str(open_table(options.path, storage_options=options.storage_options).snapshot())}
+
+
 def _call(arguments: Mapping[str, Any]) -> dict[str, Any]:
     table = table_at(arguments)
     if table is None:
@@ -52,6 +59,7 @@ def _call(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 _COMMANDS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "describe": _describe,
+    "snapshot": _snapshot,
     "call": _call,
     **STATEMENTS,
 }
