@@ -257,7 +257,7 @@ class ShardWriter:
     def _newest_rows(
         self, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema, memory: InMemoryMemTables
     ) -> pa.Table:
-        return self._reader.newest_rows(keys, columns, schema, memory, self._shard.columns.target.merge)
+        return self._reader.newest_rows(keys, columns, schema, memory)
 
     def _highest(self, merge: LastWrite, memory: InMemoryMemTables) -> Any:
         reader = self._reader

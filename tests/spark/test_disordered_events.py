@@ -28,8 +28,12 @@ EVENTS = SCHEMA.append(pa.field(OP, pa.string()))
 Event = dict[str, Any]
 
 
-def make(uri: str) -> mw.Table:
-    merge = mw.LastWrite(sequence="ts")
+@pytest.fixture(params=["the table decides", "each write decides"])
+def merge(request: pytest.FixtureRequest) -> mw.LastWrite | None:
+    return mw.LastWrite(sequence="ts") if request.param == "the table decides" else None
+
+
+def make(uri: str, merge: mw.LastWrite | None) -> mw.Table:
     defaults = {"fsync": False}
     return mw.create_table(
         uri, SCHEMA, primary_key="id", sharding=mw.Bucket("id", 2), merge=merge, writer_defaults=defaults
@@ -51,9 +55,11 @@ def outcome(ordered: list[Event]) -> dict[int, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_batches_in_any_order_with_flush_and_compaction_between_them(uri: str, seed: int) -> None:
+def test_batches_in_any_order_with_flush_and_compaction_between_them(
+    uri: str, merge: mw.LastWrite | None, seed: int
+) -> None:
     chance = random.Random(seed)
-    table, ordered = make(uri), events(chance, 90, 12)
+    table, ordered = make(uri, merge), events(chance, 90, 12)
     given = list(ordered)
     chance.shuffle(given)
     plan = WritePlan.make(table, struct_type(EVENTS), Options.parse({"path": uri, "sequenceBy": "TS"}))
@@ -68,9 +74,9 @@ def test_batches_in_any_order_with_flush_and_compaction_between_them(uri: str, s
     assert rows_of(table) == outcome(ordered)
 
 
-def test_a_stream_of_disordered_events(spark: Any, uri: str, tmp_path: Path) -> None:
+def test_a_stream_of_disordered_events(spark: Any, uri: str, merge: mw.LastWrite | None, tmp_path: Path) -> None:
     chance = random.Random(7)
-    table, ordered, source = make(uri), events(chance, 60, 10), tmp_path / "in"
+    table, ordered, source = make(uri, merge), events(chance, 60, 10), tmp_path / "in"
     given = list(ordered)
     chance.shuffle(given)
     source.mkdir()

@@ -57,7 +57,7 @@ from lance_memwal.lance.manifest import (
 from lance_memwal.process.background import refuse_at_exit
 from lance_memwal.process.forking import use_lance
 from lance_memwal.rows.key_encoding import check_primary_key, primary_key_columns
-from lance_memwal.rows.merging import MERGE_KEY, LastWrite, Merge, stored_merge
+from lance_memwal.rows.merging import MERGE_KEY, SEQUENCE_KEY, LastWrite, Merge, stored_merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Manual, Sharding, from_specs
 from lance_memwal.store.location import Location
@@ -459,14 +459,21 @@ class BaseTable:
     @cached_property
     def merge(self) -> Merge | None:
         """What a later write of a key does; None: the last write wins."""
-        text = None if self.details is None else self.details.writer_config_defaults.get(MERGE_KEY)
+        return self._stored_merge(MERGE_KEY)
+
+    def _stored_merge(self, key: str) -> Merge | None:
+        text = None if self.details is None else self.details.writer_config_defaults.get(key)
         return stored_merge(text, self.column_ids)
 
-    @property
+    @cached_property
     def order(self) -> LastWrite | None:
-        """The merge, where it is one that puts rows in order, this version knows it, and its column is there."""
+        """The sequence by which rows are put in order: by all writes (`merge`), or by those that ask for it (`note_sequence`).
+
+        None if there is none, this version does not know it, or its column is gone.
+        """
         try:
-            return self.merge if isinstance(self.merge, LastWrite) else None
+            order = self.merge or self._stored_merge(SEQUENCE_KEY)
+            return order if isinstance(order, LastWrite) else None
         except (InvalidInputError, UnsupportedFormatError):
             return None
 

@@ -35,7 +35,7 @@ from lance_memwal.read.tiers import Consistency, Tiers, TierSource, with_restart
 from lance_memwal.rows.blobs import blob_column_of
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.merging import LastWrite, Merge
+from lance_memwal.rows.merging import LastWrite
 from lance_memwal.rows.projection import checked_paths
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding, shards_of_filter, shards_of_keys
@@ -177,29 +177,22 @@ class Reader:
         columns: Sequence[str],
         schema: TableSchema,
         memory: InMemoryMemTables,
-        merge: Merge | None = None,
     ) -> pa.Table:
         """The newest row of each key in the shard of `memory`, else in the base table: `columns`, the key among them, and
         `_tombstone`. The bytes of blobs have the names of `bytes_of`.
 
-        Where `merge` puts rows in order, a key that has none may have a tombstone that was compacted, and is remembered.
+        If the sequence of the table is asked for, a key that has none may have a tombstone that was compacted, and is
+        remembered.
 
         `InvalidInputError` if the table has other columns than `schema` by now: a row that is made of what is found here
         would not have them.
         """
 
-        return self._newest_rows(keys, columns, schema, memory.shard_id, merge, memory)
+        return self._newest_rows(keys, columns, schema, memory.shard_id, memory)
 
-    def stored_rows(
-        self,
-        shard_id: str,
-        keys: pa.RecordBatch,
-        columns: Sequence[str],
-        schema: TableSchema,
-        merge: Merge | None = None,
-    ) -> pa.Table:
+    def stored_rows(self, shard_id: str, keys: pa.RecordBatch, columns: Sequence[str], schema: TableSchema) -> pa.Table:
         """As `newest_rows`, for somebody who appends to the shard without memory: its whole log is read."""
-        return self._newest_rows(keys, columns, schema, shard_id, merge, None)
+        return self._newest_rows(keys, columns, schema, shard_id, None)
 
     def _newest_rows(
         self,
@@ -207,7 +200,6 @@ class Reader:
         columns: Sequence[str],
         schema: TableSchema,
         shard_id: str,
-        merge: Merge | None,
         memory: InMemoryMemTables | None,
     ) -> pa.Table:
         def capture() -> Tiers:
@@ -218,9 +210,10 @@ class Reader:
                 raise InvalidInputError("the table has other columns by now: call evolve_schema(), and write again")
             plain = [name for name in columns if blob_column_of(name) is None]
             found = lookup_rows(snapshot, self._lookup, keys, plain, with_tombstones=True)
-            if isinstance(merge, LastWrite) and found.num_rows < keys.num_rows:
-                remembered = self._remembered(schema, shard_id, merge)
-                found = with_remembered(found, keys, schema, remembered, merge.sequence)
+            order = snapshot.base.order
+            if order is not None and order.sequence in columns and found.num_rows < keys.num_rows:
+                remembered = self._remembered(schema, shard_id, order)
+                found = with_remembered(found, keys, schema, remembered, order.sequence)
             return found if len(plain) == len(columns) else with_bytes(snapshot, self._lookup, found, columns, schema)
 
         return with_restarts(capture, read)

@@ -23,7 +23,6 @@ from lance_memwal.read.scan import Scan
 from lance_memwal.read.tiers import Tiers, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
 
@@ -84,9 +83,8 @@ class ShardAlone:
         columns: Sequence[str],
         schema: TableSchema,  # noqa: ARG002
         memory: InMemoryMemTables,
-        merge: Merge | None = None,  # noqa: ARG002
     ) -> pa.Table:
-        """The newest row of each key: `columns` and `_tombstone`. A merge is stored with a table: there is none here."""
+        """The newest row of each key: `columns` and `_tombstone`."""
         return with_restarts(
             lambda: self._capture(memory), lambda s: lookup_rows(s, BaseLookup(), keys, columns, with_tombstones=True)
         )

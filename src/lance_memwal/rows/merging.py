@@ -24,6 +24,7 @@ from lance_memwal.errors import InvalidInputError, UnsupportedFormatError
 
 __all__ = [
     "MERGE_KEY",
+    "SEQUENCE_KEY",
     "FirstRow",
     "LastWrite",
     "Merge",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 MERGE_KEY = "memwal.merge"
+SEQUENCE_KEY = "memwal.sequence"
+"""Where a table without a merge says by which sequence some of its writes go; as text it is a `LastWrite`."""
 _LAST_WRITE, _FIRST_ROW = "last_write", "first_row"
 _WEEK = timedelta(days=7)
 

@@ -69,6 +69,8 @@ class _OwnedElsewhere:
             "where": terms.where,
             "insert": terms.insert,
         }
+        if terms.sequence is not None:  # an owner of a release before this one does not know the word, and says so
+            options["sequence"] = terms.sequence
         try:
             told = self.remote.perform(Request("append", (list(batches),), options), txn, deadline)
         except (OwnerLostError, ClosedError, WriterPoisonedError) as error:

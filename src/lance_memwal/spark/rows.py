@@ -4,7 +4,9 @@ Owns `WritePlan`, what the driver decided about a write, and the functions that 
 
 1. Everything that the schema of the DataFrame can get wrong is refused on the driver, before a task starts.
 2. A row goes to the shard that the table's sharding names, whatever partition it came from.
-3. Rows of one key in one version count in the order of the table's sequence and of `sequenceBy`; without both, duplicates
+3. `sequenceBy` names a column of the table: then it decides against the rows and deletes that the table has, as the sequence
+   of a table does. Of another column it is known in one version only. Rows of one key in one version count in the order of
+   the table's sequence and of `sequenceBy`; without both, duplicates
    are an error, since the order of rows inside a partition is not repeatable, unless the user says that it is.
 4. Where one statement both deletes keys and writes rows (`duplicates=live`), a row wins over a delete of its key, and two rows
    are an error.
@@ -24,12 +26,13 @@ from pyspark.sql import types as st
 
 from lance_memwal.arguments import check_column
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.digest import RowDigest
-from lance_memwal.rows.fit import Fitter, fills_missing, keeps_missing
+from lance_memwal.rows.fit import Fitter, Missing, fills_missing, keeps_missing
 from lance_memwal.rows.ingest import refuse_missing
 from lance_memwal.rows.keys import KeySet, key_array, last_of_each
-from lance_memwal.rows.merging import FirstRow, LastWrite, Merge
+from lance_memwal.rows.merging import FirstRow, LastWrite, Merge, check_merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.dialect import as_spark_reads
@@ -52,10 +55,25 @@ _KNOWN_OPS = pa.array(["u", "i", "d"])
 @functools.lru_cache(maxsize=64)  # once per process
 def _warn_of_late_rows(table: str, column: str) -> None:
     _LOG.warning(
-        "sequenceBy decides inside one write only: a late row of a later write wins, since the table at %s does not decide by "
-        "column %r. A table that is made with merge=LastWrite(sequence=%r) does",
-        table, column, column,
+        "sequenceBy decides inside one write only: a late row of a later write wins, since the table at %s has no column %r. "
+        "With such a column it decides against the table",
+        table, column,
     )  # fmt: skip
+
+
+def _sequence(base: BaseTable, options: Options) -> str | None:
+    """The column of the table by which a write is decided against it; None where the table decides, or nothing does."""
+    by = options.sequence_by
+    if by is None or base.merge is not None or not base.primary_key:
+        return None
+    if by not in base.columns.columns.names:
+        _warn_of_late_rows(base.location.describe(), by)
+        return None
+    try:
+        check_merge(LastWrite(by), base.columns.columns, base.primary_key, base.sharding.column)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"option 'sequenceBy': {error}") from None
+    return by
 
 
 def needed_for_delete(key: Sequence[str], sharding: Sharding, merge: Merge | None) -> list[str]:
@@ -102,6 +120,7 @@ class WritePlan:
     given: frozenset[str] = frozenset()
     table_id: str | None = None
     renamed: tuple[tuple[str, str], ...] = ()  # columns that the DataFrame writes otherwise than the table
+    sequence: str | None = None  # the column by which this write is decided, where the table does not decide
 
     @classmethod
     def make(cls, table: Table, frame: st.StructType, options: Options) -> WritePlan:
@@ -124,13 +143,12 @@ class WritePlan:
         frame, renamed = _as_table_names(frame, base.columns.columns.names, case_sensitive=options.case_sensitive)
         options = _resolved(options, frame.names, dict(renamed), base.columns.columns)
         given = frozenset(frame.names)
-        plan = cls(options, base.columns, sharding, operation, base.merge, given, base.table_id, renamed)
+        sequence = _sequence(base, options)
+        plan = cls(options, base.columns, sharding, operation, base.merge, given, base.table_id, renamed, sequence)
         plan._check(frame)
         if options.unchanged_since is not None:
             base.columns.need_key()
             Snapshot.parse(options.unchanged_since).check_table(base.tag)
-        if key and base.merge is None and options.sequence_by in base.columns.columns.names:
-            _warn_of_late_rows(base.location.describe(), str(options.sequence_by))
         return plan
 
     @property
@@ -139,7 +157,13 @@ class WritePlan:
         updates = self.operation == "update"
         keeps = updates or (keeps_missing(self.options.missing) and self.operation != "delete")
         options = self.options
-        return Terms("keep" if keeps else None, options.if_absent, options.where, insert=not updates)
+        missing: Missing | None = "keep" if keeps else None
+        return Terms(missing, options.if_absent, options.where, insert=not updates, sequence=self.sequence)
+
+    @property
+    def decides(self) -> Merge | None:
+        """What decides between the rows of this write and those of the table; None: the last write wins."""
+        return self.merge if self.sequence is None else LastWrite(self.sequence)
 
     @property
     def _keeps(self) -> bool:
@@ -155,7 +179,7 @@ class WritePlan:
     @property
     def order(self) -> list[str]:
         """By what rows of one key in one version are sorted; nothing: their order is that of the DataFrame."""
-        merge = self.merge
+        merge = self.decides
         names = [merge.sequence] if isinstance(merge, LastWrite) and merge.sequence in self.given else []
         names += [SEQUENCE] if self.options.sequence_by else []
         return names
@@ -163,7 +187,7 @@ class WritePlan:
     @property
     def each_row_counts(self) -> bool:
         """Whether a row of a key matters although a later one of the same version follows."""
-        return self.terms.need_a_look or isinstance(self.merge, FirstRow)
+        return self.terms.decide_each or isinstance(self.merge, FirstRow)
 
     @property
     def _address(self) -> list[str]:
@@ -173,7 +197,7 @@ class WritePlan:
 
     @property
     def _needed_for_delete(self) -> list[str]:
-        return needed_for_delete(self.schema.primary_key, self.sharding, self.merge)
+        return needed_for_delete(self.schema.primary_key, self.sharding, self.decides)
 
     @property
     def _needed(self) -> list[str]:

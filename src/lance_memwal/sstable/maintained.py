@@ -5,8 +5,7 @@ Owns `maintained_names`, `choose_maintained` and `with_names`. Invariants:
 1. Maintained are the listed indexes that exist; with "all", every index that can be mirrored.
 2. "All" records names beside the flag: whoever does not know the flag (LanceDB 0.40) goes by the list. The names follow
    the indexes whenever somebody asks for them (`with_names`); our own code goes by the flag.
-3. The details of a live table change by a hand-made version that is pinned to the version that was looked at, and that
-   changes nothing else (`lance_memwal.lance.commit.commit_details`). A mark that somebody records meanwhile stays.
+3. The details of a live table change as `lance_memwal.lance.live_details` does it.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from lance_memwal.arguments import check_names
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
-from lance_memwal.errors import ConflictError, InvalidInputError, MemWalError, UnsupportedFormatError
+from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.errors import ConflictError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import commit_details, syncs
 from lance_memwal.lance.details import MemWalDetails
+from lance_memwal.lance.live_details import change_details
 from lance_memwal.memtable.index import HnswIndex, IndexSpec
 from lance_memwal.sstable.mirrors import check_maintained, index_names, mirrored_specs
 
@@ -36,8 +35,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger(__name__)
-_MAX_TRIES = 64
-_BACK_OFF = BackOff(0.01, 0.5)
 
 
 def maintained_names(base: BaseTable) -> tuple[str, ...]:
@@ -96,7 +93,7 @@ def choose_maintained(
         names = names_of_all(base) if is_all else named_indexes(choice)
         return replace(details, maintained_indexes=names, maintain_all_indexes=is_all)
 
-    return _change(newest_base, chosen, clock)
+    return change_details(newest_base, chosen, clock)
 
 
 def with_names(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
@@ -110,30 +107,7 @@ def with_names(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
         return replace(details, maintained_indexes=names_of_all(newest)) if details.maintain_all_indexes else details
 
     try:
-        return _change(base.refresh, named, clock) if base.details is not None else base
+        return change_details(base.refresh, named, clock) if base.details is not None else base
     except (ConflictError, UnsupportedFormatError) as error:
         _LOG.info("the names of maintained indexes were not recorded [table=%s]: %s", base.location.describe(), error)
         return base
-
-
-def _change(
-    newest_base: Callable[[], BaseTable], wanted: Callable[[BaseTable], MemWalDetails], clock: Clock
-) -> BaseTable:
-    """The newest version once its details are what `wanted` makes of them."""
-    for attempt in range(_MAX_TRIES):
-        base = newest_base()
-        details = wanted(base)
-        if details == base.details:
-            return base
-        try:
-            return commit_details(base, details, clock, fsync=syncs(base))
-        except ConflictError:
-            _BACK_OFF.wait(clock, min(attempt, 8))
-        except UnsupportedFormatError:
-            raise
-        except MemWalError:
-            newest = newest_base()
-            if wanted(newest) != newest.details:  # else it landed although it failed
-                raise
-            return newest
-    raise ConflictError(f"others commit faster than {_MAX_TRIES} attempts to change what is maintained; retry")

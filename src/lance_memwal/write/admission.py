@@ -13,7 +13,6 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from lance_memwal.rows.adapt import with_flags
-from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.write.changes import Change
 from lance_memwal.write.fitting import Fitting
@@ -23,7 +22,7 @@ from lance_memwal.write.resolve import resolve
 __all__ = ["AppendedRows", "StoredLookUp", "rows_now"]
 
 # The newest row of each key that a shard (its id is given) or the base table has on storage: as `LookUp`.
-StoredLookUp: TypeAlias = Callable[[str, pa.RecordBatch, Sequence[str], TableSchema, Merge | None], pa.Table]
+StoredLookUp: TypeAlias = Callable[[str, pa.RecordBatch, Sequence[str], TableSchema], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def rows_now(shard_id: str, change: Change, fitting: Fitting, look_up: StoredLoo
     schema, keys = fitting.schema, change.keys
     wanted = list(dict.fromkeys([*change.columns, *schema.primary_key]))
     batch = pa.RecordBatch.from_arrays(keys.columns, names=list(schema.primary_key))
-    live = live_of(look_up(shard_id, batch, wanted, schema, fitting.merge), keys, change.columns, schema.primary_key)
+    live = live_of(look_up(shard_id, batch, wanted, schema), keys, change.columns, schema.primary_key)
     found = resolve(change.parts, live, change.rules, schema, fitting.check_whole)
     flagged = [with_flags(rows, dead, schema.memory) for rows, dead in zip(found.batches, found.flags, strict=True)]
     return AppendedRows(flagged, found.rejected_keys)

@@ -125,18 +125,26 @@ def _conditions(
 class Terms:
     """Under which terms rows are appended: as `missing`, `if_absent` and `where` of a put, and without `insert` as an update.
 
-    Tombstones are rows: they are under `where`, and neither under `if_absent` nor under `insert=False`.
+    Tombstones are rows: they are under `where`, and neither under `if_absent` nor under `insert=False`. With `sequence` rows
+    and tombstones are decided by this column, as a table with `LastWrite` decides all of its writes; the table has no merge
+    and knows of the column (`note_sequence`).
     """
 
     missing: Missing | None = None
     if_absent: bool = False
     where: FilterLike | None = None
     insert: bool = True
+    sequence: str | None = None
+
+    @property
+    def decide_each(self) -> bool:
+        """Whether each row of a key may matter, although a later one follows."""
+        return self.if_absent or self.where is not None or not self.insert or keeps_missing(self.missing)
 
     @property
     def need_a_look(self) -> bool:
         """Whether what is written depends on the rows that are there."""
-        return self.if_absent or self.where is not None or not self.insert or keeps_missing(self.missing)
+        return self.decide_each or self.sequence is not None
 
     def check(self, schema: TableSchema) -> None:
         """Return only if rows of a table with these columns can be written so."""
@@ -164,11 +172,13 @@ def appended(batches: list[pa.RecordBatch], terms: Terms) -> Callable[[Fitting],
         ]
         deletes = any(part.flags is not None for part in parts)
         rules = _conditions(fitting.schema, terms.if_absent, terms.where, deletes=deletes)
-        if isinstance(fitting.merge, LastWrite):
+        merge = fitting.merge if terms.sequence is None else LastWrite(terms.sequence)
+        if isinstance(merge, LastWrite):
             for part in parts:
                 if part.flags is not None:
-                    span_of([part.rows], fitting.merge.sequence)
-        return Change(keys, parts, rules if terms.insert else (MustExist(key), *rules))
+                    span_of([part.rows], merge.sequence)
+        asked = Change(keys, parts, rules if terms.insert else (MustExist(key), *rules))
+        return asked if terms.sequence is None else merged(asked, merge)
 
     return change
 

@@ -178,6 +178,7 @@ class Sink:
                 f"shard {shard_id} is written through its owner, who cannot tell which keys changed since a "
                 "snapshot: close the owner, or let the write overwrite them"
             )
+        self.appender.note_sequence(terms)
         return owner.append(given.batches, given.txn, terms, deadline)
 
     @contextmanager

@@ -49,6 +49,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.lance.live_details import note_sequence
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
@@ -254,10 +255,18 @@ class OnceAppender:
         if self._look_up is None:
             refuse_merge(self._target, "an appender that was given no look-up")
         transaction = as_transaction(txn) or self.own_transaction()
+        self.note_sequence(terms)
         given = [batch for batch in batches if batch.num_rows]
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
         return self._append(claim, self._rows(claim, given, terms), transaction, guard or _unguarded)
+
+    def note_sequence(self, terms: Terms) -> None:
+        """Return when the table knows by which sequence rows are decided, if these terms say so: deletes need it later."""
+        order = self._base.order
+        if terms.sequence is not None and (order is None or order.sequence != terms.sequence):
+            note_sequence(self._watch.look, terms.sequence, self._clock)
+            self.refresh()
 
     def own_transaction(self) -> Transaction:
         """A transaction for an append that has none of its user's; nobody else has it."""
