@@ -16,6 +16,7 @@ out by them, and each of them may append with it, without a writer and without t
 5. Rows without an entry are announced by a bulk mark at the tip, after they are written and while nothing else is in the
    tail. The mark decides: whoever reads it first publishes what it announces, and only then goes on.
 6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
+7. An append is of one version of the base table from its rows to its entry, whatever other threads learn meanwhile.
 
 What was read of a log is remembered per process: entries never change, so that only new ones are read again. Nor is a log
 read again before an append whose shard did not move since the last one: a process that knows its tail is one that slept since
@@ -36,6 +37,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
     ClosedError,
@@ -68,6 +70,7 @@ from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.probe import check_table
+from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.sstable.write import discard_sstable, not_published
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
@@ -139,6 +142,33 @@ class ShardTail:
     maps_read: set[str] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """What appends go by that depends on the version of the base table: one value, so that nothing of two is ever mixed."""
+
+    base: BaseTable
+    target: ShardTarget
+    config: WriterConfig
+    encoder: RowEncoder
+    _fittings: dict[str, Fitting] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> TableSchema:
+        """The columns."""
+        return self.target.schema
+
+    def fitting(self, shard_id: str) -> Fitting:
+        """What makes rows fit the columns, for one shard."""
+        found = self._fittings.get(shard_id)
+        if found is None:
+            found = self._fittings[shard_id] = Fitting(self.target, self.config.replace(shard_id=shard_id))
+        return found
+
+    def alike(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """Batches of flagged rows, whatever each says of nulls."""
+        return [pa.RecordBatch.from_arrays(batch.columns, schema=self.schema.memory) for batch in batches]
+
+
 class OnceAppender:
     """Appends to claimed shards of one table. Any number of processes may have one each; threads may share one as long
     as each shard has one thread."""
@@ -171,15 +201,13 @@ class OnceAppender:
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
         self._own = _OwnTransactions(clock)
-        self._adopt(base)
+        self._version = self._version_of(base)
 
-    def _adopt(self, base: BaseTable) -> None:
-        """Everything that depends on the version of the base table."""
+    def _version_of(self, base: BaseTable) -> _Version:
+        """What appends go by from now on; refused if the columns of the base table cannot be written."""
         config = writer_config(base, None, {}, ())
-        self._target = target_of(self.location, base, None, fsync=config.fsync, watch=self._watch)
-        self._base, self._config = base, config  # not before the columns were checked
-        self._fittings: dict[str, Fitting] = {}
-        self._encoder = RowEncoder(self._target.schema.wal)
+        target = target_of(self.location, base, None, fsync=config.fsync, watch=self._watch)
+        return _Version(base, target, config, RowEncoder(target.schema.wal))
 
     def refresh(self) -> None:
         """Look at the newest version of the base table; `TableReplacedError` if it is another table."""
@@ -187,8 +215,8 @@ class OnceAppender:
             raise ClosedError("this process was forked: the appender belongs to its parent; make a new one")
         with self._lock:
             newest = self._watch.look()
-            if newest is not self._base:
-                self._adopt(newest)
+            if newest is not self._version.base:
+                self._version = self._version_of(newest)
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
@@ -202,7 +230,7 @@ class OnceAppender:
     @property
     def schema(self) -> TableSchema:
         """The columns of the table."""
-        return self._target.schema
+        return self._version.schema
 
     @property
     def table_id(self) -> str | None:
@@ -218,7 +246,7 @@ class OnceAppender:
         """The manifest of a shard."""
         found = self._manifests.get(shard_id)
         if found is None:
-            found = manifests_of(self.location, shard_id, self._config, self._clock)
+            found = manifests_of(self.location, shard_id, self._version.config, self._clock)
             self._manifests[shard_id] = found
         return found
 
@@ -227,8 +255,9 @@ class OnceAppender:
     def claim(self, shard_id: str) -> ShardClaim:
         """Begin a joint epoch, its predecessor fenced. Where there is one already, it is joined instead (`Sink`)."""
         self.refresh()
-        store, spec_id = self.manifests(shard_id), self._target.spec_id
-        opened = claim_log(store, self._config, self.schema, self._watch, spec_id, self._clock, joint=True)
+        store, version = self.manifests(shard_id), self._version
+        spec_id = version.target.spec_id
+        opened = claim_log(store, version.config, version.schema, self._watch, spec_id, self._clock, joint=True)
         self._times.setdefault(shard_id, opened.transactions.time)
         return ShardClaim(shard_id, opened.log.epoch, self._watch.table_id)
 
@@ -252,18 +281,20 @@ class OnceAppender:
         written unless `guard` lets it.
         """
         self._check_claim(claim, refresh=refresh)
-        if self._look_up is None:
-            refuse_merge(self._target, "an appender that was given no look-up")
         transaction = as_transaction(txn) or self.own_transaction()
         self.note_sequence(terms)
+        version = self._version
+        if self._look_up is None:
+            refuse_merge(version.target, "an appender that was given no look-up")
         given = [batch for batch in batches if batch.num_rows]
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
-        return self._append(claim, self._rows(claim, given, terms), transaction, guard or _unguarded)
+        find_rows = self._rows(claim, version, given, terms)
+        return self._append(claim, version, find_rows, transaction, guard or _unguarded)
 
     def note_sequence(self, terms: Terms) -> None:
         """Return when the table knows by which sequence rows are decided, if these terms say so: deletes need it later."""
-        order = self._base.order
+        order = self._version.base.order
         if terms.sequence is not None and (order is None or order.sequence != terms.sequence):
             note_sequence(self._watch.look, terms.sequence, self._clock)
             self.refresh()
@@ -272,19 +303,17 @@ class OnceAppender:
         """A transaction for an append that has none of its user's; nobody else has it."""
         return self._own.next()
 
-    def _rows(self, claim: ShardClaim, given: list[pa.RecordBatch], terms: Terms) -> Callable[[], AppendedRows]:
+    def _rows(
+        self, claim: ShardClaim, version: _Version, given: list[pa.RecordBatch], terms: Terms
+    ) -> Callable[[], AppendedRows]:
         """What finds the rows that are written now, to be asked again whenever the shard moved on."""
-        # Before the target: another thread may adopt a new one, which has fittings of its own.
-        fittings = self._fittings
-        fitting = fittings.get(claim.shard_id)
-        if fitting is None:
-            fitting = fittings[claim.shard_id] = Fitting(self._target, self._config.replace(shard_id=claim.shard_id))
-        if self._target.merge is None and not terms.need_a_look:
+        fitting = version.fitting(claim.shard_id)
+        if version.target.merge is None and not terms.need_a_look:
             fixed = AppendedRows([batch for batch, _ in fitting.fit_flagged_parts(given, terms.missing)])
             return lambda: fixed
         if self._look_up is None:
             raise InvalidInputError("conditions need a look at the rows, and this appender was given no look-up")
-        change = merged(appended(given, terms)(fitting), self._target.merge)
+        change = merged(appended(given, terms)(fitting), version.target.merge)
         look = partial(rows_now, claim.shard_id, change, fitting, self._look_up)
 
         def look_now() -> AppendedRows:
@@ -303,8 +332,14 @@ class OnceAppender:
             )
 
     def _append(
-        self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction, guard: Guard
+        self,
+        claim: ShardClaim,
+        version: _Version,
+        find_rows: Callable[[], AppendedRows],
+        txn: Transaction,
+        guard: Guard,
     ) -> AppendResult:
+        schema, config = version.schema, version.config
         created: AppendResult | None = None
         for attempt in range(_MAX_TRIES):
             tail = (None if attempt else self._known(claim)) or self.catch_up(claim)
@@ -313,19 +348,19 @@ class OnceAppender:
             tail.transactions.admit(txn)
             guard(tail.last_position)
             now = find_rows()
-            rows, size = now.num_rows, self._encoder.measure(now.batches)
+            rows, size = now.num_rows, version.encoder.measure(now.batches)
             if not rows:
                 return AppendResult(claim.shard_id, 0, rejected=now.rejected)
             if size > self._max_entry_bytes:
-                return self._publish(claim, find_rows, txn, guard)
-            fitted = at_most(self._config.max_memtable_batches, now.batches, self.schema.memory)
-            run = tail.run.after(fitted, size, self._config, self.schema.small_dictionaries)
+                return self._publish(claim, version, find_rows, txn, guard)
+            fitted = at_most(config.max_memtable_batches, now.batches, schema.memory)
+            run = tail.run.after(fitted, size, config, schema.small_dictionaries)
             generation = run.generation
             footer = tail.transactions.footer(generation, (EntryTransaction(txn, 0, rows),), self._watch.tag)
             footer = footer._replace(joint=True)
-            capacity = self._config.max_memtable_batches
-            target = blob_target(self.schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
-            data = EntryEncoder(self.schema.wal, claim.epoch, generation, target).encode(fitted, footer)
+            capacity = config.max_memtable_batches
+            target = blob_target(schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
+            data = EntryEncoder(schema.wal, claim.epoch, generation, target).encode(fitted, footer)
             position = tail.last_position + 1
             reach("once.before_put")
             if self._create(claim, position, data):
@@ -347,7 +382,7 @@ class OnceAppender:
         """Create the entry; False if another one is there, which is then read with the tail. Fenced by a higher epoch."""
         path = paths.wal_entry_path(claim.shard_id, position)
         try:
-            self.location.store.put_new(path, data, sync=self._config.fsync, make_directory=False)
+            self.location.store.put_new(path, data, sync=self._version.config.fsync, make_directory=False)
         except DirectoryNotFoundError as error:
             self._watch.look()
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
@@ -445,8 +480,9 @@ class OnceAppender:
         tail = self._sealed(claim)
         last = tail.run.generation - 1
         while tail.manifest.current_generation <= last:
-            generation, covered, rows = self._oldest_generation(claim, tail)
-            sstable = self._write_sstable(claim, generation, rows)
+            version = self._version
+            generation, covered, rows = self._oldest_generation(claim, version.schema, tail)
+            sstable = self._write_sstable(claim, version, generation, rows)
             with not_published(self.location, claim.shard_id, sstable.path):
                 reach("once.before_commit")
                 self._check_claim(claim)
@@ -466,10 +502,10 @@ class OnceAppender:
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"the log of shard {claim.shard_id} grows faster than it can be sealed; retry")
 
-    def _oldest_generation(self, claim: ShardClaim, tail: ShardTail) -> tuple[int, int, pa.Table]:
+    def _oldest_generation(self, claim: ShardClaim, schema: TableSchema, tail: ShardTail) -> tuple[int, int, pa.Table]:
         """The rows of the manifest's next generation and the last position that they cover."""
         manifest = tail.manifest
-        adapter, memory = RowAdapter(self.schema), self.schema.memory
+        adapter, memory = RowAdapter(schema), schema.memory
         current, covered = manifest.current_generation, manifest.replay_after_wal_entry_position
         batches: list[pa.RecordBatch] = []
         for entry in read_tail(self.location, manifest, tail.last_position + 1, tag=self._watch.tag):
@@ -487,7 +523,12 @@ class OnceAppender:
         return current, covered, pa.Table.from_batches(batches, schema=memory)
 
     def _publish(
-        self, claim: ShardClaim, find_rows: Callable[[], AppendedRows], txn: Transaction, guard: Guard
+        self,
+        claim: ShardClaim,
+        version: _Version,
+        find_rows: Callable[[], AppendedRows],
+        txn: Transaction,
+        guard: Guard,
     ) -> AppendResult:
         """Publish the rows as one generation, after everything that the log holds."""
         now = AppendedRows([])
@@ -509,8 +550,8 @@ class OnceAppender:
                 now = find_rows()
                 if not now.num_rows:
                     return AppendResult(claim.shard_id, 0, rejected=now.rejected)
-                table = pa.Table.from_batches(self._alike(now.batches))
-                sstable = self._write_sstable(claim, generation, table)
+                table = pa.Table.from_batches(version.alike(now.batches))
+                sstable = self._write_sstable(claim, version, generation, table)
                 continue  # that took a while: look again
             footer = tail.transactions.mark(table=self._watch.tag, joint=True)._replace(
                 txns=(EntryTransaction(txn, 0, now.num_rows),), bulk=sstable
@@ -526,13 +567,9 @@ class OnceAppender:
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"shard {claim.shard_id} changes faster than a generation can be published; retry")
 
-    def _alike(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Batches of flagged rows, whatever each says of nulls."""
-        return [pa.RecordBatch.from_arrays(batch.columns, schema=self.schema.memory) for batch in batches]
-
-    def _write_sstable(self, claim: ShardClaim, generation: int, rows: pa.Table) -> SsTable:
+    def _write_sstable(self, claim: ShardClaim, version: _Version, generation: int, rows: pa.Table) -> SsTable:
         self._check_claim(claim)
-        return self._target.write_sstable(claim.shard_id, self._config, self._clock, generation, rows)
+        return version.target.write_sstable(claim.shard_id, version.config, self._clock, generation, rows)
 
     def _commit(self, claim: ShardClaim, sstable: SsTable, covered: int, *, announced: bool = False) -> bool:
         """List `sstable` as the next generation; False if another attempt was faster."""
