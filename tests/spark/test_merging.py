@@ -12,6 +12,7 @@ import pytest
 import lance_memwal as mw
 import lance_memwal.spark as ms
 from lance_memwal import crash_points
+from lance_memwal.log.wal import list_positions
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pieces import write_pieces
 from lance_memwal.spark.rows import WritePlan
@@ -106,6 +107,10 @@ def test_a_bulk_write_that_was_announced_but_not_published_at_the_snapshot_is_a_
     with pytest.raises(mw.ChangedKeysError):
         write_planned(table, planned, 6, version=3)
     write_planned(table, planned, 7, version=3)
+    table.gc(grace_seconds=0)
+    assert planned.shards[0].tip not in list_positions(table.location, planned.shards[0].shard_id)
+    with pytest.raises(mw.ChangedKeysError):  # nobody can tell any more what was at the tip
+        write_planned(table, planned, 6, version=4)
 
 
 def test_a_snapshot_of_a_table_that_was_here_before_is_refused(uri: str) -> None:

@@ -98,9 +98,13 @@ class ShardChanges:
 
     def before_mark(self, tip: int, cursor: int) -> Place:
         """The place after `tip`, where `cursor` is what a snapshot went by: a bulk write that is announced at the tip is not
-        part of that."""
-        entry = self._tailer.peek(tip) if tip > cursor else None
-        return Place(tip - 1 if entry is not None and _is_bulk(entry) else tip)
+        part of that. `CollectedError` if nobody knows any more what was there."""
+        if tip <= cursor:
+            return Place(tip)
+        entry = self._tailer.peek(tip)
+        if entry is None:
+            raise self._collected(tip)
+        return Place(tip - 1 if _is_bulk(entry) else tip)
 
     def at(self, time_ms: int) -> Place:
         """The place before the first change at or after a time; `CollectedError` if nobody knows any more."""

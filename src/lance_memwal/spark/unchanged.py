@@ -50,10 +50,10 @@ def guard_of(
         nonlocal place
         if then is not None and position < then.tip:
             return  # not all that the snapshot had is known yet: the create will meet it, and ask again
-        if then is not None and place == Place(0):
-            place = changes().before_mark(then.tip, then.cursor)
         until = Place(position)
         try:
+            if then is not None and place == Place(0):
+                place = changes().before_mark(then.tip, then.cursor)
             while place < until:
                 chunk = changes().take(place, until)
                 if chunk is None or (chunk.changes is not None and keys().of_rows(chunk.changes.rows, names).any()):
