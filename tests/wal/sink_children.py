@@ -14,7 +14,7 @@ import lance_memwal as mw
 from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
 
-__all__ = ["SHARD", "append_ids", "keep_tidy", "write_ids"]
+__all__ = ["SHARD", "append_ids", "keep_tidy", "take_over", "write_ids"]
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 _PATIENCE = Patience(wait_seconds=60, silent_seconds=1.5)
@@ -46,6 +46,12 @@ def append_ids(uri: str, acks: str, name: int, stop: str, pipe: Connection) -> N
     """A sink: no append of it may fail."""
     sink = Sink(OnceAppender(uri, max_entry_bytes=8192), patience=_PATIENCE)
     _until(stop, acks, name, lambda number: _unused(sink.append(SHARD, _rows(number))), pipe)
+
+
+def take_over(uri: str, number: int, pipe: Connection) -> None:
+    """A sink that waits for nobody whom it cannot see: one append."""
+    Sink(OnceAppender(uri), patience=Patience(20, 0.0)).append(SHARD, [pa.record_batch({"id": [number]})])
+    pipe.send("taken")
 
 
 def write_ids(uri: str, acks: str, name: int, stop: str, pipe: Connection) -> None:

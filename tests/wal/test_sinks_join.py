@@ -21,6 +21,8 @@ from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest, WalEntry
 from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
+from tests.harness.processes import start
+from tests.wal.sink_children import take_over
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -126,13 +128,24 @@ def test_a_sink_that_waited_too_long_says_what_to_do_and_wrote_nothing(table: mw
 def test_an_owner_that_is_silent_is_taken_over_and_fenced(table: mw.Table) -> None:
     writer = table.shard_writer()
     writer.put(rows(1))
-    taking = sink(table, silent=0.0)
-    taking.append(SHARD, rows(2))
+    child = start(take_over, table.uri, 2)
+    assert child.receive(30) == "taken"
     with pytest.raises(FencedError):
         writer.put(rows(3))
     writer.abort()
     assert kind(table) is EpochKind.JOINT
     assert ids(table) == [1, 2]
+
+
+def test_an_owner_in_the_same_process_lives_however_silent_it_is(table: mw.Table) -> None:
+    writer = table.shard_writer()
+    writer.put(rows(1))
+    with pytest.raises(ConflictError, match="of this process"):
+        sink(table, silent=0.0).append(SHARD, rows(2))
+    writer.put(rows(3))
+    writer.close()
+    sink(table, silent=0.0).append(SHARD, rows(4))
+    assert ids(table) == [1, 3, 4]
 
 
 def test_silence_is_counted_from_the_newest_entry_and_manifest(table: mw.Table) -> None:

@@ -1,6 +1,6 @@
 """What kind of epoch a shard is in, and whether anybody is at work there (RFC 0017).
 
-Owns `look_at_epoch`. Invariants:
+Owns `look_at_epoch` and `silent_seconds`. Invariants:
 
 1. The newest entry of the manifest's epoch decides: with `joint` in its footer everybody may append who reads the whole log
    first. Without such an entry somebody claims right now.
@@ -10,6 +10,7 @@ Owns `look_at_epoch`. Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -22,7 +23,7 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry
 
-__all__ = ["IDLE_SECONDS", "EpochKind", "EpochLook", "look_at_epoch"]
+__all__ = ["IDLE_SECONDS", "EpochKind", "EpochLook", "look_at_epoch", "silent_seconds"]
 
 IDLE_SECONDS = 60.0
 """Nobody seems to write a shard in which nothing happened for so long."""
@@ -57,7 +58,7 @@ def look_at_epoch(
     is_own = newest is not None and newest.writer_epoch == manifest.writer_epoch
     if is_own and newest is not None and newest.footer is not None and newest.footer.joint:
         return EpochLook(EpochKind.JOINT)
-    silent = _silent_seconds(location, manifest, positions, clock)
+    silent = silent_seconds(location, manifest, positions[-1:], clock)
     if not is_own or newest is None or newest.footer is not None:
         return EpochLook(EpochKind.EXCLUSIVE, silent)
     entries = read_tail(location, manifest, positions[-1] + 1, tag=tag)
@@ -72,12 +73,15 @@ def _entry_at(location: Location, shard_id: str, position: int) -> WalEntry | No
         return None
 
 
-def _silent_seconds(location: Location, manifest: ShardManifest, positions: list[int], clock: Clock) -> float:
+def silent_seconds(
+    location: Location, manifest: ShardManifest, positions: Sequence[int], clock: Clock = SYSTEM_CLOCK
+) -> float:
+    """For how long nothing came to the shard: neither this manifest, nor the entries at these positions."""
     shard_id = manifest.shard_id
     seen = [paths.manifest_path(shard_id, manifest.version)]
-    seen += [paths.wal_entry_path(shard_id, position) for position in positions[-1:]]
+    seen += [paths.wal_entry_path(shard_id, position) for position in positions]
     try:
         newest_ms = max(location.store.head(path).modified_ms for path in seen)
-    except ObjectNotFoundError:
+    except ObjectNotFoundError:  # there is a newer one, or it was collected: somebody is at work here
         return 0.0
     return max(0.0, (clock.now_ms() - newest_ms) / 1000)

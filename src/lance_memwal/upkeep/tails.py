@@ -3,8 +3,8 @@
 Owns `flush_tails`, and whether somebody seems to write a shard. A shard that a queue, a Spark job or a crashed writer left
 behind keeps rows in its log only; somebody has to open it once so that they become SSTables. Invariants:
 
-1. Opening claims the shard, so that a living writer would be fenced. A shard that a writer of this process owns, or
-   whose newest entry is younger than `idle_seconds`, is skipped and reported, unless forced. A joint shard (RFC 0017) is
+1. Opening claims the shard, so that a living writer would be fenced. A shard that somebody seems to write
+   (`lance_memwal.write.presence`) is skipped and reported, unless forced. A joint shard (RFC 0017) is
    not claimed and never skipped: its log is sealed, and those who append to it go on.
 2. A shard whose tail holds no row is not claimed.
 3. What is reported as flushed is published: the manifest lists it.
@@ -17,20 +17,20 @@ from typing import Protocol
 
 from lance_memwal.arguments import check_flag, check_names, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
-from lance_memwal.errors import FencedError, MemWalError, ObjectNotFoundError
-from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
+from lance_memwal.errors import FencedError, MemWalError
+from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch, silent_seconds
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import unflushed
 from lance_memwal.log.wal import read_tail, tail_positions
 from lance_memwal.memtable import live
 from lance_memwal.process.lazy import lazy
-from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, ShardStatus
 from lance_memwal.upkeep.reports import FlushedShard, FlushReport
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.presence import why_kept
 
 __all__ = ["ShardOpener", "flush_live", "flush_tails", "in_log_only", "is_left_alone", "may_be_claimed"]
 
@@ -129,21 +129,12 @@ def _reason_to_skip(
     force: bool,
 ) -> str | None:
     """Why a shard with rows in its log is left alone; None if it is to be flushed."""
-    shard_id = manifest.shard_id
     if manifest.status is ShardStatus.SEALED:
         return "the shard is sealed"
     if force:
         return None
-    if live.find(location.key, shard_id) is not None:
-        return "a writer of this process owns the shard"
-    try:
-        modified_ms = location.store.head(paths.wal_entry_path(shard_id, tail[-1])).modified_ms
-    except ObjectNotFoundError:  # flushed and collected meanwhile: somebody is at work here
-        return "somebody is writing to the shard"
-    age_seconds = (clock.now_ms() - modified_ms) / 1000
-    if age_seconds < idle_seconds:
-        return f"its newest entry is {max(0.0, age_seconds):.0f} seconds old, less than {idle_seconds:g}"
-    return None
+    silent = silent_seconds(location, manifest, tail[-1:], clock)
+    return why_kept(location, manifest, silent_seconds=silent, idle_seconds=idle_seconds)
 
 
 class _JointShards:

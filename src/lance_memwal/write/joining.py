@@ -3,7 +3,8 @@
 Owns `Sink`. Invariants:
 
 1. A sink joins a joint epoch, and claims a joint one where nobody owns the shard. It never fences an owner that lives: it
-   forwards to one that is served, and waits for any other until that closes, or was silent for a while.
+   forwards to one that is served, and waits for any other until that closes, or was silent for a while. One of its own
+   process lives however silent it is: after such a while it is a `ConflictError`.
 2. An append keeps its transaction through every attempt, whoever it is made with: whether an attempt before counts is
    told by the map of the shard.
 3. Every wait has an end, with an error that says what to do.
@@ -32,6 +33,7 @@ from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import AppendResult, Guard, OnceAppender
+from lance_memwal.write.presence import lives_here, why_kept
 
 __all__ = ["AT_ONCE", "FindOwner", "Given", "OwnerGoneError", "Patience", "ServedOwner", "Sink"]
 
@@ -254,7 +256,13 @@ class Sink:
             return self._claim(shard_id)
         if owner is not None:
             return owner
-        if look.is_flushed or look.silent_seconds >= self._patience.silent_seconds:
+        silent, idle = look.silent_seconds, self._patience.silent_seconds
+        if silent >= idle and lives_here(self.appender.location, manifest):
+            raise self._kept_here(shard_id)
+        if (
+            look.is_flushed
+            or why_kept(self.appender.location, manifest, silent_seconds=silent, idle_seconds=idle) is None
+        ):
             _LOG.info("taking over a shard [shard=%s, silent_seconds=%.0f]", shard_id, look.silent_seconds)
             return self._claim(shard_id)
         return None
@@ -272,6 +280,12 @@ class Sink:
             return self.appender.claim(shard_id)
         except FencedError:
             return None
+
+    def _kept_here(self, shard_id: str) -> ConflictError:
+        return ConflictError(
+            f"a writer of this process has shard {shard_id} open and was silent for {self._patience.silent_seconds:g} seconds: "
+            "close it, or share it (table.writer(shared=True)), so that others have their turn"
+        )
 
     def _kept_out(self, shard_id: str) -> ConflictError:
         return ConflictError(
