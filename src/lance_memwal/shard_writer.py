@@ -321,7 +321,7 @@ class ShardWriter:
         if txn is None and plain and not if_absent and where is None:
             done: WriteResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
             return done
-        return await asyncio.to_thread(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
+        return await self._async.made(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
 
     async def delete_async(
         self,
@@ -336,7 +336,7 @@ class ShardWriter:
         if txn is None and not count and sequence is None and not ordered:
             done: WriteResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
             return done
-        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count, sequence=sequence)
+        return await self._async.made(self.delete, keys, txn=txn, count=count, sequence=sequence)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now: added, renamed and dropped ones.

@@ -263,7 +263,7 @@ class TableWriter:
         if txn is None and plain and not if_absent and where is None:
             done: RoutedResult = await self._async.call(lambda: self.put_nowait(data, missing=missing, drain=False))
             return done
-        return await asyncio.to_thread(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
+        return await self._async.made(self.put, data, txn=txn, missing=missing, if_absent=if_absent, where=where)
 
     async def delete_async(
         self,
@@ -278,7 +278,7 @@ class TableWriter:
         if txn is None and not count and sequence is None and plain:
             done: RoutedResult = await self._async.call(lambda: self.delete_nowait(keys, drain=False))
             return done
-        return await asyncio.to_thread(self.delete, keys, txn=txn, count=count, sequence=sequence)
+        return await self._async.made(self.delete, keys, txn=txn, count=count, sequence=sequence)
 
     def delete_nowait(self, keys: Any, *, drain: bool = True) -> TableAck:
         """Delete rows by primary key and return at once; the `Ack` tells when all shards have that on storage."""

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,24 @@ def test_a_loop_with_many_tasks_keeps_its_beat(tmp_path: Path) -> None:
     beats.sort()
     assert beats[int(len(beats) * 0.99)] < late
     assert beats[-1] < 5 * late
+
+
+def test_calls_that_wait_have_threads_of_their_own_and_not_those_of_the_event_loop(tmp_path: Path) -> None:
+    table, held = create(str(tmp_path / "t")), threading.Event()
+
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as default, table.writer(shared=True) as writer:
+            asyncio.get_running_loop().set_default_executor(default)
+            default.submit(held.wait)  # whatever else the program does there
+            try:
+                puts = [writer.put_async([row(n)]) for n in range(40)]
+                async with asyncio.timeout(30):
+                    await asyncio.gather(*puts)
+                    await writer.delete_async([0], count=True)
+            finally:
+                held.set()
+            names = [thread.name for thread in threading.enumerate() if thread.name.startswith("memwal-async")]
+            assert 0 < len(names) <= 16
+
+    asyncio.run(main())
+    assert len(table) == 39

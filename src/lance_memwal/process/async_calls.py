@@ -1,6 +1,7 @@
 """Calls of event loops, made beside them.
 
-Owns `AsyncCalls`: a caller on an event loop queues a call and awaits what becomes of it. Invariants:
+Owns `AsyncCalls`: a caller on an event loop queues a call and awaits what becomes of it (`call`), or awaits one that cannot be
+begun without a wait (`made`). Invariants:
 
 1. An event loop only queues and is told the outcome: it waits for no lock, no storage and no room.
 2. All calls that are queued are begun, in order, before the first of them is waited for: writes of many tasks share
@@ -8,6 +9,7 @@ Owns `AsyncCalls`: a caller on an event loop queues a call and awaits what becom
 3. What is wrong with one call is raised in its own caller. A caller that is cancelled changes nothing: its call is made. One
    that a closed event loop left in the queue is not: it would come after calls that were made since.
 4. Nobody waits for ever: what is queued when the owner ends is begun then, and finds it closed.
+5. Calls that wait do so in threads of the owner, 16 at most: those of the event loop are the program's.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from concurrent.futures import Executor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
 from lance_memwal.process.background import Task
 
 __all__ = ["AsyncCalls", "Begun"]
@@ -27,6 +32,8 @@ __all__ = ["AsyncCalls", "Begun"]
 _LOG = logging.getLogger(__name__)
 _CALLS_PER_TURN = 4  # then the event loop may have the interpreter
 _TOLD_AT_ONCE = 16
+_MOST_THREADS = 16
+_T = TypeVar("_T")
 
 
 class Begun(Protocol):
@@ -59,6 +66,19 @@ class AsyncCalls:
         self._task: Task | None = None
         self._ended = False
         self._lock = threading.Lock()
+        self._threads: Executor | None = None
+
+    async def made(self, function: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
+        """What `function` returns, called in a thread of the owner."""
+        with self._lock:
+            if self._threads is None and not self._ended:
+                self._threads = thread_pool(_MOST_THREADS, "memwal-async-call")
+            if self._threads is None or self._ended:
+                begun = None
+            else:
+                call = partial(copy_context().run, function, *arguments, **options)
+                begun = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return function(*arguments, **options) if begun is None else await begun  # an owner that is closed says so
 
     async def call(self, begin: Callable[[], Begun]) -> Any:
         """What comes of `begin` once it is done."""
@@ -112,6 +132,8 @@ class AsyncCalls:
         """Make what is still queued, in the calling thread; the owner is closed."""
         with self._lock:
             self._ended = True
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)  # what waits there finds the owner closed
         if self._task is not None:
             self._task.stop()
         self._run()
@@ -119,6 +141,7 @@ class AsyncCalls:
     def orphan(self) -> None:
         """Be empty in a forked child: its event loops are the parent's."""
         self._waiting, self._pokes, self._task, self._ended = deque(), set(), None, True
+        self._threads = None
         self._lock = threading.Lock()
 
 
