@@ -48,7 +48,7 @@ class Made:
         return self.reader().data_file
 
     def rows(self) -> list[tuple[int, str, bool]]:
-        generation = Generation(self.reader(), self.schema, keep=True)
+        generation = Generation([self.reader()], self.schema, keep=True)
         generation.load()
         batches = [batch for batch, _ in generation.chosen(None)]
         table = pa.Table.from_batches(batches)

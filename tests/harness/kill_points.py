@@ -39,6 +39,7 @@ FLUSH_POINTS: Final = (
     "flush.after_commit",
 )
 KEYED_FLUSH_POINTS: Final = ("flush.before_sidecar",)
+ROLL_UP_POINTS: Final = ("rollup.before_put", "rollup.after_put")
 BULK_POINTS: Final = ("bulk.before_mark", "bulk.before_commit", "bulk.after_commit")
 RESOLVE_POINTS: Final = ("resolve.before_insert",)
 COMPACT_POINTS: Final = (
@@ -58,6 +59,7 @@ POINTS: Final = (
     *PUT_POINTS,
     *FLUSH_POINTS,
     *KEYED_FLUSH_POINTS,
+    *ROLL_UP_POINTS,
     *BULK_POINTS,
     *RESOLVE_POINTS,
     *COMPACT_POINTS,

@@ -15,6 +15,7 @@ from lance_memwal.rows.key_encoding import hash_is_exact
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.store.location import resolve
 from tests.kit.interop_tables import APPEND, CASES, NAMES, SHAPES, Duel, Shape, in_order
+from tests.kit.roll_ups import roll_up_all
 from tests.kit.tables import watched_table
 
 SMALL = {"max_memtable_rows": 12}
@@ -52,7 +53,7 @@ def test_generations_of_both_are_read_from_their_data_files(who: str, tmp_path: 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
-def test_a_key_is_found_in_cold_generations_of_both(shape: Shape, tmp_path: Path) -> None:
+def test_keys_and_rows_are_found_in_cold_generations_of_both_and_in_their_roll_up(shape: Shape, tmp_path: Path) -> None:
     duel = Duel(tmp_path, shape, shape.storage[-1], base_rows=0)
     for number in range(8):
         with duel.ours() if number % 4 == 3 else duel.peer() as writer:
@@ -71,3 +72,14 @@ def test_a_key_is_found_in_cold_generations_of_both(shape: Shape, tmp_path: Path
     )
     types = [duel.schema.field(name).type for name in shape.keys]
     assert read.count("bloom_filter.bin") == (8 if hash_is_exact(types) else 0), "one each, and kept"
+    assert len(roll_up_all(duel.uri)) == 1
+    CACHE.clear()
+    table = mw.open_table(duel.uri)
+    assert table.count_rows() == len(duel.model)
+    assert in_order(table.scan().to_table()) == duel.rows
+    CACHE.clear()
+    assert [table.get(one if len(one) > 1 else one[0]) for one in key] == found
+    assert table.verify().problems == []
+    assert duel.peer_rows() == duel.rows
+    table.compact()
+    assert in_order(lance.dataset(duel.uri).to_table()) == duel.rows

@@ -23,7 +23,7 @@ from lance_memwal.read.base_rows import count_of_keys, holds_keys, ids_of_keys, 
 from lance_memwal.read.fresh import FreshIndex, ShardMerge, not_in
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import KeySet, concat_keys
-from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.read import SsTableReader, not_rolled
 
 __all__ = ["live_rows_of"]
 
@@ -59,8 +59,9 @@ def _live_in_sstables(shard: ShardMerge, snapshot: Tiers) -> int:
 
 def _tombstones(readers: Sequence[SsTableReader], snapshot: Tiers) -> Iterable[np.ndarray]:
     """Per SSTable the sorted offsets of its tombstones."""
-    at_once = 1 if all(reader.knows_tombstones for reader in readers) else _OPEN_AT_ONCE
-    return in_order(lambda reader: reader.tombstones(snapshot.schema), readers, at_once, "memwal-open")
+    cold = [reader for reader in not_rolled(readers) if not reader.knows_tombstones]
+    list(in_order(lambda reader: reader.tombstones(snapshot.schema), cold, _OPEN_AT_ONCE, "memwal-open"))
+    return (reader.tombstones(snapshot.schema) for reader in readers)
 
 
 # ----------------------------------------------------------------------------------------------------- the base table

@@ -29,7 +29,7 @@ from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 from lance_memwal.rows.keys import concat_keys, key_array
 from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable
-from lance_memwal.sstable.read import SsTableReader, open_sstable
+from lance_memwal.sstable.read import SsTableReader, not_rolled, open_sstable, use_roll_ups
 
 __all__ = ["FreshIndex", "ShardMerge", "fresh_index", "live_rows", "not_in"]
 
@@ -69,6 +69,7 @@ class FreshIndex:
         """That of `readers`, which ascend by generation. What `older` knows of them is not read again."""
         index = None if older is None else older.without_others(readers)
         known = 0 if index is None else len(index.names)
+        use_roll_ups(readers[known:])
         for group in _groups(readers[known:]):
             index = _extended(index, group)
         if index is None:
@@ -128,7 +129,8 @@ def _groups(readers: Sequence[SsTableReader]) -> Iterator[list[SsTableReader]]:
 def _extended(index: FreshIndex | None, readers: Sequence[SsTableReader]) -> FreshIndex:
     """The index with these SSTables, which are newer than all that it has; their own lists of keys go."""
     newest_first = list(reversed(readers))
-    parts = list(in_order(lambda reader: reader.entries(), newest_first, _OPEN_AT_ONCE, "memwal-open"))
+    list(in_order(SsTableReader.entries, not_rolled(readers), _OPEN_AT_ONCE, "memwal-open"))
+    parts = [reader.entries() for reader in newest_first]
     first = 0 if index is None else len(index.names)
     last = first + len(readers) - 1
     runs = [keys for keys, _ in parts]

@@ -29,7 +29,7 @@ from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
-from lance_memwal.sstable.read import SsTableReader, keeps_rows
+from lance_memwal.sstable.read import SsTableReader, keeps_rows, not_rolled, use_roll_ups
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = [
@@ -117,7 +117,8 @@ class Merge:
     def prepare(self) -> None:
         """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
         cold = [reader for shard in self.shards for reader in shard.readers if not reader.is_open]
-        list(in_order(SsTableReader.open, cold, 1 if len(cold) < 2 else _OPEN_AT_ONCE, "memwal-open"))
+        use_roll_ups(cold)
+        list(in_order(SsTableReader.open, not_rolled(cold), _OPEN_AT_ONCE, "memwal-open"))
         for shard in self.shards:
             _ = shard.index
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from lance_memwal.rows.blobs import is_blob
 from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.read import SsTableReader, rows_together, use_roll_ups
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
 
@@ -41,10 +42,12 @@ _UNKNOWN_SIZE_BYTES = 64 << 20
 
 
 class Generation:
-    """One SSTable to fold. Its rows are kept once they were read, if `keep` says so. Batches end with `_tombstone`."""
+    """One SSTable to fold, or several, ascending, that a roll-up has (`rows_together`). Its rows are kept once they were read,
+    if `keep` says so. Batches end with `_tombstone`."""
 
-    def __init__(self, reader: SsTableReader, schema: TableSchema, *, keep: bool) -> None:
-        self.reader = reader
+    def __init__(self, readers: Sequence[SsTableReader], schema: TableSchema, *, keep: bool) -> None:
+        self.reader = readers[0]
+        self._readers = readers
         self._schema = schema
         self._keep = keep
         self._rows: list[pa.RecordBatch] | None = None
@@ -79,8 +82,13 @@ class Generation:
         return self._rows is not None
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        batch_rows = min(_MAX_BATCH_ROWS, self.reader.part_rows)
-        return (batch for batch, _ in self.reader.batches(self._schema, columns, None, batch_rows))
+        together = rows_together(self._readers, self._schema, columns) if len(self._readers) > 1 else None
+        if together is not None:
+            yield from together.to_batches(max_chunksize=_MAX_BATCH_ROWS)
+            return
+        for reader in self._readers:
+            batch_rows = min(_MAX_BATCH_ROWS, reader.part_rows)
+            yield from (batch for batch, _ in reader.batches(self._schema, columns, None, batch_rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +156,22 @@ def fold(location: Location, members: Iterable[tuple[str, SsTable]], schema: Tab
 
     The rows of those that fit `memory_bytes` together are kept.
     """
+    readers = [SsTableReader(location, shard_id, sstable) for shard_id, sstable in members]
+    use_roll_ups(readers)
     left = memory_bytes if schema.primary_key and not schema.blobs else 0
     generations = []
-    for shard_id, sstable in members:
-        size = size_of(sstable)
+    for group in _together(readers):
+        size = sum(size_of(reader.sstable) for reader in group)
         keep = size <= left
         left -= size if keep else 0
-        generations.append(Generation(SsTableReader(location, shard_id, sstable), schema, keep=keep))
+        generations += [Generation(some, schema, keep=keep) for some in ([group] if keep else [[one] for one in group])]
     return _newest(generations, schema) if schema.primary_key else _all(generations)
+
+
+def _together(readers: Iterable[SsTableReader]) -> Iterator[list[SsTableReader]]:
+    """The readers in their order; neighbours whose rows one roll-up has, with the same columns, together."""
+    for _, group in groupby(readers, lambda reader: reader.rolled_as or reader):
+        yield list(group)
 
 
 def size_of(sstable: SsTable) -> int:

@@ -17,15 +17,17 @@ Owns `SsTableReader` and `find_newest`. Invariants:
    used: the keys are then read from the rows, which also tells older versions that the deletion vector lacks.
 7. A reader counts as what it holds: a handle, filter, keys, rows. When the cache drops it, it lets go of them, also if
    somebody else holds on to it.
-8. What is gone is `ObjectNotFoundError` (it was collected), what is damaged is `CorruptDataError` with its path.
+8. Where many generations are cold, their small files are taken from roll-ups (`lance_memwal.sstable.roll_up`), if there are any.
+9. What is gone is `ObjectNotFoundError` (it was collected), what is damaged is `CorruptDataError` with its path.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, groupby
 from typing import Any
 
 import lance
@@ -78,12 +80,22 @@ from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.rows.sorted_keys import find_sorted, searchable
+from lance_memwal.sstable.roll_up import Keys, Rolled, find_rolled
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, SsTable
 
-__all__ = ["DataFile", "SsTableReader", "find_newest", "keeps_rows", "open_sstable"]
+__all__ = [
+    "DataFile",
+    "SsTableReader",
+    "find_newest",
+    "keeps_rows",
+    "not_rolled",
+    "open_sstable",
+    "rows_together",
+    "use_roll_ups",
+]
 
 Offsets = npt.NDArray[np.int64]
 _PARTS = frozenset({"data", VERSIONS_DIR})
@@ -91,6 +103,7 @@ _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
 _ASK_AT_ONCE = 16  # filters, where each waits for a network
+_MANY_COLD = 8  # so many small files cost more than a listing
 _FLAG_ROWS = 1 << 20  # of one column with two values
 _PART_ROWS = 1 << 16  # where nobody knows how wide rows are
 # What Lance stores in one form and shows in another.
@@ -131,7 +144,9 @@ class _Place:
 class SsTableReader:
     """One SSTable. Opening reads nothing; threads may share it."""
 
-    def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
+    def __init__(self, location: Location, shard_id: str, sstable: SsTable, *, shared: bool = False) -> None:
+        """`shared`: it is the one of the process, and counts in its cache."""
+        self._is_shared = shared
         self.location = location
         self.shard_id = shard_id
         self.sstable = sstable
@@ -148,6 +163,7 @@ class SsTableReader:
         self._tombstones: Offsets | None = None
         self._known: tuple[TableSchema, ColumnMatch] | None = None
         self._file_lock = threading.RLock()  # a file reader of Lance serves one caller at a time
+        self.rolled: Rolled | None = None  # where copies of its small files are
         self.asked_keys = 0  # that were looked up without having all keys in memory
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
@@ -177,7 +193,8 @@ class SsTableReader:
 
     def _count(self) -> None:
         """Be kept with what is held now."""
-        CACHE.keep(_slot(self.location, self.shard_id, self.sstable), self, self.size_bytes, let_go=self.let_go)
+        if self._is_shared:
+            CACHE.keep(_slot(self.location, self.shard_id, self.sstable), self, self.size_bytes, let_go=self.let_go)
 
     def let_go(self) -> None:
         """Hold neither keys nor rows; what is asked for is read again."""
@@ -190,9 +207,34 @@ class SsTableReader:
         """Every key once, ascending, and the offset of its newest row."""
         found = self._entries
         if found is None:
-            found = self._entries = self.sidecar.all_entries() if self._lists_every_row else self._entries_of_rows()
+            found = self._entries = self._find_entries()
             self._count()
         return found
+
+    def _find_entries(self) -> tuple[pa.Array, Offsets]:
+        keys = self._rolled_keys()
+        if keys is not None:
+            return keys.values, keys.offsets
+        return self.sidecar.all_entries() if self._lists_every_row else self._entries_of_rows()
+
+    def _rolled_keys(self) -> Keys | None:
+        return None if self.rolled is None else self.rolled.facts().keys
+
+    @property
+    def rolled_as(self) -> tuple[object, int] | None:
+        """The same for SSTables whose rows are in one roll-up, with the same columns; None if they are in none."""
+        columns = None if self.rolled is None else self.rolled.facts().columns
+        return None if self.rolled is None or columns is None else (self.rolled.roll_up, id(columns))
+
+    @property
+    def knows_every_key(self) -> bool:
+        """Whether its keys can be had without its rows."""
+        return self._rolled_keys() is not None or self._lists_every_row
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether whatever is asked of it next must open files of its own."""
+        return self.rolled is None and self._entries is None and not self.sidecar.has_filter
 
     def forget_entries(self) -> None:
         """Let go of the keys: somebody holds them in another form."""
@@ -209,7 +251,7 @@ class SsTableReader:
 
     def locate(self, keys: WantedKeys) -> Offsets:
         """Per key the offset of its newest row, or -1; reads the pages of the sidecar that can have them."""
-        if not self._lists_every_row:
+        if (keys.hashes is None and self._rolled_keys() is not None) or not self._lists_every_row:
             values, offsets = self.entries()
             at = find_sorted(searchable(values), searchable(keys.values))
             return np.where(at >= 0, offsets[at], -1)
@@ -280,6 +322,8 @@ class SsTableReader:
         is too many.
         """
         found = self._columns
+        if found is None and self.rolled is not None:
+            found = self._columns = self.rolled.facts().columns
         if found is None:
             file = self.data_file
             if file is None:
@@ -316,16 +360,25 @@ class SsTableReader:
 
     def _newest_manifest(self) -> LanceManifest | None:
         """The manifest of the newest version; None if it is of a kind that we do not know."""
+        found = self.newest_manifest_bytes()
+        if found is None:
+            return None
+        try:
+            return parse_lance_manifest(found, path=self.directory)
+        except UnsupportedFormatError:
+            return None
+
+    def newest_manifest_bytes(self) -> bytes | None:
+        """The manifest of the newest version as it is stored; None if it is named in a way that we do not know."""
+        rolled = None if self.rolled is None else self.rolled.facts().manifest
+        if rolled is not None:
+            return rolled
         names = version_names(self.location, self.directory)
         if not names:
             raise ObjectNotFoundError(self.directory)
         newest = max(names)
-        if names[newest] != f"{self.directory}/{version_path(newest)}":
-            return None
-        try:
-            return parse_lance_manifest(self.location.store.get(names[newest]), path=names[newest])
-        except UnsupportedFormatError:
-            return None
+        is_known = names[newest] == f"{self.directory}/{version_path(newest)}"
+        return self.location.store.get(names[newest]) if is_known else None
 
     def _match(self, schema: TableSchema) -> ColumnMatch:
         """Which column is which; remembered, since a generation never changes."""
@@ -394,12 +447,16 @@ class SsTableReader:
         """The offsets of its tombstones, ascending; kept."""
         found = self._tombstones
         if found is None:
-            kept = self._rows
-            parts = self.batches(schema, (), None, _FLAG_ROWS) if kept is None else [(kept.table, kept.offsets)]
-            dead = [offsets[tombstone_flags(rows)] for rows, offsets in parts]
-            found = self._tombstones = np.concatenate(dead) if dead else np.empty(0, dtype=np.int64)
+            keys = self._rolled_keys()
+            found = self._tombstones = self._find_tombstones(schema) if keys is None else keys.tombstones
             self._count()
         return found
+
+    def _find_tombstones(self, schema: TableSchema) -> Offsets:
+        kept = self._rows
+        parts = self.batches(schema, (), None, _FLAG_ROWS) if kept is None else [(kept.table, kept.offsets)]
+        dead = [offsets[tombstone_flags(rows)] for rows, offsets in parts]
+        return np.concatenate(dead) if dead else np.empty(0, dtype=np.int64)
 
     def batches(
         self, schema: TableSchema, columns: Sequence[str], row_filter: RowFilter | None, batch_rows: int
@@ -420,7 +477,7 @@ class SsTableReader:
             for batch, offsets in found:
                 if batch.num_rows == 0:
                     continue
-                table = self._conform(pa.Table.from_batches([batch]), wanted, schema)
+                table = self.conformed(pa.Table.from_batches([batch]), wanted, schema)
                 if shared.late is not None:
                     mask = shared.late.mask(table)
                     table, offsets = table.filter(pa.array(mask)), offsets[mask]
@@ -433,6 +490,12 @@ class SsTableReader:
     ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
         """Newest rows as they are stored and their offsets, part by part: one call for all would read far ahead."""
         part_rows = max(batch_rows, self.part_rows)
+        rolled = self.rolled_rows() if told is None else None
+        if rolled is not None:
+            rows, offsets = rolled
+            for batch in rows.select(columns).to_batches():
+                yield batch, offsets
+            return
         if told is None and self.data_file is not None:
             yield from self._file_batches(self.data_file, columns, batch_rows, part_rows)
             return
@@ -498,6 +561,16 @@ class SsTableReader:
                 else:
                     yield batch.filter(pa.array(stays)), offsets[stays]
 
+    def rolled_rows(self) -> tuple[pa.Table, Offsets] | None:
+        """The newest rows as they are stored, in one piece, and their offsets, if a roll-up has them."""
+        keys = self._rolled_keys()
+        rows = None if keys is None or self.rolled is None else self.rolled.rows()
+        if keys is None or rows is None:
+            return None
+        offsets = np.sort(keys.offsets)
+        newest = rows if len(offsets) == rows.num_rows else rows.take(pa.array(offsets))
+        return newest.combine_chunks(), offsets
+
     def _newest_of(self, fragment: Fragment, deletion: DeletionFile) -> npt.NDArray[np.bool_]:
         """Per row of the data file: whether the deletion vector leaves it."""
         if self._mask is None:
@@ -515,6 +588,15 @@ class SsTableReader:
             self._mask = newest
         return self._mask
 
+    def stored_rows(self) -> pa.Table | None:
+        """All rows of its data file, as they are stored; None if they are more than that."""
+        file = self.data_file
+        rolled = None if self.rolled is None else self.rolled.rows()
+        if file is None or rolled is not None:
+            return rolled
+        with self.reading():
+            return self._open_file(file).read_all().to_table().combine_chunks()
+
     def take(self, schema: TableSchema, offsets: Offsets, columns: Sequence[str]) -> pa.Table:
         """The rows at `offsets`, in that order, `columns` and `_tombstone`."""
         kept = self._rows
@@ -526,7 +608,7 @@ class SsTableReader:
             table = self._taken(offsets[order].tolist())
         if table.num_rows != len(offsets):
             raise CorruptDataError("an SSTable lacks a row that its sidecar names", path=self.directory)
-        found = self._conform(table, columns, schema)
+        found = self.conformed(table, columns, schema)
         return found if len(order) < 2 else found.take(pa.array(np.argsort(order)))
 
     def _taken(self, offsets: list[int]) -> pa.Table:
@@ -544,7 +626,7 @@ class SsTableReader:
             raise CorruptDataError(f"{reader.num_rows()} rows where {file.physical_rows} are listed", path=file.path)
         return reader
 
-    def _conform(self, table: pa.Table, columns: Sequence[str], schema: TableSchema) -> pa.Table:
+    def conformed(self, table: pa.Table, columns: Sequence[str], schema: TableSchema) -> pa.Table:
         """Stored rows as `columns` of the table and `_tombstone`."""
         arrays = []
         for column in columns:
@@ -557,6 +639,18 @@ class SsTableReader:
         return pa.Table.from_arrays(
             arrays, schema=pa.schema([schema.memory.field(name) for name in (*columns, TOMBSTONE)])
         )
+
+
+def rows_together(readers: Sequence[SsTableReader], schema: TableSchema, columns: Sequence[str]) -> pa.Table | None:
+    """The newest rows of SSTables that a roll-up has and that store the same columns, one after the other: `columns` and
+    `_tombstone`. None if it does not have all of them."""
+    first, parts = readers[0], []
+    for reader in readers:
+        rolled = reader.rolled_rows()
+        if rolled is None or reader.columns is not first.columns:
+            return None
+        parts.append(rolled[0])
+    return first.conformed(pa.concat_tables(parts).combine_chunks(), columns, schema)
 
 
 def _as_asked(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
@@ -586,11 +680,13 @@ def find_newest(
 
     An SSTable, which of the keys it decides, and the offsets of their rows there; keys that are nowhere are in no answer.
     """
-    keys, newest_first = WantedKeys.of(columns), list(reversed(readers))
+    keys = WantedKeys.of(columns)
     left = np.arange(len(keys.values))
+    use_roll_ups(readers, few_keys=True)
+    groups = [list(group) for _, group in groupby(reversed(readers), _roll_up_of)]
     at_once = readers[0].location.at_once(_ASK_AT_ONCE)
-    answers = in_order(lambda reader: reader.might_contain(keys), newest_first, at_once, "memwal-open")
-    for reader, maybe in zip(newest_first, answers, strict=True):
+    answers = in_order(lambda group: _might_contain(group, keys), groups, at_once, "memwal-open")
+    for reader, maybe in chain.from_iterable(map(zip, groups, answers)):
         reader.asked_keys += len(left)
         rows = left[maybe[left]]
         offsets = reader.locate(keys.take(rows)) if len(rows) else rows
@@ -601,9 +697,47 @@ def find_newest(
                 return
 
 
+def _roll_up_of(reader: SsTableReader) -> object:
+    return reader if reader.rolled is None else reader.rolled.roll_up
+
+
+def _might_contain(readers: Sequence[SsTableReader], keys: WantedKeys) -> list[npt.NDArray[np.bool_]]:
+    """Per SSTable and key whether it may be there; `readers` are in one roll-up, or there is one of them."""
+    rolled = readers[0].rolled
+    found = None if rolled is None or keys.hashes is None else rolled.roll_up.might_contain(keys.hashes)
+    if found is None:
+        return [reader.might_contain(keys) for reader in readers]
+    return [found[reader.rolled.number] for reader in readers if reader.rolled is not None]
+
+
+def use_roll_ups(readers: Iterable[SsTableReader], *, few_keys: bool = False) -> None:
+    """Let SSTables be read from roll-ups, where many of a shard are cold and there are any; costs a listing per shard.
+
+    Unless `few_keys` are looked for, what the roll-ups know of them is read at once.
+    """
+    by_shard: dict[str, list[SsTableReader]] = {}
+    for reader in readers:
+        if reader.is_cold:
+            by_shard.setdefault(reader.shard_id, []).append(reader)
+    for shard_id, cold in by_shard.items():
+        if len(cold) >= _MANY_COLD:
+            location = cold[0].location
+            found = find_rolled(location, shard_id, [reader.sstable for reader in cold])
+            for reader in cold:
+                reader.rolled = found.get(reader.sstable.path)
+            first = {rolled.roll_up.path: rolled for rolled in ([] if few_keys else found.values())}
+            list(in_order(Rolled.facts, list(first.values()), location.at_once(_ASK_AT_ONCE), "memwal-open"))
+
+
+def not_rolled(readers: Iterable[SsTableReader]) -> list[SsTableReader]:
+    """Those that must open files of their own."""
+    return [reader for reader in readers if reader.rolled is None]
+
+
 def open_sstable(location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:
     """The reader of one SSTable, the same one as long as it is kept."""
-    return CACHE.fetch(_slot(location, shard_id, sstable), lambda: SsTableReader(location, shard_id, sstable))
+    slot = _slot(location, shard_id, sstable)
+    return CACHE.fetch(slot, lambda: SsTableReader(location, shard_id, sstable, shared=True))
 
 
 def keeps_rows(sstable: SsTable) -> bool:

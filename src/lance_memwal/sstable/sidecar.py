@@ -253,6 +253,15 @@ class PkSidecar:
         """Hold neither filter nor pages; what is asked for is read again."""
         self._bloom, self._reader, self._pages = None, None, {}
 
+    @property
+    def has_filter(self) -> bool:
+        """Whether the filter is held."""
+        return self._bloom is not None
+
+    def filter_bytes(self) -> bytes | None:
+        """The bloom filter as it is stored; None if there is none."""
+        return self._load_bloom() or None
+
     def might_contain(self, keys: WantedKeys) -> npt.NDArray[np.bool_]:
         """False only for keys that are certainly not in the SSTable; reads nothing but the bloom filter.
 

@@ -44,6 +44,7 @@ __all__ = [
     "parse_owner_name",
     "parse_record_name",
     "parse_namespace_name",
+    "parse_roll_up_name",
     "parse_sstable_name",
     "parse_table_name",
     "loss_path",
@@ -51,6 +52,8 @@ __all__ = [
     "quarantine_path",
     "record_dir",
     "record_path",
+    "roll_up_dir",
+    "roll_up_path",
     "shard_dir",
     "sstable_data_path",
     "sstable_dir",
@@ -76,6 +79,7 @@ _WAREHOUSE_NAME = re.compile(r"[^\W_][\w-]{0,199}")
 _OWNER = re.compile(r"memwal_owner_([0-9]{1,20})\.json")
 _RECORD = re.compile(r"([1-9][0-9]{0,18})\.json")
 _RECORD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ROLL_UP = re.compile(r"([1-9][0-9]{0,19})-([1-9][0-9]{0,19})-([0-9a-f]{16})\.bin")
 _SSTABLE = re.compile(r"([0-9a-f]{8})_gen_([0-9]{1,20})")
 
 
@@ -201,6 +205,27 @@ def deletes_path(shard_id: str, generation: int, token: str) -> str:
     if re.fullmatch(r"[0-9a-f]{1,32}", token) is None:
         raise InvalidInputError("remembered deletes are named by hexadecimal digits")
     return f"{deletes_dir(shard_id)}/{generation:020d}-{token}.arrow"
+
+
+def roll_up_dir(shard_id: str) -> str:
+    """Directory of the roll-ups of a shard's generations."""
+    return f"{shard_dir(shard_id)}/memwal_rollups"
+
+
+def roll_up_path(shard_id: str, first: int, last: int, digest: str) -> str:
+    """Path of the roll-up of the generations from `first` to `last`; `digest` is of what the manifest says of them."""
+    name = f"{first}-{last}-{digest}.bin"
+    if parse_roll_up_name(name) is None:
+        raise InvalidInputError(f"not the name of a roll-up: {name[:80]!r}")
+    return f"{roll_up_dir(shard_id)}/{name}"
+
+
+def parse_roll_up_name(name: str) -> tuple[int, int] | None:
+    """The first and the last generation of a roll-up's file name, or None."""
+    match = _ROLL_UP.fullmatch(name)
+    if match is None or int(match.group(1)) > int(match.group(2)):
+        return None
+    return int(match.group(1)), int(match.group(2))
 
 
 def quarantine_path(shard_id: str, position: int, token: str) -> str:

@@ -22,7 +22,8 @@ it), delete. Invariants:
    before the first delete, and the pins are read once more after that: whoever pins meanwhile sees the floor.
 8. The rows of a bulk write stay as long as an entry at the position of its mark would: a consumer reads them there. One that
    was silent for longer than it may be is told so by a record, and then passed.
-9. A shard that verify faults is refused whole; quarantined bytes are never touched.
+9. A roll-up goes when no generation of its range is listed any more: nobody needs it, so that nobody can pin it.
+10. A shard that verify faults is refused whole; quarantined bytes are never touched.
 
 A crash between any two deletes leaves a state from which the same rules go on.
 """
@@ -231,6 +232,13 @@ class Collector:
         yield from self._sstables(shard, grace_ms)
         yield from self._manifests(shard, grace_ms)
         yield from self._deletes(shard, grace_ms)
+        yield from self._roll_ups(shard, shard.witness, grace_ms)
+
+    def _roll_ups(self, shard: _Shard, witness: ShardManifest, grace_ms: int) -> Iterator[CollectedObject]:
+        oldest_ms = self._clock.now_ms() - grace_ms
+        for item in shard.below(paths.roll_up_dir(shard.shard_id)):
+            if item.modified_ms <= oldest_ms and all(_is_over(item.path, known) for known in (shard.newest, witness)):
+                yield CollectedObject(item.path, item.size_bytes, "rollup")
 
     def _deletes(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
         """Deletes that were remembered for as long as the table says."""
@@ -403,10 +411,18 @@ def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, thr
         listed = any(sstable.path == name for sstable in newest.sstables)
         compacted = item.kind == "orphan" or (generation is not None and generation <= through)
         return not listed and compacted
+    if item.kind == "rollup":
+        return _is_over(item.path, newest)
     if item.kind == "deletes":
         return True  # its age alone decides, and that only grows
     version = paths.parse_manifest_name(item.path.rpartition("/")[2])
     return version is not None and version < newest.version
+
+
+def _is_over(path: str, manifest: ShardManifest) -> bool:
+    """Whether `path` is a roll-up, and the manifest lists no generation of its range."""
+    span = paths.parse_roll_up_name(path.rpartition("/")[2])
+    return span is not None and not any(span[0] <= sstable.generation <= span[1] for sstable in manifest.sstables)
 
 
 def _manifest_version(shard_id: str, path: str) -> int | None:

@@ -97,7 +97,7 @@ class GcReport:
         return sum(item.size_bytes for item in self.objects)
 
     def count(self, kind: str) -> int:
-        """Objects of one kind: entry, sstable, orphan, manifest, staging."""
+        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, staging."""
         return sum(item.kind == kind for item in self.objects)
 
     def _repr_html_(self) -> str:

@@ -17,7 +17,8 @@ V-10 The entries of published generations are at or below the cursor (where only
 V-11 A table that has shards has a MemWAL index, and its base can be opened.
 V-12 Everything is understood by this version. What is not is not damaged: nothing but a newer version may touch it.
 
-V-13, about checkpoints, is in `lance_memwal.upkeep.verify_checkpoints`.
+V-13, about checkpoints, is in `lance_memwal.upkeep.verify_checkpoints`; V-14, about roll-ups, in
+`lance_memwal.upkeep.verify_roll_ups`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, ShardManifest, SsTable, WalEntry
 from lance_memwal.upkeep.reports import Problem, VerifyReport
 from lance_memwal.upkeep.verify_checkpoints import inspect_checkpoints
+from lance_memwal.upkeep.verify_roll_ups import inspect_roll_ups
 
 __all__ = [
     "EntryInfo",
@@ -115,7 +117,7 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
     started = clock.monotonic()
     base = newest_base()
     shards = list_shards(base.location)
-    problems = inspect_base(base, shards) + inspect_checkpoints(base)
+    problems = inspect_base(base, shards) + inspect_checkpoints(base) + inspect_roll_ups(base, shards)
     found = [inspect_shard(base.location, shard_id, newest_base, clock=clock) for shard_id in shards]
     return VerifyReport(
         problems=problems + [problem for findings in found for problem in findings.problems],

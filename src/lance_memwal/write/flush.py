@@ -11,6 +11,7 @@ Owns `flush_once` and the background tasks of a writer. Invariants:
 5. A commit is judged by content: it landed if the newest manifest lists our path, or has our epoch and a generation
    above ours.
 6. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
+7. Roll-ups (RFC 0031) are made after a generation was published and its waiters went on; nothing depends on them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from lance_memwal.clock import BackOff
 from lance_memwal.crash_points import reach
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
 from lance_memwal.process.telemetry import spanned
+from lance_memwal.sstable.rolling import may_be_due, roll_up
 from lance_memwal.sstable.write import commit_sstable, not_published
 from lance_memwal.types import FlushResult, ShardManifest, SsTable
 from lance_memwal.write.shard import Shard
@@ -28,6 +30,7 @@ from lance_memwal.write.shard import Shard
 __all__ = ["Flushing", "Ticking", "flush_once", "publish"]
 
 _LOG = logging.getLogger(__name__)
+_ROLLED_AT_ONCE = 4  # a shard that has none yet catches up in steps
 _BACK_OFF = BackOff(0.05, 5.0, jitter=0.0)
 
 
@@ -116,7 +119,7 @@ class Flushing:
         if now < self._not_before:
             return self._not_before - now
         try:
-            flush_once(shard)
+            flushed = flush_once(shard)
             self._failures = 0
         except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
             if not shard.health.flush_failed(error):
@@ -125,11 +128,24 @@ class Flushing:
             self._failures += 1
             self._not_before = shard.clock.monotonic() + delay
             return delay
+        if flushed is not None and may_be_due(flushed.sstable.generation):
+            _roll_up(shard)
         return 0.0 if self._has_work() else None
 
     def _has_work(self) -> bool:
         with self._shard.health.lock:
             return bool(self._shard.tables.frozen) and self._shard.health.is_alive
+
+
+def _roll_up(shard: Shard) -> None:
+    """Roll up generations, if it is time; if that fails, readers open more files, and nothing else is lost."""
+    try:
+        shard.health.look_at_table()
+        manifest = shard.manifests.read_latest()
+        if manifest is not None:
+            roll_up(shard.manifests.location, manifest, shard.columns.target.schema, at_most=_ROLLED_AT_ONCE)
+    except Exception as error:
+        _LOG.warning("generations were not rolled up [shard=%s]: %s", shard.log.shard_id, error)
 
 
 class Ticking:

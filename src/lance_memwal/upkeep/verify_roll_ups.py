@@ -1,0 +1,91 @@
+"""Verify: do roll-ups say what the generations say that they are copies of?
+
+Owns `inspect_roll_ups`, which checks
+
+V-14 Every roll-up can be read, and of each generation that is listed it has the filter, manifest, keys and rows that the
+     generation has.
+
+It is no part of what collection and repair look at: readers do without a roll-up that is damaged. One of another version is not
+damaged, and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.log.shards import newest_manifests
+from lance_memwal.rows.key_encoding import hash_is_exact, key_hashes
+from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.roll_up import RollUp, listed_roll_ups
+from lance_memwal.sstable.rolling import copy_of
+from lance_memwal.types import SsTable
+from lance_memwal.upkeep.reports import Problem
+
+__all__ = ["inspect_roll_ups"]
+
+_REMEDY = "delete it: readers open the files that it is a copy of instead"
+
+
+def inspect_roll_ups(base: BaseTable, shards: Sequence[str]) -> list[Problem]:
+    """What is wrong with the roll-ups of these shards."""
+    problems = []
+    for manifest in newest_manifests(base.location, shards):
+        listed = {sstable.path: sstable for sstable in manifest.sstables}
+        for path in sorted(listed_roll_ups(base.location, manifest.shard_id)):
+            what = next(_faults(base, manifest.shard_id, path, listed), None)
+            if what is not None:
+                problems.append(Problem(path, what, _REMEDY, "V-14", manifest.shard_id))
+    return problems
+
+
+def _faults(base: BaseTable, shard_id: str, path: str, listed: dict[str, SsTable]) -> Iterator[str]:
+    try:
+        roll_up = RollUp(base.location, path)
+    except (ObjectNotFoundError, UnsupportedFormatError):  # collected meanwhile, or of a newer version
+        return
+    except CorruptDataError as error:
+        yield f"the roll-up cannot be read: {error}"
+        return
+    for number, sstable in enumerate(roll_up.sstables):
+        if listed.get(sstable.path) == sstable:
+            reader = SsTableReader(base.location, shard_id, sstable)
+            try:
+                yield from _differences(roll_up, number, reader, base.columns)
+            except ObjectNotFoundError:  # collected meanwhile
+                continue
+
+
+def _differences(roll_up: RollUp, number: int, reader: SsTableReader, schema: TableSchema) -> Iterator[str]:
+    where = f"generation {reader.sstable.generation}"
+    wanted, facts = copy_of(reader, schema), roll_up.facts_of(number)
+    if facts is None:
+        yield "the roll-up is damaged"
+        return
+    if facts.manifest != wanted.manifest:
+        yield f"the roll-up has another manifest than {where}"
+    if (facts.keys is None) != (wanted.keys is None) or (wanted.columns is None) != (facts.columns is None):
+        yield f"the roll-up has more or less of {where} than it should"
+        return
+    if facts.keys is not None and wanted.keys is not None and not facts.keys.equals(wanted.keys):
+        yield f"the roll-up has other keys than {where}"
+    rows = roll_up.rows_of(number)
+    if wanted.rows is not None and (rows is None or not rows.equals(wanted.rows)):
+        yield f"the roll-up has other rows than {where}"
+    if wanted.rows is not None and _denies(roll_up, number, wanted.rows.num_rows, reader, schema):
+        yield f"the roll-up denies a key of {where}"
+
+
+def _denies(roll_up: RollUp, number: int, rows: int, reader: SsTableReader, schema: TableSchema) -> bool:
+    """Whether its filter denies a key of the generation."""
+    batches = [batch for batch, _ in reader.batches(schema, schema.primary_key, None, rows)]
+    for batch in batches:
+        columns = [one_array(batch.column(name)) for name in schema.primary_key]
+        if hash_is_exact([column.type for column in columns]):
+            found = roll_up.might_contain(key_hashes(columns))
+            if found is None or not found[number].all():
+                return True
+    return False
