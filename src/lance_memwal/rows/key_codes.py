@@ -1,6 +1,6 @@
 """Keys that are bytes, in forms of a fixed width that numpy handles: numbers that propose, cells that sort.
 
-Owns `hash_codes` and `sort_cells`. Neither is ever stored. Invariants:
+Owns `hash_codes`, `tail_codes`, `last_words` and `sort_cells`. None is ever stored. Invariants:
 
 1. Equal keys have equal codes. Keys with equal codes may differ: whoever uses codes compares the keys.
 2. Cells compare like their keys, bytewise, and are equal if, and only if, the keys are. Where they would be far larger than
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from lance_memwal.rows.siphash import hash_messages
 
-__all__ = ["hash_codes", "sort_cells"]
+__all__ = ["hash_codes", "last_words", "sort_cells", "tail_codes"]
 
 U64Array = npt.NDArray[np.uint64]
 
@@ -38,6 +38,8 @@ _CELL_BYTES = 128
 _CELL_SHARE = 4
 _BLOCK_ROWS = 1 << 15  # what a step works on stays in the processor's cache
 # The bytes of a word that belong to a key of which n bytes are left, n up to 8.
+# How far a word is shifted that has n bytes of a key at its end; 64 would be none, and the mask is 0 then.
+_UNUSED = np.array([min(63, 8 * (_WORD - n)) for n in range(_WORD + 1)], np.uint64)
 _KEPT = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
 
 
@@ -74,6 +76,31 @@ def _hash_block(block: _Bytes, keys: pa.Array) -> U64Array:
     if long is not None:
         codes[long] = hash_messages([keys.take(pa.array(long)).cast(pa.large_binary())])
     return codes
+
+
+def tail_codes(keys: pa.Array) -> U64Array:
+    """One number per key, made of its length and its last eight bytes alone: cheap, and the same for more keys."""
+    words, lengths = last_words(keys)
+    words ^= lengths.astype(np.uint64) * _FACTOR
+    words *= _LAST_FACTOR
+    words ^= words >> _HALF
+    return words
+
+
+def last_words(keys: pa.Array) -> tuple[U64Array, npt.NDArray[np.int64]]:
+    """The last eight bytes of every key, little-endian, those of a shorter one with zeros behind them; and their lengths."""
+    bounds, buffer = _bounds(keys)
+    data = np.frombuffer(buffer or b"", np.uint8)
+    if len(data) < _WORD:
+        data = np.concatenate([data, np.zeros(_WORD, np.uint8)])
+    anywhere = np.ndarray((len(data) - _WORD + 1,), "<u8", data, strides=(1,))
+    ends, lengths = bounds[1:], np.diff(bounds)
+    words: U64Array = anywhere[np.maximum(ends - _WORD, 0)]
+    early = np.flatnonzero(ends < _WORD)  # of which there are at most a few: their words begin before the buffer does
+    words[early] = words[early] << (np.uint64(8) * (np.uint64(_WORD) - ends[early].astype(np.uint64)))
+    short = np.flatnonzero(lengths < _WORD)
+    words[short] = words[short] >> _UNUSED[lengths[short]] & _KEPT[lengths[short]]
+    return words, lengths
 
 
 def sort_cells(keys: pa.Array) -> npt.NDArray[np.bytes_] | None:

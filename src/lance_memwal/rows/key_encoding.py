@@ -32,18 +32,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.key_codes import last_words
 from lance_memwal.rows.siphash import hash_messages, hash_words
 
 __all__ = [
     "check_primary_key",
     "comparable",
     "encode_composite",
+    "ending_numbers",
     "hash_is_exact",
     "is_key_mark",
     "is_key_type",
     "is_key_type_of_others",
     "key_hashes",
     "key_marks",
+    "last_numbers",
     "primary_key_columns",
 ]
 
@@ -152,6 +155,19 @@ def encode_composite(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
     return _join(*parts).cast(pa.binary())
 
 
+def last_numbers(array: pa.Array) -> pa.UInt64Array | None:
+    """The numbers that end the encodings of composite keys whose last column this is; None if they end otherwise."""
+    column = comparable(array)
+    if column.null_count or not pa.types.is_integer(column.type):
+        return None
+    return pa.array(_as_words(column))
+
+
+def ending_numbers(keys: pa.BinaryArray) -> pa.UInt64Array:
+    """What `last_numbers` says of the last column, from the encodings themselves."""
+    return pa.array(last_words(keys)[0].byteswap())
+
+
 def key_hashes(arrays: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
     """The filter hash of one key per row; `arrays` are the key columns in key order, none at all hash as no bytes."""
     if not any(array.null_count for array in arrays):
@@ -230,6 +246,13 @@ def _hash_parts(array: pa.Array) -> list[pa.Array | pa.Scalar]:
     return _or_null(array, parts, b"\1")
 
 
+def _as_words(array: pa.Array) -> npt.NDArray[np.uint64]:
+    """Integers as words that compare like them; a null is some word."""
+    if pa.types.is_signed_integer(array.type):
+        return _numbers(array, pa.int64()).view(np.uint64) ^ _SIGN
+    return _numbers(array, pa.uint64()).view(np.uint64)
+
+
 def _encoded_parts(column: pa.Array) -> list[pa.Array | pa.Scalar]:
     array = comparable(column)
     kind = array.type
@@ -238,10 +261,8 @@ def _encoded_parts(column: pa.Array) -> list[pa.Array | pa.Scalar]:
         parts = [_fixed(b"\1", cells)]
     elif pa.types.is_boolean(kind):
         parts = [_fixed(b"\1", _numbers(array, pa.uint8()))]
-    elif pa.types.is_signed_integer(kind):
-        parts = [_fixed(b"\1", (_numbers(array, pa.int64()).view(np.uint64) ^ _SIGN).astype(">u8"))]
-    elif pa.types.is_unsigned_integer(kind):
-        parts = [_fixed(b"\1", _numbers(array, pa.uint64()).astype(">u8"))]
+    elif pa.types.is_integer(kind):
+        parts = [_fixed(b"\1", _as_words(array).astype(">u8"))]
     else:
         parts = [_scalar(b"\1"), _escape(array.cast(_BINARY)), _scalar(b"\0\0")]
     return _or_null(array, parts, b"\0")

@@ -5,7 +5,8 @@ Owns `KeySlots`: what a hash table is for one key, for arrays of them. Invariant
 1. A slot proposes one key, whose code is compared, and then the key itself: no answer depends on codes alone.
 2. Keys that share a slot with another one go to a next, smaller table, where their codes choose other slots. Of those that
    are left after the last table (somebody may have searched for keys with equal codes) Arrow finds the equal ones.
-3. All rows of one key have the same code, so they are in one slot of every table: one stays, the others go with it.
+3. Before a key is looked for, its end is: most keys that are not ours end otherwise, and cost one word each.
+4. All rows of one key have the same code, so they are in one slot of every table: one stays, the others go with it.
 
     keys a, b, a, c with the slots 1, 2, 1, 2: the first table has 1: row 2 (a), 2: row 3 (c); row 0 is the same as row 2
     and goes, row 1 is another key than row 3 and is in the next table
@@ -18,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.rows.key_codes import hash_codes
+from lance_memwal.rows.key_codes import hash_codes, tail_codes
 
 __all__ = ["SLOT_BYTES_PER_KEY", "KeySlots"]
 
@@ -26,6 +27,7 @@ SLOT_BYTES_PER_KEY = 64
 _TABLES = 12
 _FEWEST_BITS = 4
 _FILTER_BITS = 4  # more than a key for each would need: so few other keys pass the filter
+_FEW_SHARE = 2
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -36,12 +38,13 @@ _Codes = npt.NDArray[np.uint64]
 class KeySlots:
     """Where each of some keys is: texts or binaries without nulls. Of equal ones the last counts, or the first."""
 
-    __slots__ = ("_codes", "_filter", "_keys", "_left", "_tables", "rows")
+    __slots__ = ("_codes", "_filter", "_keys", "_left", "_tables", "_tails", "rows")
 
     def __init__(self, keys: pa.Array, *, keep_first: bool = False) -> None:
         self._keys = keys
         self._codes = hash_codes(keys)
         self._filter: npt.NDArray[np.bool_] | None = None
+        self._tails: npt.NDArray[np.bool_] | None = None
         self._tables: list[_Rows] = []
         chosen, left = [], np.arange(len(keys))
         while len(left) and len(self._tables) < _TABLES:
@@ -75,6 +78,14 @@ class KeySlots:
 
     def find(self, keys: pa.Array) -> _Rows:
         """Per key, without nulls, the row that counts of the same one, or -1."""
+        found = np.full(len(keys), -1, np.int64)
+        some = self._with_a_tail_of_ours(keys)
+        if len(some) * _FEW_SHARE <= len(keys):
+            found[some] = self._find(keys.take(pa.array(some)))
+            return found
+        return self._find(keys)
+
+    def _find(self, keys: pa.Array) -> _Rows:
         codes = hash_codes(keys)
         found = np.full(len(keys), -1, np.int64)
         asked = self._not_excluded(codes)
@@ -93,6 +104,15 @@ class KeySlots:
             places = np.asarray(which.fill_null(-1).to_numpy(zero_copy_only=False))
             found[asked] = np.where(places >= 0, self._left[places], -1)
         return found
+
+    def _with_a_tail_of_ours(self, keys: pa.Array) -> _Rows:
+        """Those of some keys that end as one of ours does, and a few more: to look at the rest of the others is in vain."""
+        bits = max(_FEWEST_BITS, len(self.rows).bit_length() + _FILTER_BITS)
+        if self._tails is None:
+            flags = np.zeros(1 << bits, np.bool_)
+            flags[_slots(tail_codes(self._keys), _TABLES, bits)] = True
+            self._tails = flags
+        return np.flatnonzero(self._tails[_slots(tail_codes(keys), _TABLES, bits)])
 
     def _not_excluded(self, codes: _Codes) -> _Rows:
         """Those of some codes that may be among ours: one look into a table of flags excludes most others."""

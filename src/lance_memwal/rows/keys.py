@@ -19,7 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.errors import InvalidInputError
-from lance_memwal.rows.key_encoding import comparable, encode_composite, hash_is_exact, key_hashes
+from lance_memwal.rows.key_encoding import (
+    comparable,
+    encode_composite,
+    ending_numbers,
+    hash_is_exact,
+    key_hashes,
+    last_numbers,
+)
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 
 __all__ = [
@@ -38,6 +45,7 @@ __all__ = [
 _INT64 = pa.int64()
 _TABLE_SPAN = 1 << 26
 _TABLE_SPAN_PER_KEY = 4096
+_FEW_SHARE = 2
 _SHOWN = 5
 _SHOWN_CHARACTERS = 60
 
@@ -129,12 +137,13 @@ def _last_rows(keys: pa.Array) -> npt.NDArray[np.int64]:
 class KeySet:
     """An immutable set of keys. `keys` is what it was made of, some of them perhaps twice."""
 
-    __slots__ = ("_low", "_numbers", "_slots", "_table", "keys", "size")
+    __slots__ = ("_ends", "_low", "_numbers", "_slots", "_table", "keys", "size")
 
     def __init__(self, keys: pa.Array) -> None:
         numbers = as_numbers(keys)
         self.keys = keys
         self._slots: KeySlots | None = None
+        self._ends: KeySet | None = None
         self._numbers: npt.NDArray[np.generic] | None = None
         self._table: npt.NDArray[np.bool_] | None = None
         self._low = 0
@@ -172,7 +181,22 @@ class KeySet:
 
     def of_rows(self, rows: pa.Table | pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Per row: whether its key, which is in these columns, is in the set."""
-        return self.contains(key_array([rows.column(name) for name in key]))
+        columns = [one_array(rows.column(name)) for name in key]
+        some = self._ending_as_ours(columns)
+        if some is None or len(some) * _FEW_SHARE > len(columns[0]):
+            return self.contains(key_array(columns))
+        found = np.zeros(len(columns[0]), dtype=bool)
+        found[some] = self.contains(key_array([column.take(row_numbers(some)) for column in columns]))
+        return found
+
+    def _ending_as_ours(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64] | None:
+        """Of composite keys that end with a number: the rows whose number ends a key of the set. To encode others is in vain."""
+        numbers = last_numbers(columns[-1]) if len(columns) > 1 and self.size else None
+        if numbers is None:
+            return None
+        if self._ends is None:
+            self._ends = KeySet(ending_numbers(self.keys))
+        return np.flatnonzero(self._ends.contains(numbers))
 
     def _ask_bytes(self, keys: pa.Array) -> npt.NDArray[np.bool_]:
         if keys.null_count or self.keys.null_count:
