@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lance_memwal.rows.key_codes import hash_codes, sort_cells
+from lance_memwal.rows.key_codes import hash_codes, sort_cells, tail_codes
 from lance_memwal.rows.key_slots import KeySlots
 from lance_memwal.rows.keys import KeySet, first_of_each, key_array, last_of_each, newest_of_each
 from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable
@@ -108,3 +108,38 @@ def test_keys_whose_codes_collide_are_told_apart() -> None:
     held = KeySet(pa.array(values[:100]))
     assert held.contains(keys).tolist() == ([True] * 100 + [False] * 200) * 2
     assert KeySlots(keys).find(pa.array(values)).tolist() == list(range(300, 600))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()], ids=str)
+def test_keys_that_end_alike_have_one_tail_code_wherever_they_lie(kind: pa.DataType) -> None:
+    draw = random.Random(4)
+    for _ in range(60):
+        texts = [bytes(draw.choices(b"abc", k=draw.randint(0, 12))) for _ in range(draw.randint(1, 30))]
+        keys, before = pa.array(texts, pa.binary()).cast(kind), draw.randint(0, 4)
+        sliced = pa.array([b"zz"] * before + texts, pa.binary()).cast(kind).slice(before)
+        codes = tail_codes(keys).tolist()
+        assert tail_codes(sliced).tolist() == codes
+        known: dict[tuple[int, bytes], int] = {}
+        assert all(known.setdefault((len(t), t[-8:]), code) == code for t, code in zip(texts, codes, strict=True))
+        assert len(set(known.values())) == len(known)
+        others = [bytes(draw.choices(b"abc", k=draw.randint(0, 12))) for _ in range(40)]
+        newest = {text: row for row, text in enumerate(texts)}
+        found = KeySlots(keys).find(pa.array(others, pa.binary()).cast(kind))
+        assert found.tolist() == [newest.get(text, -1) for text in others]
+
+
+@pytest.mark.parametrize("last", [pa.int64(), pa.int8(), pa.uint64(), pa.date32(), pa.timestamp("us")], ids=str)
+def test_composite_keys_that_end_with_a_number_are_found_by_it(last: pa.DataType) -> None:
+    draw = random.Random(5)
+    low = 0 if last == pa.uint64() else -100
+
+    def rows(count: int) -> pa.RecordBatch:
+        numbers = pa.array([draw.randint(low, 100) for _ in range(count)], pa.int32())
+        column = numbers.cast(last) if last == pa.date32() else numbers.cast(pa.int64()).cast(last)
+        return pa.record_batch({"a": pa.array([draw.choice(["", "x", "x\0"]) for _ in range(count)]), "b": column})
+
+    for size in (1, 5, 60):
+        ours, asked = rows(size), rows(400)
+        known = set(map(str, ours.to_pylist()))
+        found = KeySet(key_array(ours.columns)).of_rows(asked, ["a", "b"])
+        assert found.tolist() == [str(row) in known for row in asked.to_pylist()]
