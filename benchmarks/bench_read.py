@@ -2,7 +2,8 @@
 
 Each state (memtable, SSTables, many SSTables) is built once per run, a table of its own for each side, and stays open:
 what is measured is the read. The peer is asked through its snapshot-based API, which looks at no manifest; ours looks
-at storage for every read.
+at storage for every read. The limit of a scan is one of the base rows alone, by plain Lance. A row in the memtable can be
+asked for through three doors: the table, the writer of its shard, the writer of the table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow as pa
 from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
 import lance_memwal as mw
-from benchmarks.harness import Bench, Case, Sample, base_directory
+from benchmarks.harness import LIMIT, Bench, Case, Sample, base_directory
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
 _SCHEMA = pa.schema(
@@ -115,7 +116,11 @@ def _scan_case(name: str, state: str, sql: str | None, goal: float) -> Case:
         scanner = _peer_scanner(tables, state)
         return _once(lambda: (scanner if sql is None else scanner.filter(sql)).to_table())
 
-    return Case(name, ours, peer, 1 / goal, "ms", rounds=9)
+    def limit(bench: Bench) -> Sample:
+        dataset = _tables(state, bench.quick).ours.dataset
+        return _once(lambda: dataset.to_table(filter=sql))
+
+    return Case(name, ours, peer, 1 / goal, "ms", rounds=9, others={LIMIT: limit})
 
 
 def _keys(tables: Tables, where: str, count: int) -> list[int]:
@@ -128,11 +133,23 @@ def _keys(tables: Tables, where: str, count: int) -> list[int]:
     return [int(k) for k in tables.base_rows * 4 + np.arange(count)]
 
 
-def _get_case(name: str, state: str, where: str, goal: float) -> Case:
+Get = Callable[[int], Any]
+
+
+def _table_get(tables: Tables) -> Get:
+    return tables.ours.get
+
+
+def _shard_writer_get(tables: Tables) -> Get:
+    assert tables.our_writer is not None
+    return tables.our_writer.get
+
+
+def _get_case(name: str, state: str, where: str, goal: float, door: Callable[[Tables], Get] = _table_get) -> Case:
     def ours(bench: Bench) -> Sample:
         tables = _tables(state, bench.quick)
         keys = _keys(tables, where, 50)
-        seconds = _each(lambda key: tables.ours.get(key), keys)
+        seconds = _each(door(tables), keys)
         return Sample(float(np.median(seconds)) * 1e3, seconds)
 
     def peer(bench: Bench) -> Sample:
@@ -160,6 +177,23 @@ def _each(call: Callable[[int], Any], keys: list[int]) -> list[float]:
     return seconds
 
 
+@cache
+def _table_writer(quick: bool) -> tuple[mw.TableWriter, np.ndarray]:
+    """A writer of a table like that of the memtable, whose fresh rows it has put itself, and their keys."""
+    tables = _tables("memtable", quick)
+    table = mw.enable(_base(f"{tables.ours.uri}-of-a-table-writer", "ours", tables.base_rows))
+    writer = table.writer(compaction=None, fsync=False)
+    writer.put(_rows(tables.fresh, "fresh"))
+    return writer, tables.fresh
+
+
+def _table_writer_get(bench: Bench) -> Sample:
+    writer, fresh = _table_writer(bench.quick)
+    keys = [int(key) for key in np.random.default_rng(11).choice(fresh, 50)]
+    seconds = _each(writer.get, keys)
+    return Sample(float(np.median(seconds)) * 1e3, seconds)
+
+
 def _lookup_many(bench: Bench) -> Sample:
     tables = _tables("sstables", bench.quick)
     keys = _keys(tables, "fresh", 50) + _keys(tables, "base", 50)
@@ -180,6 +214,9 @@ def cases() -> Iterator[Case]:
     yield _scan_case("scan, filtered, 3 SSTables", "sstables", "value > 990", 1)
     yield _scan_case("scan, 100 SSTables", "many", None, 5)
     yield _get_case("get, from memtable", "memtable", "fresh", 5)
+    yield _get_case("get, from memtable, ShardWriter", "memtable", "fresh", 5, _shard_writer_get)
+    of_peer = _get_case("", "memtable", "fresh", 5).peer
+    yield Case("get, from memtable, TableWriter", _table_writer_get, of_peer, 1 / 5, "ms", rounds=5)
     yield _get_case("get, from SSTable", "sstables", "fresh", 5)
     yield _get_case("get, from base", "sstables", "base", 3)
     yield _get_case("get, miss", "sstables", "miss", 5)

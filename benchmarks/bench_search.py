@@ -3,7 +3,8 @@
 Writes: 1,000 puts of 20 rows with 512 dimensions and 70 bytes of text into a fresh shard of a table of 1,000 rows with all
 indexes, of which one is maintained; the figure is rows per second, closing included (that is where SSTable and mirrors are
 made). Not durable, since that is the peer's set-up. Searches: a memtable of 50,000 rows, which the peer cannot search from
-Python, beside brute force over the same vectors; and a base table of a million vectors under an SSTable.
+Python, beside brute force over the same vectors; a base table of a million vectors under an SSTable; and one of which every
+row is indexed, beside LanceDB's search of the very same files.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from functools import cache
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
 
 import lance_memwal as mw
-from benchmarks.harness import Bench, Case, Sample, workplace
+from benchmarks.harness import LANCEDB, Bench, Case, Sample, workplace
 from lance_memwal.memtable.index import exact_search
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
 _ONLY_SHARD = mw.shard_id_for(mw.Unsharded())
 _KEY = {"lance-schema:unenforced-primary-key": "true"}
+_DIM = 64
 _TEXTS = [
     "The quick brown fox jumps over the lazy dog while the sun sets in west",
     "Machine learning models need large amounts of clean data to be useful.",
@@ -142,17 +145,44 @@ def _brute_force(bench: Bench) -> Sample:
     return _sample(lambda q: exact_search(matrix, q, 10), _queries(20, 128))
 
 
+def _vectors(name: str, quick: bool) -> str:
+    """A table of a million vectors with IVF_PQ."""
+    uri, base_rows = f"{workplace()}/{name}.lance", _base_rows(quick)
+    parts = (_rows(first, 50_000, _DIM, first) for first in range(0, base_rows, 50_000))
+    dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(_schema(_DIM), parts), uri)
+    dataset.create_index("vector", "IVF_PQ", name="vector_idx", num_partitions=256, num_sub_vectors=16)
+    return uri
+
+
+def _base_rows(quick: bool) -> int:
+    return 100_000 if quick else 1_000_000
+
+
+@cache
+def _indexed(quick: bool) -> tuple[mw.Table, Any]:
+    """A table of which every row is in the index, for us and for LanceDB."""
+    uri = _vectors("indexed", quick)
+    return mw.enable(uri), lancedb.connect(workplace()).open_table("indexed")
+
+
+def _search_indexed(bench: Bench) -> Sample:
+    table, _ = _indexed(bench.quick)
+    return _sample(lambda q: table.search(vector=q, k=10, columns=["id"], nprobes=20), _queries(50, _DIM))
+
+
+def _lancedb_search(bench: Bench) -> Sample:
+    _, table = _indexed(bench.quick)
+    return _sample(lambda q: table.search(q).nprobes(20).limit(10).select(["id"]).to_arrow(), _queries(50, _DIM))
+
+
 @cache
 def _large(quick: bool) -> tuple[mw.Table, LsmVectorSearchPlanner]:
     """A base table of a million vectors with IVF_PQ, and 20,000 flushed rows, of which half replace base rows."""
-    base_rows, fresh_rows, dim = (100_000, 5_000, 64) if quick else (1_000_000, 20_000, 64)
-    uri = f"{workplace()}/large"
-    parts = (_rows(first, 50_000, dim, first) for first in range(0, base_rows, 50_000))
-    dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(_schema(dim), parts), uri)
-    dataset.create_index("vector", "IVF_PQ", name="vector_idx", num_partitions=256, num_sub_vectors=16)
+    base_rows, fresh_rows = _base_rows(quick), 5_000 if quick else 20_000
+    uri = _vectors("large", quick)
     table = mw.enable(uri)
     with table.shard_writer(fsync=False) as writer:
-        writer.put(_rows(base_rows - fresh_rows // 2, fresh_rows, dim, 5))
+        writer.put(_rows(base_rows - fresh_rows // 2, fresh_rows, _DIM, 5))
         writer.force_seal_active()
         writer.wait_for_flush_drain()
         manifest = writer.manifest()
@@ -164,13 +194,13 @@ def _large(quick: bool) -> tuple[mw.Table, LsmVectorSearchPlanner]:
 
 def _search_large(bench: Bench) -> Sample:
     table, _ = _large(bench.quick)
-    return _sample(lambda q: table.search(vector=q, k=10, columns=["id"], nprobes=20), _queries(30, 64))
+    return _sample(lambda q: table.search(vector=q, k=10, columns=["id"], nprobes=20), _queries(30, _DIM))
 
 
 def _peer_search_large(bench: Bench) -> Sample:
     _, planner = _large(bench.quick)
     return _sample(
-        lambda q: planner.plan_search(pa.array(q), k=10, nprobes=20, columns=["id"]).to_table(), _queries(30, 64)
+        lambda q: planner.plan_search(pa.array(q), k=10, nprobes=20, columns=["id"]).to_table(), _queries(30, _DIM)
     )
 
 
@@ -183,3 +213,5 @@ def cases() -> Iterator[Case]:
         "vector search, 50k-row memtable, beside brute force", _search_memtable, _brute_force, 1.0, "ms", rounds=5
     )
     yield Case("LSM vector search, 1M base", _search_large, _peer_search_large, 1.0, "ms", rounds=5)
+    others = {LANCEDB: _lancedb_search}
+    yield Case("vector search, all indexed", _search_indexed, None, None, "ms", rounds=5, others=others)

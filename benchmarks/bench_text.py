@@ -2,7 +2,8 @@
 
 Half of the fresh rows replace base rows. Queries have one to three words, as common as they are in the rows. Ours also does what
 plain Lance need not: it finds fresh rows, leaves superseded ones out, and scores all by the statistics of the live rows. The
-second case is the first search of a process, caches empty, the third one after every put.
+second case is the first search of a process, caches empty, the third one after every put. In the fourth nothing is fresh: all
+rows are in the index, and LanceDB searches the very same files.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from itertools import count
 from typing import Any
 
 import lance
+import lancedb
 import numpy as np
 import pyarrow as pa
 
 import lance_memwal as mw
-from benchmarks.harness import Bench, Case, Sample, workplace
+from benchmarks.harness import LANCEDB, Bench, Case, Sample, workplace
 from benchmarks.texts import SCHEMA, Texts
 from lance_memwal.process.cache import CACHE
 
@@ -33,7 +35,7 @@ def _tables(quick: bool) -> tuple[mw.Table, lance.LanceDataset, Texts]:
     found = []
     for name in ("ours", "plain"):
         parts = (make.rows(first, 50_000, first).to_batches()[0] for first in range(0, base_rows, 50_000))
-        dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(SCHEMA, parts), f"{workplace()}/{name}")
+        dataset = lance.write_dataset(pa.RecordBatchReader.from_batches(SCHEMA, parts), f"{workplace()}/{name}.lance")
         dataset.create_scalar_index("t", "INVERTED", **_OPTIONS)
         found.append(dataset)
     table = mw.enable(found[0].uri, primary_key="id")
@@ -87,8 +89,30 @@ def _plain(bench: Bench) -> Sample:
     )
 
 
+@cache
+def _indexed(quick: bool) -> tuple[mw.Table, Any]:
+    """The plain table as one of ours, and as LanceDB's."""
+    dataset = _tables(quick)[1]
+    return mw.enable(dataset.uri, primary_key="id"), lancedb.connect(workplace()).open_table("plain")
+
+
+def _ours_indexed(bench: Bench) -> Sample:
+    table, _ = _indexed(bench.quick)
+    return _sample(
+        lambda query: table.search(text=query, k=10, columns=["id"]), _tables(bench.quick)[2].queries(200, 99)
+    )
+
+
+def _lancedb_indexed(bench: Bench) -> Sample:
+    _, table = _indexed(bench.quick)
+    queries = _tables(bench.quick)[2].queries(200, 99)
+    return _sample(lambda query: table.search(query, query_type="fts").limit(10).select(["id"]).to_arrow(), queries)
+
+
 def cases() -> Iterator[Case]:
     """Warm, cold, and beside a writer."""
     yield Case("text search, 1M base and 20k fresh", _ours, _plain, 3.0, "ms", rounds=5)
     yield Case("text search, 1M base and 20k fresh, first of a process", _first, None, None, "ms", rounds=5)
     yield Case("text search, 1M base and 20k fresh, after each put", _after_puts, _plain, None, "ms", rounds=5)
+    others = {LANCEDB: _lancedb_indexed}
+    yield Case("text search, all indexed", _ours_indexed, _plain, None, "ms", rounds=5, others=others)

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.cost_model`: what a table costs in requests, counted on an S3 service, and in dollars by list prices.
+"""`python -m benchmarks.cost_model`: what a table costs in requests, counted on an S3 service, and in dollars by list
+prices.
 
-Owns the operations that are counted, and the tables of `docs/cost.md`. Two counts are made at once: the metering store counts the
-requests of this library, the service counts all; the difference is Lance's. Rules:
+Owns the operations that are counted, and the tables of `docs/cost.md`. Two counts are made at once: the metering
+store counts the requests of this library, the service counts all; the difference is Lance's. Each is timed, too: it
+says something where the service answers late. Rules:
 
 1. Every figure for 1 and for 100 shards is counted. Those for 10,000 are the straight line through 10 and 100, and said to be.
 2. Readers are another process: what a writer keeps in memory does not help them.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,16 +23,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pyarrow as pa
 
 import lance_memwal as mw
+from benchmarks.object_store import running_service
 from lance_memwal.compact.policy import Background
 from lance_memwal.store.location import Location
 from lance_memwal.store.prices import price_of
 
-__all__ = ["PAGE", "Cost", "count_cheap", "main", "page_with"]
+__all__ = ["KINDS", "PAGE", "Cost", "count_cheap", "main", "measure", "page_with"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cost.md"
 SHARDS = (1, 10, 100)
@@ -70,6 +72,7 @@ class Cost:
 
     all: Mapping[str, float]
     ours: Mapping[str, float]
+    seconds: float = 0.0
 
     @property
     def dollars(self) -> float:
@@ -94,45 +97,6 @@ def _line(ten: Cost, hundred: Cost, shards: int) -> Cost:
 # ---------------------------------------------------------------------------------------------------------- counting
 
 
-def _kind_of_request(environ: Mapping[str, Any]) -> str:
-    method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
-    if method == "DELETE" or (method == "POST" and "delete" in query):
-        return "delete"
-    if method == "GET" and "list-type" in query:
-        return "list"
-    return "get" if method in ("GET", "HEAD") else "put"
-
-
-@contextmanager
-def counting_service() -> Iterator[tuple[str, Counter[str]]]:
-    """An S3 service with a bucket, and its count of requests by kind."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-    from werkzeug.serving import make_server
-
-    moto, turn, seen = DomainDispatcherApplication(create_backend_app), threading.Lock(), Counter[str]()
-
-    def counted(environ: Any, start_response: Any) -> list[bytes]:
-        with turn:
-            seen[_kind_of_request(environ)] += 1
-            return [b"".join(moto(environ, start_response))]
-
-    class Silent(MotoRequestHandler):
-        def log(self, *_: object) -> None:
-            pass
-
-    server = make_server("127.0.0.1", 0, counted, threaded=True, request_handler=Silent)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    with urlopen(Request(f"{endpoint}/bucket", method="PUT"), timeout=30):
-        pass
-    try:
-        yield endpoint, seen
-    finally:
-        server.shutdown()
-        thread.join()
-
-
 def ours(location: Location) -> Counter[str]:
     """The requests of this library so far, in this process."""
     found = Counter[str]()
@@ -145,12 +109,17 @@ def _between(before: Counter[str], after: Counter[str]) -> dict[str, float]:
     return {kind: after[kind] - before[kind] for kind in KINDS if after[kind] != before[kind]}
 
 
-def count(work: Callable[[], object], location: Location, seen: Counter[str] | None) -> Cost:
+Seen = Callable[[], Counter[str]]
+
+
+def count(work: Callable[[], object], location: Location, seen: Seen | None) -> Cost:
     """What one call costs; without a service that counts, only the requests of ours are known."""
-    own, total = ours(location), Counter(seen or {})
+    own, total = ours(location), seen() if seen else Counter[str]()
+    began = time.perf_counter()
     work()
+    seconds = time.perf_counter() - began
     mine = _between(own, ours(location))
-    return Cost(mine if seen is None else _between(total, seen), mine)
+    return Cost(mine if seen is None else _between(total, seen()), mine, seconds)
 
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -177,7 +146,7 @@ def count_cheap(uri: str, options: Mapping[str, str]) -> dict[str, Cost]:
         return _often(table, writer, None)
 
 
-def _often(table: mw.Table, writer: mw.TableWriter, seen: Counter[str] | None) -> dict[str, Cost]:
+def _often(table: mw.Table, writer: mw.TableWriter, seen: Seen | None) -> dict[str, Cost]:
     found = {
         PUT_ONE: count(lambda: writer.put([{"id": 1, "text": "again"}]), table.location, seen),
     }
@@ -192,7 +161,7 @@ def _often(table: mw.Table, writer: mw.TableWriter, seen: Counter[str] | None) -
     return found
 
 
-def measure(uri: str, options: Mapping[str, str], shards: int, seen: Counter[str]) -> dict[str, Cost]:
+def measure(uri: str, options: Mapping[str, str], shards: int, seen: Seen) -> dict[str, Cost]:
     """Every operation on a table with so many shards."""
     table = make_table(uri, options, shards)
     rows = rows_for(table, shards)
@@ -213,27 +182,28 @@ def measure(uri: str, options: Mapping[str, str], shards: int, seen: Counter[str
     return found
 
 
-Ask = Callable[[tuple[str, Any]], dict[str, float]]
+Answer = tuple[dict[str, float], float]
+Ask = Callable[[tuple[str, Any]], Answer]
 
 
-def _asked(ask: Ask, seen: Counter[str], question: tuple[str, Any]) -> Cost:
+def _asked(ask: Ask, seen: Seen, question: tuple[str, Any]) -> Cost:
     ask(question)
-    before = Counter(seen)
-    mine = ask(question)
-    return Cost(_between(before, seen), mine)
+    before = seen()
+    mine, seconds = ask(question)
+    return Cost(_between(before, seen()), mine, seconds)
 
 
 @contextmanager
 def _reader(uri: str, options: Mapping[str, str]) -> Iterator[Ask]:
-    """A process that reads, and says how many requests of ours a read took."""
+    """A process that reads, and says how many requests of ours and seconds a read took."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_read, args=(there, uri, dict(options)), daemon=True)
     process.start()
 
-    def ask(question: tuple[str, Any]) -> dict[str, float]:
+    def ask(question: tuple[str, Any]) -> Answer:
         here.send(question)
-        answer: dict[str, float] = here.recv()
+        answer: Answer = here.recv()
         return answer
 
     try:
@@ -247,10 +217,11 @@ def _read(pipe: Connection, uri: str, options: dict[str, str]) -> None:
     table: mw.Table | None = None
     while (question := pipe.recv()) is not None:
         table = table or mw.open_table(uri, storage_options=options)
-        before = ours(table.location)
+        before, began = ours(table.location), time.perf_counter()
         what, key = question
         _ = table.get(key) if what == "get" else table.scan().to_table()
-        pipe.send(_between(before, ours(table.location)))
+        seconds = time.perf_counter() - began
+        pipe.send((_between(before, ours(table.location)), seconds))
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -316,13 +287,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="keep the counts in FILE")
     chosen = parser.parse_args(arguments)
     per_size: dict[int, dict[str, Cost]] = {}
-    with counting_service() as (endpoint, seen):
-        options = {
-            "aws_access_key_id": "nobody", "aws_secret_access_key": "nothing", "aws_region": "us-east-1",
-            "aws_endpoint": endpoint, "allow_http": "true",
-        }  # fmt: skip
+    with running_service() as service:
         for shards in SHARDS:
-            per_size[shards] = measure(f"s3://bucket/of-{shards}", options, shards, seen)
+            per_size[shards] = measure(service.uri(f"of-{shards}"), service.options, shards, service.seen)
     ten, hundred = per_size.pop(SHARDS[1]), per_size[SHARDS[2]]
     per_size[MANY] = {name: _line(ten[name], hundred[name], MANY) for name in ten}
     tables = tables_of(per_size)

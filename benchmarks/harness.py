@@ -1,55 +1,69 @@
-"""Measure two ways of doing one thing side by side, and say whether the goal is met.
+"""Measure several ways of doing one thing side by side, and say whether the goal is met.
 
-Owns `Case`, `Sample`, `Bench` and the table. Rules, so that a figure can be believed:
+Owns `Case`, `Sample`, `Bench` and `measure`. Rules, so that a figure can be believed:
 
-1. Ours and the peer take turns within one run, and who goes first alternates: a slow minute of the machine hits both.
+1. All sides take turns within one run, and who goes first alternates: a slow minute of the machine hits all of them.
 2. The first turn of each side is thrown away (imports, caches, page faults).
-3. The figure of a side is the median of its rounds; the ratio is the median of the ratios of the rounds.
+3. The figure of a side is the median of its rounds; the ratio is the median of the ratios of the rounds. The best round is
+   kept beside it: on a busy machine it says more.
 4. Every turn gets a new empty directory, on tmpfs where there is one, so that the disk is not what is measured.
 5. Both sides share a process. pylance's runtime keeps six threads from its first use on, but idle they cost the other
    side nothing that can be measured. A side that stays busy after its turn is another matter: such a case is
    `isolated`, each turn in a process of its own, and its callables must be importable (module-level functions).
+6. A case that takes long ends after its third round, so that a whole run has a length that can be told in advance.
+
+Sides are named: ours, the peer (pylance's MemWAL at its best settings, or what the name of the case says), and
+`others`: the peer at its defaults, plain Lance, LanceDB, and `LIMIT`, the least work that can have the same effect on
+this machine.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
-import json
 import multiprocessing
 import os
-import platform
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 __all__ = [
+    "APPEND",
+    "DEFAULTS",
+    "LANCEDB",
+    "LIMIT",
+    "MERGE",
     "Bench",
     "Case",
     "Result",
     "Sample",
     "Side",
+    "base_directory",
     "is_cost",
     "measure",
     "percentile",
-    "run",
-    "table",
     "timed",
-    "to_json",
     "workplace",
+    "workspace",
 ]
+
+LIMIT = "limit"
+DEFAULTS = "peer, defaults"
+APPEND = "Lance append"
+MERGE = "Lance merge_insert"
+LANCEDB = "LanceDB"
 
 _TMPFS = Path("/dev/shm")
 _NEEDED_BYTES = 512 * 1024 * 1024
-_COST_UNITS = frozenset({"ns", "us", "ms", "s", "B", "MiB"})
+_COST_UNITS = frozenset({"ns", "us", "ms", "s", "B", "MiB", "objects", "requests"})
+_LEAST_ROUNDS = 3
+_SECONDS, _QUICK_SECONDS = 10.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,10 @@ def is_cost(unit: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison. `goal` bounds ours / peer: from above where the unit is a cost, from below where it is a rate."""
+    """One comparison. `goal` bounds ours / peer: from above where the unit is a cost, from below where it is a rate.
+
+    `others` are further sides, by name, which take turns with the two.
+    """
 
     name: str
     ours: Turn
@@ -91,6 +108,12 @@ class Case:
     unit: str
     rounds: int = 7
     isolated: bool = False
+    others: Mapping[str, Turn] = field(default_factory=dict)
+
+    @property
+    def sides(self) -> dict[str, Turn]:
+        """Every side, by name."""
+        return {"ours": self.ours} | ({"peer": self.peer} if self.peer else {}) | dict(self.others)
 
     @property
     def lower_is_better(self) -> bool:
@@ -110,15 +133,21 @@ class Side:
         """The figure of the side."""
         return statistics.median(self.values)
 
+    def beside(self, other: Side) -> list[float]:
+        """This side / the other one, round by round."""
+        return [mine / theirs for mine, theirs in zip(self.values, other.values, strict=True) if theirs]
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A measured case."""
+    """A measured case; `seconds` is how long that took."""
 
     case: Case
     ours: Side
     peer: Side | None
     ratio: float | None = None
+    others: Mapping[str, Side] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def ok(self) -> bool | None:
@@ -161,7 +190,8 @@ def workplace() -> str:
 
 
 @contextmanager
-def _workspace(base: Path, quick: bool) -> Iterator[Bench]:
+def workspace(base: Path, quick: bool) -> Iterator[Bench]:
+    """A new empty directory for one turn, which goes with it."""
     directory = tempfile.mkdtemp(prefix="memwal-bench-", dir=base)
     try:
         yield Bench(directory, quick)
@@ -171,7 +201,7 @@ def _workspace(base: Path, quick: bool) -> Iterator[Bench]:
 
 def _take_turn(turn: Turn, base: Path, quick: bool) -> Sample:
     gc.collect()
-    with _workspace(base, quick) as bench:
+    with workspace(base, quick) as bench:
         return turn(bench)
 
 
@@ -182,116 +212,33 @@ def _take_turn_apart(turn: Turn, base: Path, quick: bool) -> Sample:
 
 def measure(case: Case, *, quick: bool = False, base: Path | None = None) -> Result:
     """The case with its rounds interleaved; see the rules of the module."""
-    base = base or base_directory()
+    began = time.perf_counter()
+    samples = _rounds(case, base or base_directory(), quick)
+    measured = {name: _side(taken) for name, taken in samples.items()}
+    ours, peer = measured.pop("ours"), measured.pop("peer", None)
+    ratios = ours.beside(peer) if peer else []
+    ratio = statistics.median(ratios) if ratios else None
+    return Result(case, ours, peer, ratio, measured, time.perf_counter() - began)
+
+
+def _rounds(case: Case, base: Path, quick: bool) -> dict[str, list[Sample]]:
+    """What every side measured, round by round, without the first one."""
     take = _take_turn_apart if case.isolated else _take_turn
-    sides: dict[str, Turn] = {"ours": case.ours} | ({"peer": case.peer} if case.peer else {})
-    samples: dict[str, list[Sample]] = {name: [] for name in sides}
-    rounds = max(3, case.rounds // 2) if quick else case.rounds
+    samples: dict[str, list[Sample]] = {name: [] for name in case.sides}
+    rounds = max(_LEAST_ROUNDS, case.rounds // 2) if quick else case.rounds
+    began = 0.0
     for number in range(-1, rounds):
-        order = list(sides) if number % 2 else list(reversed(sides))
+        if number == 0:
+            began = time.perf_counter()
+        if number >= _LEAST_ROUNDS and time.perf_counter() - began > (_QUICK_SECONDS if quick else _SECONDS):
+            break
+        order = list(samples) if number % 2 else list(reversed(samples))
         for name in order:
-            sample = take(sides[name], base, quick)
+            sample = take(case.sides[name], base, quick)
             if number >= 0:
                 samples[name].append(sample)
-    measured = {name: _side(taken) for name, taken in samples.items()}
-    peer = measured.get("peer")
-    pairs = zip(measured["ours"].values, peer.values, strict=True) if peer else ()
-    ratios = [mine / theirs for mine, theirs in pairs if theirs]
-    return Result(case, measured["ours"], peer, statistics.median(ratios) if ratios else None)
+    return samples
 
 
 def _side(samples: Sequence[Sample]) -> Side:
     return Side(tuple(s.value for s in samples), tuple(second for s in samples for second in s.latencies))
-
-
-def run(cases: Iterable[Case], *, only: str = "", quick: bool = False, base: Path | None = None) -> Iterator[Result]:
-    """Measure every case whose name contains `only`, one after the other."""
-    for case in cases:
-        if only.lower() in case.name.lower():
-            yield measure(case, quick=quick, base=base)
-
-
-_HEADER = ("name", "ours", "peer", "unit", "ratio", "goal", "ok")
-
-
-def table(results: Sequence[Result]) -> str:
-    """The results as an aligned table, latency percentiles in a line of their own."""
-    rows = [_HEADER, *map(_row, results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    lines = [_line(_HEADER, widths), "-+-".join("-" * width for width in widths)]
-    for row, result in zip(rows[1:], results, strict=True):
-        lines.append(_line(row, widths))
-        lines += [f"    {name}: {text}" for name, text in _latency_texts(result)]
-    return "\n".join(lines)
-
-
-def _row(result: Result) -> tuple[str, ...]:
-    case, ratio = result.case, result.ratio
-    bound = "" if case.goal is None else f"{'<=' if case.lower_is_better else '>='} {case.goal:.2f}x"
-    verdict = {True: "yes", False: "NO", None: "-"}[result.ok]
-    peer = _figure(result.peer.median) if result.peer else "-"
-    shown = "-" if ratio is None else f"{ratio:.2f}x"
-    return case.name, _figure(result.ours.median), peer, case.unit, shown, bound or "-", verdict
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    aligned = [
-        text.rjust(width) if 1 <= column <= 2 or column == 4 else text.ljust(width)
-        for column, (text, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return " | ".join(aligned).rstrip()
-
-
-def _latency_texts(result: Result) -> Iterator[tuple[str, str]]:
-    for name, side in (("ours", result.ours), ("peer", result.peer)):
-        if side and side.latencies:
-            p50, p99 = (percentile(side.latencies, percent) * 1e6 for percent in (50, 99))
-            yield name, f"p50 {p50:,.0f} us, p99 {p99:,.0f} us"
-
-
-def environment(base: Path) -> dict[str, Any]:
-    """What a reader needs to judge the figures; nothing that names the machine."""
-    versions = {name: _version(name) for name in ("lance-memwal", "pyarrow", "pylance", "obstore")}
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "tmpfs": base == _TMPFS,
-        "versions": versions,
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def to_json(results: Sequence[Result], *, base: Path, quick: bool) -> str:
-    """The results with every round, for a machine to read."""
-    return json.dumps(
-        {"environment": environment(base), "quick": quick, "results": [_as_dict(result) for result in results]},
-        indent=2,
-    )
-
-
-def _as_dict(result: Result) -> dict[str, Any]:
-    return {
-        "name": result.case.name,
-        "unit": result.case.unit,
-        "goal": result.case.goal,
-        "ratio": result.ratio,
-        "ok": result.ok,
-        "ours": _side_dict(result.ours),
-        "peer": _side_dict(result.peer) if result.peer else None,
-    }
-
-
-def _side_dict(side: Side) -> dict[str, Any]:
-    latency = {f"p{percent}_us": percentile(side.latencies, percent) * 1e6 for percent in (50, 99) if side.latencies}
-    return {"median": side.median, "rounds": list(side.values), **latency}

@@ -1,34 +1,35 @@
-"""`python -m benchmarks.plots`: the pictures and the table of `docs/benchmarks.md`, from the runs that are kept as JSON.
+"""`python -m benchmarks.plots`: the pictures and the tables of `docs/benchmarks.md`, from the runs that are kept as JSON.
 
-Owns the form of both. A run is what `python -m benchmarks --json benchmarks/results/VERSION.json` wrote. Rules:
+Owns the form of both. A run is what `python -m benchmarks --keep` wrote. Rules:
 
 1. The page shows the newest run, and says whether it was a short one; other runs are history: a line per case that several have.
 2. A bar is the median of the ratios of the rounds, its line reaches from the least to the greatest. Right of 1 is better for us,
-   whatever the unit.
-3. Whatever cases a run has are drawn; nothing here knows their names. A `note` of the run is shown. On the site, colours are
-   those of the page (`docs/site.css`).
+   whatever the unit. Bars are drawn for the cases that a goal compares with the peer, and for all where a run has none of these.
+3. Whatever cases a run has are in the tables. A `note` of the run is shown. On the site, colours are those of the page
+   (`docs/site.css`).
+4. No figure of the page is typed by hand.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cost_model import page_with
-from benchmarks.harness import is_cost
+from benchmarks.cost_model import KINDS, page_with
+from benchmarks.goals import GOALS, PEER, judged, markdown_of
+from benchmarks.growth_plot import growth_drawing
+from benchmarks.harness import LIMIT, is_cost
+from benchmarks.kept import RESULTS, best_of, figure, kept_runs, ratios_of
 from benchmarks.svg import END, opening
 
-__all__ = ["Bar", "bars_of", "drawing", "history", "kept_runs", "main", "rendered", "table"]
+__all__ = ["Bar", "bars_of", "drawing", "history", "main", "rendered", "table"]
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs" / "pictures"
 
@@ -43,12 +44,6 @@ class Bar:
     greatest: float
 
 
-def kept_runs(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
-    """The kept runs by name, the newest version last."""
-    files = sorted(folder.glob("*.json"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.stem)])
-    return [(file.stem, json.loads(file.read_text(encoding="utf-8"))) for file in files]
-
-
 def bars_of(run: dict[str, Any]) -> list[Bar]:
     """A bar for each case that has a peer."""
     found = []
@@ -56,11 +51,16 @@ def bars_of(run: dict[str, Any]) -> list[Bar]:
         if result["peer"] is None or not result["ratio"]:
             continue
         costs = is_cost(result["unit"])
-        pairs = zip(result["ours"]["rounds"], result["peer"]["rounds"], strict=False)
-        ratios = [peer / ours if costs else ours / peer for ours, peer in pairs if ours and peer]
+        ratios = [1 / ratio if costs else ratio for ratio in ratios_of(result["ours"], result["peer"]) if ratio]
         better = 1 / result["ratio"] if costs else result["ratio"]
         found.append(Bar(result["name"], better, min(ratios, default=better), max(ratios, default=better)))
     return found
+
+
+def _shown(bars: Sequence[Bar]) -> Sequence[Bar]:
+    """Those that a goal names."""
+    named = {goal.case for goal in GOALS if any(bound.side == PEER for bound in goal.bounds)}
+    return [bar for bar in bars if bar.name in named] or bars
 
 
 def _ticks(least: float, greatest: float) -> list[float]:
@@ -130,22 +130,60 @@ def history(runs: Sequence[tuple[str, dict[str, Any]]]) -> str | None:
     return "\n".join([*out, END]) + "\n"
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+_COLUMNS = ("case", "unit", "ours", "best", "peer", "times better", "limit", "cost of the limit", "others")
 
 
 def table(run: dict[str, Any]) -> str:
-    """Every case of a run with its figures."""
-    spread = {bar.name: bar for bar in bars_of(run)}
-    lines = ["| case | unit | ours | peer | times better | rounds |", "|---|---|---:|---:|---:|---:|"]
+    """Every case of a run with its figures, by group."""
+    groups: dict[str, list[dict[str, Any]]] = {}
     for result in run["results"]:
-        peer, bar = result["peer"], spread.get(result["name"])
-        theirs = "" if peer is None else _figure(peer["median"])
-        better = "" if bar is None else f"{bar.better:.2g} ({bar.least:.2g} to {bar.greatest:.2g})"
-        ours = result["ours"]
-        lines.append(
-            f"| {result['name']} | {result['unit']} | {_figure(ours['median'])} | {theirs} | {better} | {len(ours['rounds'])} |"
-        )
+        groups.setdefault(result.get("group", ""), []).append(result)
+    spread = {bar.name: bar for bar in bars_of(run)}
+    return "\n\n".join("\n".join(_group(name, results, spread)) for name, results in groups.items())
+
+
+def _group(name: str, results: Sequence[dict[str, Any]], spread: dict[str, Bar]) -> Iterator[str]:
+    if name:
+        yield f"### {name.replace('_', ' ').capitalize()}\n"
+    yield f"| {' | '.join(_COLUMNS)} |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|---|"
+    for result in results:
+        yield f"| {' | '.join(_cells(result, spread.get(result['name'])))} |"
+
+
+def _cells(result: dict[str, Any], bar: Bar | None) -> list[str]:
+    ours, unit, peer = result["ours"], result["unit"], result["peer"]
+    others = dict(result.get("others", {}))
+    limit = others.pop(LIMIT, None)
+    better = "" if bar is None else f"{bar.better:.2g} ({bar.least:.2g} to {bar.greatest:.2g})"
+    rest = ", ".join(f"{name} {figure(side['median'])}" for name, side in others.items())
+    cells = [result["name"], unit, figure(ours["median"]), figure(best_of(ours, unit))]
+    cells += ["" if peer is None else figure(peer["median"]), better]
+    return [*cells, "" if limit is None else figure(limit["median"]), _cost_of(ours, limit, unit), rest]
+
+
+def _cost_of(ours: dict[str, Any], limit: dict[str, Any] | None, unit: str) -> str:
+    """How many times the limit ours costs."""
+    if limit is None:
+        return ""
+    ratios = sorted(ratio if is_cost(unit) else 1 / ratio for ratio in ratios_of(ours, limit) if ratio)
+    return f"{ratios[len(ratios) // 2]:.2g} ({ratios[0]:.2g} to {ratios[-1]:.2g})" if ratios else ""
+
+
+def requests_table(records: Sequence[dict[str, Any]]) -> str:
+    """Seconds of every operation by the wait of the store, its requests and its price."""
+    if not records:
+        return "Not measured in this run."
+    waits = [f"{record['latency_ms']} ms" for record in records]
+    lines = [
+        f"| operation | PUT | LIST | GET, HEAD | 1,000 of them | {' | '.join(f'seconds at {wait}' for wait in waits)} |",
+        f"|---|---:|---:|---:|---:|{'---:|' * len(waits)}",
+    ]
+    by_name = [{one["name"]: one for one in record["operations"]} for record in records]
+    for name, one in by_name[0].items():
+        counts = [f"{one[kind]:,}" for kind in KINDS]
+        seconds = [f"{operations[name]['seconds']:.3f}" for operations in by_name]
+        lines.append(f"| {name} | {' | '.join(counts)} | ${one['dollars_per_1000']:.2g} | {' | '.join(seconds)} |")
     return "\n".join(lines)
 
 
@@ -160,15 +198,36 @@ def _facts(name: str, run: dict[str, Any]) -> str:
     return f"Run `{name}`: {where['cores']} cores, {where['system']}, {place}, Python {where['python']}, {versions}.{short}{note}"
 
 
+def _missing(run: dict[str, Any]) -> str:
+    """What a reader would look for and not find."""
+    parts = [f"Could not be measured: {one['name']} ({one['error']})." for one in run.get("failed", ())]
+    left = [one["name"] for one in run.get("left_out", ())]
+    parts += [f"There was no time for: {', '.join(left)}."] if left else []
+    return "".join(f"\n\n{part}" for part in parts)
+
+
 def rendered(runs: Sequence[tuple[str, dict[str, Any]]], page: str) -> tuple[str, dict[str, str]]:
     """The page with its tables, and the pictures by file name."""
     name, run = runs[-1]
-    pictures = {"benchmarks.svg": drawing(bars_of(run))}
+    pictures = {"benchmarks.svg": drawing(_shown(bars_of(run)))}
     past = history(runs)
     if past is not None:
         pictures["benchmark-history.svg"] = past
     line = "![How many times better, by version](pictures/benchmark-history.svg)" if past else "One run is kept so far."
-    return page_with(page, {"facts": _facts(name, run), "figures": table(run), "history": line}), pictures
+    grown = []
+    for growth in run.get("curves", ()):
+        file = f"growth-{growth['axis']}.svg"
+        pictures[file] = growth_drawing(growth)
+        grown.append(f"![What it costs as the {growth['axis']} grow in number](pictures/{file})")
+    tables = {
+        "facts": _facts(name, run) + _missing(run),
+        "goals": markdown_of(judged(run)),
+        "figures": table(run),
+        "growth": "\n\n".join(grown) or "Not measured in this run.",
+        "requests": requests_table(run.get("requests", ())),
+        "history": line,
+    }
+    return page_with(page, tables), pictures
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -178,9 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     runs = kept_runs()
     if not runs:
-        print(
-            f"no run is kept in {RESULTS.relative_to(ROOT)}: python -m benchmarks --json {RESULTS.relative_to(ROOT)}/VERSION.json"
-        )
+        print(f"no run is kept in {RESULTS.relative_to(ROOT)}: python -m benchmarks --keep")
         return 1
     text, pictures = rendered(runs, PAGE.read_text(encoding="utf-8"))
     PAGE.write_text(text, encoding="utf-8")

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import Bench, Case, Result, Sample, Side, measure, percentile, table, to_json
+from benchmarks.goals import GOALS
+from benchmarks.groups import group_names, measured, work_of
+from benchmarks.harness import LIMIT, Bench, Case, Result, Sample, Side, measure, percentile
+from benchmarks.kept import as_record, keep, new_run, table
 
 
 def constant(value: float) -> Sample:
@@ -77,15 +80,15 @@ def test_a_goal_bounds_costs_from_above_and_rates_from_below(unit: str, goal: fl
 def test_a_case_without_a_peer_has_no_verdict(tmp_path: Path) -> None:
     result = measure(Case("alone", lambda _: constant(3.0), None, 1.0, "us"), base=tmp_path)
     assert result.ok is None
-    cells = [cell.strip() for cell in table([result]).splitlines()[-1].split("|")]
+    cells = [cell.strip() for cell in table([as_record(result)]).splitlines()[-1].split("|")]
     assert cells == ["alone", "3", "-", "us", "-", "<= 1.00x", "-"]
 
 
-def test_the_table_and_the_file_show_the_percentiles(tmp_path: Path) -> None:
+def test_the_table_and_the_file_show_the_percentiles() -> None:
     latencies = tuple(number * 1e-6 for number in range(1, 101))
     result = Result(Case("slow", lambda _: constant(1), None, None, "us"), Side((1.0,), latencies), None)
-    assert "p50 51 us, p99 100 us" in table([result])
-    stored = json.loads(to_json([result], base=tmp_path, quick=True))["results"][0]["ours"]
+    assert "p50 51 us, p99 100 us" in table([as_record(result)])
+    stored = json.loads(json.dumps(as_record(result)))["ours"]
     assert stored["p99_us"] == pytest.approx(100)
 
 
@@ -97,3 +100,52 @@ def test_percentile_is_a_value_of_the_sample() -> None:
 def test_an_unknown_case_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--only", "no such case"]) == 2
     assert "--list shows them" in capsys.readouterr().err
+
+
+def test_further_sides_take_turns_too_and_stand_beside_ours(tmp_path: Path) -> None:
+    case = Case(
+        "several",
+        lambda _: constant(3.0),
+        lambda _: constant(6.0),
+        None,
+        "us",
+        3,
+        others={LIMIT: lambda _: constant(2.0)},
+    )
+    result = measure(case, base=tmp_path)
+    assert result.others == {LIMIT: Side((2.0, 2.0, 2.0))}
+    assert "limit: 2 us, ours is 1.50x (1.50 to 1.50)" in table([as_record(result)])
+
+
+def test_a_case_that_takes_long_ends_after_its_third_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.harness._SECONDS", 0.0)
+    result = measure(Case("long", lambda _: constant(1.0), None, None, "us", rounds=9), base=tmp_path)
+    assert len(result.ours.values) == 3
+
+
+def test_every_goal_is_for_a_case_that_there_is() -> None:
+    names = {work.name for group in group_names() for work in work_of(group)}
+    for goal in GOALS:
+        known = goal.case in names if not goal.case.endswith("*") else any(n.startswith(goal.case[:-1]) for n in names)
+        assert known, f"{goal.work}: no case is called {goal.case!r}"
+
+
+def test_no_two_pieces_of_work_have_one_name() -> None:
+    names = [work.name for group in group_names() for work in work_of(group)]
+    assert len(names) == len(set(names))
+
+
+def test_a_part_of_a_run_takes_the_place_of_its_cases_in_the_kept_one(tmp_path: Path) -> None:
+    file, whole, part = tmp_path / "run.json", new_run(quick=True), new_run(quick=True)
+    whole["results"] = [{"name": "a", "at": 1}, {"name": "b", "at": 1}]
+    keep(whole, file, whole=True)
+    part["results"] = [{"name": "b", "at": 2}]
+    keep(part, file, whole=False)
+    assert json.loads(file.read_text())["results"] == [{"name": "a", "at": 1}, {"name": "b", "at": 2}]
+    with pytest.raises(SystemExit, match="holds a short run, this is a full one"):
+        keep(new_run(quick=False), file, whole=False)
+
+
+def test_a_group_is_measured_in_another_process_and_nothing_begins_after_its_time(tmp_path: Path) -> None:
+    told = list(measured("wal", "raw stream", quick=True, base=tmp_path, until=0))
+    assert told == [("left_out", {"name": "wal append, 20 rows, beside raw stream", "group": "wal"})]
