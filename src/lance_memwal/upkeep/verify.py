@@ -117,10 +117,13 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
     started = clock.monotonic()
     base = newest_base()
     shards = list_shards(base.location)
-    problems = inspect_base(base, shards) + inspect_checkpoints(base) + inspect_roll_ups(base, shards)
+    problems = inspect_base(base, shards) + inspect_checkpoints(base)
     found = [inspect_shard(base.location, shard_id, newest_base, clock=clock) for shard_id in shards]
+    manifests = (findings.manifest for findings in found if findings.manifest is not None)
     return VerifyReport(
-        problems=problems + [problem for findings in found for problem in findings.problems],
+        problems=problems
+        + inspect_roll_ups(base, manifests)
+        + [problem for findings in found for problem in findings.problems],
         shards=len(found),
         entries=sum(len(findings.entries) for findings in found),
         sstables=sum(findings.sstables for findings in found),
