@@ -128,3 +128,38 @@ def test_a_count_reads_no_row_of_an_sstable(tmp_path: Path, monkeypatch: pytest.
     assert asked == [[], [], []]
     assert table.count_rows() == 50
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("kind", ["int64", "bool", "string", "composite"])
+def test_keys_alone_count_a_table_with_nothing_in_memory(tmp_path: Path, kind: str) -> None:
+    """The first count needs no index; later ones, a new SSTable, a delete and another base version are counted as ever."""
+    table, draw, live = make(tmp_path / "t", kind), np.random.default_rng(4), set()
+
+    def write(numbers: list[int], *gone: int) -> None:
+        with table.writer(compaction=None) as writer:
+            writer.put(pa.Table.from_pylist(rows(kind, np.array(numbers)), schema=table.schema))
+            live.update(tuple(key_of(kind, n).values()) for n in numbers)
+            if gone:
+                writer.delete([key_of(kind, n) for n in gone])
+                live.difference_update(tuple(key_of(kind, n).values()) for n in gone)
+
+    def check() -> None:
+        CACHE.clear()
+        for _ in range(3):
+            assert table.count_rows() == len(live)
+
+    write(list(range(40)))
+    check()
+    write(list(range(40)))  # the same keys again
+    check()
+    table.compact()
+    check()
+    write(draw.integers(20, 80, 30).tolist())
+    check()
+    write(draw.integers(20, 80, 30).tolist())
+    assert table.count_rows() == len(live), "a new SSTable after a count"
+    check()
+    table.compact(max_generations=1)
+    assert table.count_rows() == len(live), "another base version after a count"
+    write([5], 6, 7, 90)
+    check()

@@ -6,7 +6,8 @@ Owns `live_rows_of`. Invariants:
 2. The base table is not read where its manifest knows the number: where no fresh tier has a key, or the table has no primary
    key. Else its keys are passed over once per version and list of SSTables. From the second count with rows in memory on,
    the base table has an index of its keys in memory, where it fits (`lance_memwal.read.base_rows`).
-3. Of an SSTable the keys are read, and which of its rows are tombstones; both once.
+3. Of an SSTable the keys are read, and which of its rows are tombstones; both once. The first count of a table with nothing in
+   memory and without tombstones needs no more than the keys, and makes no index of them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from lance_memwal.clock import in_order
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
 from lance_memwal.read.base_rows import count_of_keys, holds_keys, ids_of_keys, version_of
-from lance_memwal.read.fresh import FreshIndex, ShardMerge, not_in
+from lance_memwal.read.fresh import FreshIndex, ShardMerge, has_fresh_index, keys_alone, not_in
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import KeySet, concat_keys
-from lance_memwal.sstable.read import SsTableReader, not_rolled
+from lance_memwal.sstable.read import SsTableReader, not_rolled, use_roll_ups
 
 __all__ = ["live_rows_of"]
 
@@ -38,8 +39,44 @@ def live_rows_of(snapshot: Tiers) -> int:
     in_memory = sum(int(live.sum()) for shard in shards for _, _, live in shard.live_memory())
     if not snapshot.schema.primary_key:
         return of_base + in_memory + sum(reader.num_rows for shard in shards for reader in shard.readers)
+    alone = _counted_alone(snapshot, shards)
+    if alone is not None:
+        return of_base + alone
     in_sstables = sum(_live_in_sstables(shard, snapshot) for shard in shards)
     return of_base - (_superseded(base, shards) if base is not None and of_base else 0) + in_memory + in_sstables
+
+
+def _counted_alone(snapshot: Tiers, shards: Sequence[ShardMerge]) -> int | None:
+    """The rows that SSTables add to those of the base table, where their keys alone tell: nothing is in memory, and no row is a
+    tombstone. Once per table; whoever counts again needs more, and the index of the keys is followed as SSTables come and go."""
+    fresh = [shard for shard in shards if shard.readers]
+    base, slot = snapshot.base_table, _counted_slot(snapshot)
+    if (
+        not fresh
+        or any(shard.view.memory for shard in shards)
+        or any(has_fresh_index(shard.readers) for shard in fresh)
+    ):
+        return None
+    made_of = (
+        None if base is None else version_of(base),
+        tuple(reader.sstable.path for shard in fresh for reader in shard.readers),
+    )
+    known: int | None = CACHE.find(slot, made_of)
+    if known is not None or CACHE.whatever(slot) is not None:
+        return known
+    for shard in fresh:
+        use_roll_ups(shard.readers)
+        if any(map(len, _tombstones(shard.readers, snapshot))):
+            return None
+    keys = [keys_alone(shard.readers) for shard in fresh]
+    hidden = 0 if base is None else count_of_keys(base, KeySet(concat_keys(keys)))
+    found = sum(map(len, keys)) - hidden
+    CACHE.keep(slot, found, SMALL_BYTES, made_of)
+    return found
+
+
+def _counted_slot(snapshot: Tiers) -> Slot:
+    return ("counted by keys", snapshot.location.key)
 
 
 def _live_in_sstables(shard: ShardMerge, snapshot: Tiers) -> int:

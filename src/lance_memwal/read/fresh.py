@@ -21,17 +21,17 @@ import pyarrow as pa
 
 from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
-from lance_memwal.process.cache import CACHE, Cache
+from lance_memwal.process.cache import CACHE, Cache, Slot
 from lance_memwal.process.lazy import lazy
 from lance_memwal.read.memory import winners
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 from lance_memwal.rows.keys import concat_keys, key_array
-from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable
+from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable, union_of_runs
 from lance_memwal.sstable.read import SsTableReader, not_rolled, open_sstable, use_roll_ups
 
-__all__ = ["FreshIndex", "ShardMerge", "fresh_index", "live_rows", "not_in"]
+__all__ = ["FreshIndex", "ShardMerge", "fresh_index", "has_fresh_index", "keys_alone", "live_rows", "not_in"]
 
 _SMALL_LOOKUP = 1024
 _OPEN_AT_ONCE = 4
@@ -170,7 +170,7 @@ def fresh_index(
 
     None if it is not there and a lookup of so many `keys` costs less without it.
     """
-    slot = ("fresh keys", readers[0].location.key, readers[0].shard_id)
+    slot = _slot(readers)
     names = tuple(reader.sstable.path for reader in readers)
     found: FreshIndex | None = cache.find(slot, names)
     if found is not None:
@@ -182,6 +182,10 @@ def fresh_index(
     return cache.fetch(slot, lambda: FreshIndex.of(readers, older), names)
 
 
+def _slot(readers: Sequence[SsTableReader]) -> Slot:
+    return ("fresh keys", readers[0].location.key, readers[0].shard_id)
+
+
 def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str], keys: int) -> bool:
     """Whether few keys are looked for, now and so far, in SSTables most of which are not `known`.
 
@@ -191,6 +195,21 @@ def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str]
     if 2 * len(cold) <= len(readers) or max(reader.asked_keys for reader in cold) + keys > _FEW_KEYS:
         return False
     return len(cold) > _FEW_SSTABLES or sum(reader.sstable.physical_rows or 0 for reader in cold) > _MANY_ROWS
+
+
+def has_fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> bool:
+    """Whether an index over `readers`, or over some of them, is there."""
+    return cache.whatever(_slot(readers)) is not None
+
+
+def keys_alone(readers: Sequence[SsTableReader]) -> pa.Array:
+    """Every key of `readers` once, ascending: for a third of what the index costs, and not kept."""
+    keys: list[pa.Array] = []
+    for group in _groups(readers):
+        at_once = _OPEN_AT_ONCE if not_rolled(group) else 1
+        runs = in_order(SsTableReader.keys_alone, group, at_once, "memwal-open")
+        keys = [union_of_runs([*keys, *runs])]
+    return keys[0]
 
 
 class ShardMerge:

@@ -1,7 +1,7 @@
 """Keys in order: sorted runs merged, and keys found in them.
 
-Owns `merge_runs`, `searchable`, `last_at_most` and `find_sorted`. Keys are as `lance_memwal.rows.keys.key_array` makes them,
-without nulls. Invariants:
+Owns `merge_runs`, `union_of_runs`, `searchable`, `last_at_most` and `find_sorted`. Keys are as
+`lance_memwal.rows.keys.key_array` makes them, without nulls. Invariants:
 
 1. The order is that of numbers, and of bytes. All comparisons are of the keys themselves.
 2. Runs that are sorted already are merged, not sorted again, whatever type the keys have.
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from lance_memwal.rows.key_codes import sort_cells
 from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each
 
-__all__ = ["Searchable", "find_sorted", "last_at_most", "merge_runs", "pick", "searchable"]
+__all__ = ["Searchable", "find_sorted", "last_at_most", "merge_runs", "pick", "searchable", "union_of_runs"]
 
 Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 """Keys in the form that can be searched: numbers, or bytes."""
@@ -32,7 +32,7 @@ def merge_runs(runs: Sequence[pa.Array]) -> tuple[pa.Array, npt.NDArray[np.int64
 
     Rows count through all runs: of [1, 3] and [1, 2] the keys 1, 2, 3 have the rows 0, 3, 1.
     """
-    if len(runs) == 1:
+    if _are_same(runs):
         return runs[0], np.arange(len(runs[0]))
     keys = concat_keys(list(runs))
     numbers = as_numbers(keys)
@@ -51,6 +51,24 @@ def merge_runs(runs: Sequence[pa.Array]) -> tuple[pa.Array, npt.NDArray[np.int64
         repeated = in_order[1:] == in_order[:-1]
     first = order[~np.append(False, repeated)] if len(order) else order
     return keys.take(pa.array(first)), first
+
+
+def union_of_runs(runs: Sequence[pa.Array]) -> pa.Array:
+    """Every key of some sorted runs once, ascending."""
+    if _are_same(runs):
+        return runs[0]
+    known = [numbers for run in runs if (numbers := as_numbers(run)) is not None]
+    if len(known) < len(runs):
+        return merge_runs(runs)[0]
+    together = np.concatenate(known)
+    together.sort(kind="stable")  # which is a merge, where there are runs
+    distinct = together[np.append(together[1:] != together[:-1], True)] if len(together) else together
+    return pa.array(distinct).cast(runs[0].type)
+
+
+def _are_same(runs: Sequence[pa.Array]) -> bool:
+    """Whether all runs have the same keys, as those of a table that is written whole again and again have."""
+    return all(run.equals(runs[0]) for run in runs[1:])
 
 
 def searchable(keys: pa.Array) -> Searchable:

@@ -236,6 +236,12 @@ class SsTableReader:
         """Whether whatever is asked of it next must open files of its own."""
         return self.rolled is None and self._entries is None and not self.sidecar.has_filter
 
+    def keys_alone(self) -> pa.Array:
+        """Every key once, ascending; not kept."""
+        if self._entries is not None or self._rolled_keys() is not None or not self._lists_every_row:
+            return self.entries()[0]
+        return self.sidecar.all_keys()
+
     def forget_entries(self) -> None:
         """Let go of the keys: somebody holds them in another form."""
         if self._entries is not None:

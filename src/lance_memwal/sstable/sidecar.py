@@ -311,6 +311,14 @@ class PkSidecar:
         newest = np.append(~_equals_next(values), True) if len(values) else np.empty(0, np.bool_)
         return values.filter(pa.array(newest)), offsets[newest]
 
+    def all_keys(self) -> pa.Array:
+        """Every key once, ascending. One pass over the keys alone, not kept."""
+        location, path = self._location, self._data_path
+        table = lance_read(location, path, lambda: lance_at(location).reader(path, ["values"]).read_all().to_table())
+        values = self._checked_keys(table, self._load_lookup())
+        newest = np.append(~_equals_next(values), True) if len(values) else np.empty(0, np.bool_)
+        return values if newest.all() else values.filter(pa.array(newest))
+
     def _load_bloom(self) -> bytes:
         """The filter, or no bytes if there is none."""
         found = self._bloom
@@ -375,15 +383,21 @@ class PkSidecar:
         return page
 
     def _checked(self, table: pa.Table, lookup: _Lookup, rows: int) -> tuple[pa.Array, npt.NDArray[np.int64]]:
+        values = self._checked_keys(table, lookup)
+        offsets = one_array(table.column("ids"))
+        if offsets.null_count:
+            raise CorruptDataError("page data of a sidecar is malformed", path=self._data_path)
+        numbers = offsets.to_numpy()
+        if (numbers >= rows).any():
+            raise CorruptDataError("a sidecar names a row that the generation does not have", path=self._data_path)
+        return values, numbers.astype(np.int64)
+
+    def _checked_keys(self, table: pa.Table, lookup: _Lookup) -> pa.Array:
         try:
             table.validate(full=True)
         except pa.ArrowInvalid as error:
             raise CorruptDataError(f"page data of a sidecar is malformed: {error}", path=self._data_path) from None
         values = one_array(table.column("values"))
-        offsets = one_array(table.column("ids"))
-        if values.type != lookup.key_type or values.null_count or offsets.null_count:
+        if values.type != lookup.key_type or values.null_count:
             raise CorruptDataError("page data of a sidecar is malformed", path=self._data_path)
-        numbers = offsets.to_numpy()
-        if (numbers >= rows).any():
-            raise CorruptDataError("a sidecar names a row that the generation does not have", path=self._data_path)
-        return comparable(values), numbers.astype(np.int64)
+        return comparable(values)
