@@ -182,13 +182,14 @@ class TransactionMap:
     Not thread-safe.
     """
 
-    __slots__ = ("_entries_since_map", "_generation", "_seen", "time")
+    __slots__ = ("_entries_since_map", "_generation", "_seen", "leaves_out", "time")
 
     def __init__(self, seen: SeenMap, time: ShardTime) -> None:
         self._seen = dict(seen)
         self.time = time
         self._generation: int | None = None
         self._entries_since_map = 0
+        self.leaves_out = False  # whether there was a bulk mark that is not decided
 
     def is_repeat(self, txn: Transaction) -> bool:
         """Whether `txn` was written already; an error if its version is lower than what the shard has."""
@@ -237,6 +238,7 @@ class TransactionMap:
         """Know of what an entry of `generation` says (None: it has no rows); `decided`: the cursor has reached it."""
         if footer.txns or footer.seen or footer.delta:
             merge_footer(self._seen, footer, decided=decided)
+        self.leaves_out = self.leaves_out or (footer.bulk is not None and not decided)
         if footer.written_ms is not None:
             self.time.note(footer.written_ms)
         self._generation = self._generation if generation is None else generation

@@ -16,6 +16,8 @@ Owns `ShardLog` (the claimed end of a log, for writers) and `WalTailer` (the rea
    done now and then while entries are written, and a log whose table is another one says so.
 8. An entry of another table (RFC 0004) takes its position and says nothing: it is skipped whatever its epoch, fences
    nobody, and what lies above a missing position counts only if it is ours.
+9. The map of a sentinel leaves a bulk mark out only if nobody can publish it any more: the manifest, read after the log, still
+   has our epoch. A claimer that slept must not make the shard forget what its successor publishes.
 """
 
 from __future__ import annotations
@@ -381,6 +383,8 @@ def _claim_log(
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
     transactions = shard_transactions(location, manifest, positions, clock, tag=log.table)
+    if transactions.leaves_out:  # only the owner knows that nobody decides that mark any more, and writes its map so
+        manifests.check_fenced(epoch)
     sentinel = log.place_sentinel(transactions, joint=joint)
     manifest = manifests.check_fenced(epoch)
     return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions)

@@ -36,7 +36,13 @@ import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import CorruptDataError, FencedError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.errors import (
+    CorruptDataError,
+    FencedError,
+    InvalidInputError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
 from lance_memwal.lance.base import lance_errors
 from lance_memwal.lance.damage import version_names
 from lance_memwal.lance.deletions import encode_deletions
@@ -413,6 +419,11 @@ class _Attempt:
         """
         store, root = self.location.store, paths.sstable_dir(self.shard_id, self.name)
         names = version_names(self.location, root)
+        if 1 not in names:
+            raise UnavailableError(
+                f"generation {self.name} was collected while it was written: the shard moved on meanwhile; try again",
+                ambiguous=False,
+            )
         if len(names) == 1:
             return
         whole = with_indexes_of(store.get(names[1]), store.get(names[max(names)]))

@@ -30,6 +30,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
@@ -47,6 +48,7 @@ from lance_memwal.errors import (
     FencedError,
     InvalidInputError,
     ObjectExistsError,
+    ObjectNotFoundError,
     TableReplacedError,
 )
 from lance_memwal.lance.base import BaseTable
@@ -400,7 +402,8 @@ class OnceAppender:
             self._watch.look()
             raise CorruptDataError("the log of the shard is gone; run verify", path=error.path) from None
         except ObjectExistsError:
-            met_entry(self.location.store.get(path), claim.shard_id, position, claim.epoch, self._watch)
+            with suppress(ObjectNotFoundError):  # collected meanwhile: the tail is read again, from a newer cursor
+                met_entry(self.location.store.get(path), claim.shard_id, position, claim.epoch, self._watch)
             return False
         return True
 
