@@ -1,4 +1,4 @@
-"""A process that sleeps between its claim and its sentinel does not make the shard forget a large append."""
+"""A sink that sleeps in the middle of a claim, an append or a flush makes the shard forget nothing, and finds no damage."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ONE_ROW = [pa.record_batch({"id": pa.array([1], pa.int64())})]
 
 
 class _Once(WrappedStore):
-    """Runs `action` right before the first call of this kind on `path`."""
+    """Runs `action` right before the call of this kind on `path` that follows `skip` others."""
 
-    def __init__(self, inner: Any, kind: str, path: str, action: Callable[[], object]) -> None:
+    def __init__(self, inner: Any, kind: str, path: str, action: Callable[[], object], skip: int) -> None:
         super().__init__(inner)
         self._kind, self._path = kind, path
-        self._actions = [action]
+        self._actions: list[Callable[[], object]] = [action, *([lambda: None] * skip)]
 
     def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
         if self._actions and (kind, path) == (self._kind, self._path):
@@ -37,9 +37,9 @@ class _Once(WrappedStore):
         return call(path, *rest, **options)
 
 
-def _before(uri: str, kind: str, path: str, action: Callable[[], object]) -> Location:
+def _before(uri: str, kind: str, path: str, action: Callable[[], object], skip: int = 0) -> Location:
     location = resolve(uri)
-    store: Any = _Once(location.store, kind, path, action)
+    store: Any = _Once(location.store, kind, path, action, skip)
     return replace(location, store=store, store_once=store)
 
 
@@ -89,3 +89,18 @@ def test_an_entry_that_is_collected_while_it_is_met_is_nobodys_error(uri: str) -
     others.append(claim, ONE_ROW, txn=("other", 2))
     assert not sleeper.append(claim, ONE_ROW, txn=("app", 1)).skipped
     assert mw.open_table(uri).count_rows() == 3
+
+
+def test_a_tail_that_was_flushed_and_collected_during_a_flush_is_not_damaged(uri: str) -> None:
+    others = _appender(uri)
+    claim = others.claim(SHARD)
+    path = paths.wal_entry_path(SHARD, others.append(claim, ONE_ROW, txn=("other", 1)).position)
+
+    def flush_and_collect() -> None:
+        others.flush_tail(claim)
+        others.append(claim, ONE_ROW, txn=("other", 2))
+        resolve(uri).store.delete(path)
+
+    sleeper = _appender(_before(uri, "get", path, flush_and_collect, skip=1))
+    assert sleeper.flush_tail(claim) == 0
+    assert mw.open_table(uri).count_rows() == 2

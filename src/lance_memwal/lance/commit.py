@@ -59,6 +59,7 @@ from lance_memwal.lance.superseded import replaced_rows, stable_ids
 from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.store.port import ObjectStore
 
 __all__ = [
     "Batches",
@@ -201,8 +202,17 @@ def write_vector(
     deletion = DeletionFile(BITMAP, base.version, clock.randbits(64), len(offsets))
     path = deletion_path(fragment_id, deletion)
     files.add(path)
-    base.location.store.put_new(path, encode_deletions(offsets), sync=fsync)
+    _put_own(base.location.store, path, encode_deletions(offsets), fsync=fsync)
     return deletion
+
+
+def _put_own(store: ObjectStore, path: str, data: bytes, *, fsync: bool) -> None:
+    """Create a file whose name nobody else draws: if it is there already, a lost answer was ours."""
+    try:
+        store.put_new(path, data, sync=fsync)
+    except ObjectExistsError:
+        if store.get(path) != data:
+            raise
 
 
 def commit_by_hand(
@@ -261,7 +271,7 @@ def _publish(base: BaseTable, commit: HandMadeVersion, files: Unheld, *, fsync: 
     files.add(commit.transaction_path)
     if fsync:
         base.make_durable()  # the new version holds files of this one
-    store.put_new(commit.transaction_path, commit.transaction, sync=fsync)
+    _put_own(store, commit.transaction_path, commit.transaction, fsync=fsync)
     reach("compact.before_manifest")
     try:
         with files.offered():

@@ -407,23 +407,31 @@ class _Attempt:
 
     def run_on_dataset(self, action: Callable[[lance.LanceDataset], None]) -> None:
         """Open the finished dataset and hand it over."""
-        with lance_errors("opening a generation"):
-            dataset = lance_at(self.location).dataset(self._directory)
+        try:
+            with lance_errors("opening a generation"):
+                dataset = lance_at(self.location).dataset(self._directory)
+        except (InvalidInputError, UnavailableError):
+            self._versions()  # which says if it was collected
+            raise
         action(dataset)
         self._make_one_version()
+
+    def _versions(self) -> dict[int, str]:
+        """The manifests of the dataset by version; `UnavailableError` if the first one is gone: only collection removes it."""
+        names = version_names(self.location, self._directory)
+        if 1 not in names:
+            raise UnavailableError(
+                f"generation {self.name} was collected while it was written: the shard moved on meanwhile; try again",
+                ambiguous=False,
+            )
+        return names
 
     def _make_one_version(self) -> None:
         """Put what later versions added (indexes) into the first one, and remove them: a generation has one version.
 
         Nobody knows of the directory yet, so that files may be replaced here.
         """
-        store, root = self.location.store, paths.sstable_dir(self.shard_id, self.name)
-        names = version_names(self.location, root)
-        if 1 not in names:
-            raise UnavailableError(
-                f"generation {self.name} was collected while it was written: the shard moved on meanwhile; try again",
-                ambiguous=False,
-            )
+        store, root, names = self.location.store, self._directory, self._versions()
         if len(names) == 1:
             return
         whole = with_indexes_of(store.get(names[1]), store.get(names[max(names)]))

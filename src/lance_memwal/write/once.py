@@ -497,7 +497,13 @@ class OnceAppender:
         last = tail.run.generation - 1
         while tail.manifest.current_generation <= last:
             version = self._version
-            generation, covered, rows = self._oldest_generation(claim, version.schema, tail)
+            try:
+                generation, covered, rows = self._oldest_generation(claim, version.schema, tail)
+            except CorruptDataError:  # or somebody else flushed it, and it was collected
+                before, tail = tail.manifest, self.catch_up(claim)
+                if tail.manifest == before:
+                    raise
+                continue
             sstable = self._write_sstable(claim, version, generation, rows)
             with not_published(self.location, claim.shard_id, sstable.path):
                 reach("once.before_commit")
