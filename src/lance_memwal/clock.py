@@ -21,7 +21,18 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["SYSTEM_CLOCK", "BackOff", "Clock", "Lane", "Lock", "SystemClock", "TellingLock", "in_order", "thread_pool"]
+__all__ = [
+    "SYSTEM_CLOCK",
+    "BackOff",
+    "Clock",
+    "Lane",
+    "Lock",
+    "LoneThread",
+    "SystemClock",
+    "TellingLock",
+    "in_order",
+    "thread_pool",
+]
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -188,12 +199,16 @@ def thread_pool(workers: int, name: str) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=workers, thread_name_prefix=name)
 
 
+class LoneThread(threading.Thread):
+    """A thread without helpers: `in_order` does everything in it, one after the other."""
+
+
 def in_order(call: Callable[[_In], _Out], items: Sequence[_In], at_once: int, name: str) -> Iterator[_Out]:
     """What `call` says of every item, in their order; `at_once` calls run ahead of the consumer, in threads of this name.
 
     One item, or one at a time, needs no thread. After a failure nothing more is begun.
     """
-    if at_once < 2 or len(items) < 2:
+    if at_once < 2 or len(items) < 2 or isinstance(threading.current_thread(), LoneThread):
         yield from map(call, items)
         return
     with thread_pool(min(at_once, len(items)), name) as pool:

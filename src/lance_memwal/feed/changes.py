@@ -15,7 +15,6 @@ Owns `ChangeFeed`. Invariants:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +33,9 @@ from lance_memwal.feed.snapshots import tiers_of
 from lance_memwal.feed.starts import Shards, Start, Until, cursor_of, span
 from lance_memwal.feed.states import state_at, state_now, state_of
 from lance_memwal.lance.base import NewestBase
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.telemetry import active
+from lance_memwal.process.waiting import Waiters
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.read.tiers import missing_is_collected
@@ -112,7 +113,8 @@ class ChangeFeed:
         self._until = None if until is None else cursor_of("until", until, self._shards)
         self._images = self._uncaught = self._before_images() if request.before else None
         self._on_look = on_look
-        self._stopped = threading.Event()
+        self._stopped = False
+        self._waiters = Waiters(clock)
         self._seen: list[ShardChanges] = []
         self._shards_at = self._looked_at = float("-inf")
 
@@ -160,7 +162,8 @@ class ChangeFeed:
 
     def stop(self) -> None:
         """Let the iteration end, now or at its next wait; any thread may call it."""
-        self._stopped.set()
+        self._stopped = True
+        self._waiters.wake_all()
 
     def __enter__(self) -> ChangeFeed:
         return self
@@ -180,12 +183,12 @@ class ChangeFeed:
         yield from self._rows_of_snapshot()
         self._catch_up()
         waits = 0
-        while not self._stopped.is_set():
+        while not self._stopped:
             handed_out = False
             for shard, chunk in self._round():
                 handed_out = True
                 yield from self._hand_out(shard, chunk)
-                if self._stopped.is_set():
+                if self._stopped:
                     return
             if not handed_out and self._is_done():
                 return
@@ -267,7 +270,7 @@ class ChangeFeed:
                 handed_out = self._shape.dressed(changes, pa.repeat(self._request.insert, rows.num_rows))
                 if handed_out.num_rows:
                     yield handed_out
-                if self._stopped.is_set():
+                if self._stopped:
                     return
         self._snapshot = None
 
@@ -320,4 +323,9 @@ class ChangeFeed:
 
     def _wait(self, waits: int) -> None:
         polls = _LOCAL_POLLS if self._base.location.is_local else _REMOTE_POLLS
-        self._stopped.wait(polls.seconds(waits // 8, 0.0))
+        pause = Deadline(self._clock, polls.seconds(waits // 8, 0.0))
+        while not self._stopped and pause.left_seconds:
+            place = self._waiters.stand()
+            if not self._stopped:
+                place.sleep(pause.left_seconds)
+            self._waiters.leave(place)

@@ -15,7 +15,6 @@ Why and how: `rfcs/0004-identity-of-a-table.md`.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
@@ -41,7 +40,7 @@ class TableWatch:
         self._marks = _marks(base)
         self._clock = clock
         self._interval_seconds = _LOCAL_SECONDS if base.location.is_local else _REMOTE_SECONDS
-        self._lock = threading.RLock()  # a signal handler may write on top of a write
+        self._lock = clock.rlock()  # a signal handler may write on top of a write
         self._replaced: str | None = None
         self._look_at = clock.monotonic() + self._interval_seconds
 

@@ -1,0 +1,214 @@
+"""Processes that share one store, die at store calls, and see it through networks that fail.
+
+Owns `World` and `Machine`. Invariants:
+
+1. What a process reaches goes through its own location: its own retries, faults, caches and turns. They share the objects.
+2. A crash comes right before or right after a store call takes effect. What was on its way then may land much later.
+3. `afterwards` judges without faults and without others, when all is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.errors import UnavailableError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.store.location import Location
+from lance_memwal.store.metering import Recorder
+from lance_memwal.store.port import ObjectStore
+from lance_memwal.store.retry import RetryingStore
+from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript, SimulatedCrash
+from tests.simulation.lance import MemoryLance
+from tests.simulation.schedule import Process, Schedule, ScheduledClock
+from tests.simulation.store import MemoryObjects
+
+__all__ = ["Machine", "World", "empty_table"]
+
+_GENTLE = frozenset(kind for kind in FaultKind if kind.keeps_contract) - {FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER}
+_LATENCY_SECONDS = 0.02
+_numbers = itertools.count()
+
+
+class World:
+    """One life: its schedule, its objects, and its processes."""
+
+    def __init__(self, seed: int, template: MemoryObjects | None = None, *, keep_trace: bool = True) -> None:
+        self.schedule = Schedule(seed, keep_trace=keep_trace)
+        self.draw = self.schedule.draw
+        self.schedule.nap_rate = self.draw.choice((0.0, 0.002, 0.01))
+        self._fault_rate = self.draw.choice((0.0, 0.0, 0.02, 0.08))
+        outside = Process(self.schedule, "outside")
+        now_ms = outside.clock.now_ms
+        self.objects = MemoryObjects(now_ms) if template is None else template.copy(now_ms)
+        self.crashes = 0
+        self.broken: list[str] = []
+        self._number = next(_numbers)
+        self._names = itertools.count()
+        self.outside = outside
+        self._scripts: list[FaultScript] = []
+
+    def client(self, name: str, work: Callable[[Machine], None]) -> None:
+        """Let somebody work in a process of its own; one that dies is started again, once, after a while."""
+        chance = self.draw.random()
+        crash_at = int(self.draw.random() * 60) + 1 if chance < 0.3 else None
+        first = self.machine(name, crash_after_calls=crash_at)
+        if crash_at is not None:
+            first.after_death = lambda: self._start_again(name, work)
+        first.start(lambda: work(first))
+
+    def _start_again(self, name: str, work: Callable[[Machine], None]) -> None:
+        self.schedule.wait(self.draw.choice((0.01, 0.5, 20.0)))
+        again = self.machine(name)
+        again.start(lambda: work(again))
+
+    def live(self) -> None:
+        """Run all clients to their ends."""
+        self.schedule.run()
+
+    def expect(self, error: BaseException, *kinds: type[BaseException]) -> None:
+        """Accept an error if it is of these kinds, or if the network may be the reason."""
+        if not isinstance(error, (*kinds, UnavailableError)) or (not self._fault_rate and not isinstance(error, kinds)):
+            raise error
+
+    def verdict(self) -> list[str]:
+        """What is broken, after all."""
+        failed = [f"{name} failed: {error!r}" for name, error in self.schedule.failures]
+        return failed + self.broken
+
+    def machine(self, name: str, *, crash_after_calls: int | None = None) -> Machine:
+        """A new process; it dies at this call, if one is given."""
+        process = Process(self.schedule, f"{name}{next(self._names)}")
+        plan = FaultPlan(rate=self._fault_rate, kinds=_GENTLE, seed=self.draw.getrandbits(32), late_after_calls=4)
+        script = FaultScript(plan, process.clock) if self._fault_rate else None
+        if script is not None:
+            self._scripts.append(script)
+        return Machine(self, process, script, crash_after_calls)
+
+    def location(self, process: Process, once: ObjectStore, raw: ObjectStore) -> Location:
+        """The table as one process reaches it."""
+        key = f"simulated-{self._number}-{process.name}"
+        return Location(
+            uri=f"/{key}",
+            store=RetryingStore(once, None, process.clock),
+            store_once=once,
+            storage_options=None,
+            metrics=Recorder(""),
+            is_local=True,
+            root_path=f"/{key}",
+            key=key,
+            lance=MemoryLance(raw, lambda: process.clock.token_hex(16)),
+        )
+
+    def afterwards(self, judge: Callable[[Location, ScheduledClock], None]) -> None:
+        """Judge what is left, from a process without faults; everything that was on its way has landed."""
+        for script in self._scripts:
+            script.settle()
+        self.schedule.nap_rate = 0.0
+        location = self.location(self.outside, self.objects, self.objects)
+        self.outside.start(lambda: judge(location, self.outside.clock), "judge")
+        self.schedule.run()
+
+    def land_later(self, script: FaultScript) -> None:
+        """What a dead process had sent arrives some time."""
+        wait = self.draw.choice((0.0, 0.1, 1.0, 100.0))
+
+        def land() -> None:
+            self.schedule.wait(wait)
+            script.settle()
+
+        self.outside.start(land, "network")
+
+    def check(self, holds: bool, what: str) -> None:
+        """Note what is broken."""
+        if not holds:
+            self.broken.append(what)
+
+
+class Machine:
+    """A process of a world, with its location and its clock."""
+
+    def __init__(
+        self, world: World, process: Process, script: FaultScript | None, crash_after_calls: int | None
+    ) -> None:
+        self.world = world
+        self.process = process
+        self.clock = process.clock
+        self._script = script
+        self._crash_at = crash_after_calls
+        self._calls = 0
+        self.after_death: Callable[[], None] | None = None
+        raw = _Gate(world.objects, self)
+        once = _Gate(world.objects if script is None else script.wrap(world.objects), self)
+        self.location = world.location(process, once, raw)
+
+    def start(self, work: Callable[[], None], name: str = "main") -> None:
+        """Run `work` as a thread of this process."""
+        self.process.start(work, name)
+
+    def enter(self, kind: str, path: str) -> bool:
+        """Give way before a store call; True if the process dies right after it."""
+        draw = self.world.draw
+        self.process.schedule.pause(kind, path, draw.random() * _LATENCY_SECONDS)
+        self._calls += 1
+        if self._crash_at is None or self._calls != self._crash_at:
+            return False
+        if draw.random() < 0.5:
+            raise self.die()
+        return True
+
+    def die(self) -> SimulatedCrash:
+        """End here; the caller raises what is returned."""
+        self.world.crashes += 1
+        if self._script is not None:
+            self.world.land_later(self._script)
+        if self.after_death is not None:
+            self.world.outside.start(self.after_death, "starter")
+        return self.process.crash()
+
+
+class _Gate(WrappedStore):
+    def __init__(self, inner: ObjectStore, machine: Machine) -> None:
+        super().__init__(inner)
+        self._machine = machine
+
+    def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
+        dies = self._machine.enter(kind, path)
+        result = call(path, *rest, **options)
+        if dies:
+            raise self._machine.die()
+        return result
+
+
+@cache
+def empty_table(*, keyed: bool) -> MemoryObjects:
+    """The objects of a table without rows, as Lance made it: columns `id` and `value`."""
+    directory = Path(tempfile.mkdtemp(prefix="memwal-simulation-"))
+    try:
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=not keyed), pa.field("value", pa.int64())])
+        defaults = {"fsync": False}
+        key = "id" if keyed else None
+        mw.create_table(
+            str(directory / "t"), schema, primary_key=key, sharding=mw.Unsharded(), writer_defaults=defaults
+        )
+        objects = MemoryObjects(lambda: 1_700_000_000_000)
+        root = directory / "t"
+        for path in sorted(item for item in root.rglob("*") if item.is_file()):
+            objects.put(str(path.relative_to(root)), path.read_bytes())
+        return objects
+    finally:
+        shutil.rmtree(directory)
+
+
+def newest_base(location: Location) -> BaseTable:
+    """The newest version of the table."""
+    return BaseTable.need(location)
