@@ -494,7 +494,7 @@ class ShardWriter:
     def _reader(self) -> Reader | ShardAlone:
         """Reads of this shard, with the base table if there is one by now."""
         target = self._shard.columns.target
-        if target.watch is None and BaseTable.open(target.location) is None:
+        if target.watch is None and not BaseTable.is_there(target.location):
             return ShardAlone(target.location, target.schema, self._shard.manifests)
         return self._table_reader
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.store.location import resolve
 
 KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False, metadata=KEY), ("v", pa.string())])
@@ -62,3 +63,23 @@ def test_once_the_base_table_is_there_its_rows_count(tmp_path: Path) -> None:
     assert table.get(2) == {"id": 2, "v": "fresh2"}
     with pytest.raises(mw.InvalidInputError):
         mw.open_table(str(tmp_path / "none"))
+
+
+def test_a_get_from_memory_opens_nothing(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    with mw.ShardWriter.open(uri, SCHEMA, shard_id=SHARD, fsync=False) as writer:
+        writer.put(rows(range(3), "a"))
+        writer.delete([1])
+        assert writer.get(2) == {"id": 2, "v": "a2"}
+        assert writer.get(2, ["v"]) == {"v": "a2"}
+        assert writer.get(1) is None
+        with pytest.raises(mw.InvalidInputError, match="nonsense"):
+            writer.get(2, ["nonsense"])
+        metrics = resolve(uri).metrics
+        metrics.reset()
+        writer.get(2)
+        calls = {kind: stats.count for kind, stats in metrics.snapshot().items()}
+        assert calls == {"list_names": 2} | calls, (
+            "whether there is a base table by now, and which manifest is the newest"
+        )
+        assert sum(calls.values()) <= 4

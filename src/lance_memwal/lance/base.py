@@ -201,12 +201,17 @@ class BaseTable:
                     dataset = lance_at(location).dataset(version=version)
                 return cls._at(location, dataset, object())
             except (InvalidInputError, UnavailableError, ObjectNotFoundError):
-                if version is None and not location.store.list_names(VERSIONS_DIR):
+                if version is None and not cls.is_there(location):
                     return None
                 if version is not None or attempt == _MAX_TRIES - 1:  # else it may have been cleaned up meanwhile
                     _raise_damage(location, version)
                     raise
         raise AssertionError("the last attempt returns or raises")
+
+    @staticmethod
+    def is_there(location: Location) -> bool:
+        """Whether the store holds a version of the base table: one listing."""
+        return bool(location.store.list_names(VERSIONS_DIR))
 
     @classmethod
     def find(cls, location: Location, version: int) -> BaseTable | None:

@@ -18,11 +18,12 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.memtable.live import LiveShard
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.read.base_rows import BaseLookup
-from lance_memwal.read.lookup import lookup_rows
+from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.tiers import Tiers, with_restarts
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.projection import checked_paths
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store.location import Location
 
@@ -94,5 +95,10 @@ class ShardAlone:
         memtables = writer.capture()
         if memtables is None:
             raise InvalidInputError("this writer has no memtables (WAL-only mode): open it with enable_memtable=True")
+        if columns is not None:
+            columns = checked_paths(columns, self._schema.shown.columns)
+        row = get_from_memory([writer], None, self._schema, key, columns, lambda _: self._manifests.read_latest())
+        if not isinstance(row, Undecided):
+            return row
         found = self.lookup([key], columns, shards=[writer.shard_id], in_memory=memtables)
         return found.to_pylist()[0] if found.num_rows else None
