@@ -152,7 +152,7 @@ def test_a_group_of_puts_never_passes_the_batch_limit_of_an_entry(tmp_path: Path
     for ack in acks:
         ack.wait()
     putting[0].result()
-    counts = [(e.generation, len(e.batches)) for e in row_entries(tmp_path)]
+    counts = [(e.generation, e.num_rows) for e in row_entries(tmp_path)]  # of one row each
     assert counts == [(1, 1), (1, 3), (2, 4), (3, 4)]
     writer.close()
 

@@ -179,9 +179,9 @@ def test_queued_puts_wait_for_room_and_go_on(tmp_path: Path, monkeypatch: pytest
         fitted: list[int] = []
         fit = Fitting.fit
 
-        def counted(fitting: Fitting, batches: list[pa.RecordBatch], fill: bool) -> Any:
+        def counted(fitting: Fitting, batches: list[pa.RecordBatch], *rest: Any) -> Any:
             fitted.append(batches[0].column("id")[0].as_py())
-            return fit(fitting, batches, fill)
+            return fit(fitting, batches, *rest)
 
         monkeypatch.setattr(Fitting, "fit", counted)
         held_up = [in_thread(partial(writer.put, rows([1000 + k]))) for k in range(4)]
@@ -228,7 +228,7 @@ def test_a_put_that_was_half_inserted_is_not_taken_for_done_by_a_bulk_write(tmp_
         [other] = queued(writer, partial(writer.put, rows([7])))
         commits = writer._shard.commits
         half = commits._puts._waiting[0]
-        half.pending = commits._place(half.fit(half.batches), None)  # and then the interrupt
+        half.pending = commits._place(half.fit(half.batches, half.fill, half.size_bytes), ())  # and then the interrupt
         writer.put(rows(range(1000, 30_000)), txn=("app", 1))  # a generation of its own, led by nobody
         assert not commits._is_done(half)
         half.wake()

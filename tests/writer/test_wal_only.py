@@ -99,7 +99,7 @@ def test_group_commit_works_as_in_memtable_mode(tmp_path: Path) -> None:
         for k in range(50):
             writer.put(rows([k]))
         assert entries(tmp_path) == []
-    assert [len(e.batches) for e in row_entries(tmp_path)] == [50]
+    assert [e.num_rows for e in row_entries(tmp_path)] == [50]
 
 
 def test_eight_threads_lose_and_repeat_nothing(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class RowEncoder:
     validated before they come here; what the encoding builds anew (dictionaries, above all) is read back.
     """
 
-    __slots__ = ("_is_read_back", "_json", "_prefix", "_prepared", "_schema")
+    __slots__ = ("_is_read_back", "_json", "_prefix", "_prepared", "_schema", "never_fails")
 
     def __init__(self, fields: pa.Schema) -> None:
         """`fields` is the WAL schema without schema-level metadata, `_tombstone` last."""
@@ -112,6 +112,7 @@ class RowEncoder:
         self._prefix = _prefix(self._schema)
         self._json = [i for i, field in enumerate(fields) if is_json_bytes(field)]
         self._prepared = [i for i, field in enumerate(fields) if is_prepared(field)]
+        self.never_fails = not (self._is_read_back or self._json or self._prepared)  # with rows that are validated
 
     def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
         """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""

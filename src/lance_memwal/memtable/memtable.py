@@ -74,9 +74,10 @@ _end_row = itemgetter(2)
 _Appended: TypeAlias = tuple[pa.RecordBatch | None, pa.BooleanArray | None, int, int]
 
 
-def unpinned(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """`batch`, copied if it is a small part of large buffers that it would keep alive, and the bytes of its buffers."""
-    size: int = batch.get_total_buffer_size()
+def unpinned(batch: pa.RecordBatch, size_bytes: int | None = None) -> tuple[pa.RecordBatch, int]:
+    """`batch`, copied if it is a small part of large buffers that it would keep alive, and the bytes of its buffers (given, if
+    they are known)."""
+    size: int = batch.get_total_buffer_size() if size_bytes is None else size_bytes
     if size <= _PINNING_BYTES or batch.nbytes * 4 >= size:
         return batch, size
     batch = _copied(batch)
@@ -449,8 +450,8 @@ class MemTable:
 
     def _take_from(self, chunk: pa.RecordBatch, rows: npt.NDArray[np.int64], columns: list[int]) -> list[pa.Array]:
         """These columns of some rows of a chunk."""
-        at = row_numbers(rows)
-        return [chunk.column(i).take(at) for i in columns]
+        taken: list[pa.Array] = chunk.select(columns).take(row_numbers(rows)).columns
+        return taken
 
     def _take_from_many(
         self, loose: Sequence[_Appended], rows: npt.NDArray[np.int64], columns: list[int]

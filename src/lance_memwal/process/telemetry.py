@@ -72,6 +72,7 @@ BOUNDS: Final[dict[str, tuple[float, ...]]] = {
 _READ_SECONDS: Final = "lance_mem_wal_read_duration_seconds"
 _OURS: Final = {"cache": "mem_wal"}
 _SCOPE: Final = "lance_memwal"
+_TRACES: Final = "opentelemetry.trace"
 _OFF: Final = frozenset({"_ProxyMeterProvider", "NoOpMeterProvider", "ProxyTracerProvider", "NoOpTracerProvider"})
 
 
@@ -135,7 +136,7 @@ def active() -> Telemetry | None:
 
 def _tracer() -> Any:
     """What makes spans; None if the application traces nothing."""
-    api = sys.modules.get("opentelemetry.trace")
+    api = sys.modules.get(_TRACES)
     if api is None:
         return None
     provider = api.get_tracer_provider()
@@ -154,8 +155,7 @@ def spanned(name: str, operation: str | None = None) -> Callable[[Callable[_P, _
 
         @wraps(call)
         def inside(*args: _P.args, **options: _P.kwargs) -> _T:
-            tracer = _tracer()
-            if tracer is None:
+            if _TRACES not in sys.modules or (tracer := _tracer()) is None:
                 return timed(*args, **options)
             with tracer.start_as_current_span(name):
                 return timed(*args, **options)

@@ -44,8 +44,12 @@ class Fitting:
         """The columns."""
         return self._schema
 
-    def fit(self, batches: list[pa.RecordBatch], fill: bool) -> WriteRows:
-        """`batches` as those of the table, each checked; the errors name the column."""
+    def fit(self, batches: list[pa.RecordBatch], fill: bool, size_bytes: int | None = None) -> WriteRows:
+        """`batches` as those of the table, each checked; the errors name the column. `size_bytes`: of their buffers, if
+        known."""
+        if len(batches) == 1 and type(batches) is list and not self._limits_rows:
+            batch = self._fitter.fit(batches[0], fill)
+            return WriteRows.of_one(batch, size_bytes if batch is batches[0] else None)
         fitted = self._fitter.fit_all(batches, fill)
         if self._limits_rows:
             self._target.check(self._shard_id, fitted)

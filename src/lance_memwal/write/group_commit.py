@@ -49,7 +49,7 @@ from lance_memwal.write.health import Health
 from lance_memwal.write.queue import Entry, EntryBuilder, Pending, PutQueue, QueuedPut, WriteRows
 from lance_memwal.write.stats import BackpressureStats, StatsHandle
 
-__all__ = ["GroupCommit", "Placement", "RepeatedError"]
+__all__ = ["GroupCommit", "Placement", "RepeatedError", "TooLargeError"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,6 +79,14 @@ class RepeatedError(Exception):
     def __init__(self, end: int) -> None:
         super().__init__("the transaction is there already")
         self.end = end
+
+
+class TooLargeError(Exception):
+    """A queued put that was taken for a small one, and whose rows do not fit one entry."""
+
+    def __init__(self, rows: WriteRows) -> None:
+        super().__init__("too large for one entry")
+        self.rows = rows
 
 
 class GroupCommit:
@@ -237,10 +245,17 @@ class GroupCommit:
             self._want_drain()
         return pending, pending.end
 
-    def _insert_queued(self, put: QueuedPut, rows: WriteRows) -> bool:
+    def _insert_queued(self, put: QueuedPut) -> bool:
+        """Make rows of a queued put, and insert them; False if they find no room."""
+        rows = put.rows
+        if rows is None:  # else they found no room before
+            rows = put.fit(put.batches, put.fill, put.size_bytes)
+            if not self.entries.encode_rows(rows):
+                raise TooLargeError(rows)
+            put.rows = rows
         with self._health.lock:
             self._health.refuse_writes()
-            if self._exclusive or self.held_bytes >= self._limits.max_unflushed_memtable_bytes:
+            if not self._has_room:
                 return False
             if put.txns:
                 self.refuse_repeated(put.txns)
@@ -492,7 +507,8 @@ class GroupCommit:
             health.changed.wake_all()
             puts, rows = [], 0
             for item in entry.group:
-                put, rows = item.put, rows + item.rows.num_rows
+                put = item.put
+                rows += item.rows.num_rows
                 if put is not None:
                     puts.append((ended - put.started, len(put.txns) or 1))
                     if put is not own:
@@ -507,16 +523,21 @@ class GroupCommit:
         if self.pending[0].end <= self.durable:  # an interrupted leader did not come to it
             self._drop_settled()
         first = self.pending[0]
-        group = [first] if len(self.pending) == 1 else self._next_group(first)
-        footer = self._transactions.footer(first.run.generation, _transactions_of(group), self._log.table)
+        if len(self.pending) == 1:
+            group, txns = [first], _transactions_of([first]) if first.txns else ()
+        else:
+            group = self._next_group(first)
+            txns = _transactions_of(group)
+        footer = self._transactions.footer(first.run.generation, txns, self._log.table)
         return Entry(group, footer, self._log.next_position)
 
     def _next_group(self, first: Pending) -> list[Pending]:
         """The pending writes of the next entry: one generation, at most `max_entry_bytes`."""
         group = [first]
-        limit = self._durable_bytes + self._limits.max_entry_bytes
+        size, limit = first.rows.most_bytes, self._limits.max_entry_bytes
         for item in islice(self.pending, 1, None):
-            if item.generation != first.generation or item.end_bytes > limit:
+            size += item.rows.most_bytes
+            if item.generation != first.generation or size > limit:
                 break
             group.append(item)
         return group

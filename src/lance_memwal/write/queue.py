@@ -5,8 +5,9 @@ A thread that waits for storage anyway lets the leader fit and insert its rows t
 of all of them wanting the interpreter between the leader's system calls. Invariants:
 
 1. The totals after a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
-2. The bytes of an entry are made once. Rows are encoded before they are pending: what cannot be encoded fails its own
-   write, and the size of an entry is known.
+2. The bytes of an entry are made once. Rows that could fail to be encoded, or are many, are encoded before they are
+   pending: what cannot be encoded fails its own write. Few rows of plain types wait for their entry, of which they become
+   one batch: to encode batches one by one takes longer than to join them. What an entry takes at most is known before.
 3. A put is inserted once: it leaves the queue after it is in `pending`, and whoever takes from the queue next finds out
    whether the leader before was interrupted between the two. Nothing is committed before that is known.
 4. What is wrong with one put is raised in its own caller; the others go on.
@@ -18,7 +19,7 @@ of all of them wanting the interpreter between the leader's system calls. Invari
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -37,6 +38,8 @@ from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction
 __all__ = ["Entry", "EntryBuilder", "Pending", "PutQueue", "QueuedPut", "WriteRows"]
 
 _FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
+_SMALL_BYTES = 64 * 1024  # rows that are joined with those of other puts
+_JOINED_BYTES = 8 << 20  # of one batch that was joined
 _size = attrgetter("size")
 
 
@@ -44,8 +47,9 @@ _size = attrgetter("size")
 class WriteRows:
     """Rows of one write, fitted to the table: batches, and per batch its tombstone flags (None: all live) and bytes.
 
-    `messages` are the rows as they stand in an entry, once they are encoded, and `wire_bytes` what these add to it. Rows
-    with blobs are `unencoded` instead, and encoded with their entry: their bytes would be in memory twice until then.
+    `messages` are the rows as they stand in an entry, once they are encoded; None where that is done with the entry.
+    `wire_bytes` is about what they add to it, `most_bytes` no less than that. Rows with blobs are `unencoded`, and encoded
+    with their entry: their bytes would be in memory twice until then.
     """
 
     batches: list[pa.RecordBatch]
@@ -56,6 +60,13 @@ class WriteRows:
     messages: list[pa.Buffer] | None = None
     unencoded: Sequence[pa.RecordBatch] = ()
     wire_bytes: int = 0
+    most_bytes: int = 0
+
+    @classmethod
+    def of_one(cls, batch: pa.RecordBatch, size_bytes: int | None = None) -> WriteRows:
+        """The rows of one batch, as `of` makes them; `size_bytes`: of its buffers, if known."""
+        own, size = unpinned(batch, size_bytes)
+        return cls([own], [None], [size], own.num_rows, size)
 
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch], *, tombstones: bool = False) -> WriteRows:
@@ -109,6 +120,7 @@ class QueuedPut:
         "_awake",
         "batches",
         "error",
+        "fill",
         "fit",
         "follower",
         "pending",
@@ -123,15 +135,17 @@ class QueuedPut:
         self,
         batches: list[pa.RecordBatch],
         size_bytes: int,
-        fit: Callable[[list[pa.RecordBatch]], WriteRows],
+        fit: Callable[[list[pa.RecordBatch], bool, int], WriteRows],
+        fill: bool,
         started: float,
         txns: tuple[EntryTransaction, ...] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`fit` makes rows of the batches; it is called by the leader, without locks."""
+        """`fit` makes rows of the batches, of `fill`, and of their size; it is called by the leader, without locks."""
         self.batches = batches
         self.size_bytes = size_bytes
         self.fit = fit
+        self.fill = fill
         self.started = started
         self.txns = txns
         self.rows: WriteRows | None = None
@@ -194,31 +208,29 @@ class PutQueue:
         """Let threads that were just served queue their next puts."""
         self._companions.gather(self._waiting, clock)
 
-    def take(
-        self, pending: deque[Pending], insert: Callable[[QueuedPut, WriteRows], bool], leader: QueuedPut | None
-    ) -> bool:
+    def take(self, pending: deque[Pending], insert: Callable[[QueuedPut], bool], leader: QueuedPut | None) -> bool:
         """Insert all puts, oldest first; False if one found no room. The caller has the turn to commit."""
-        put = self._oldest()
-        if put is not None and put.pending is not None:
-            self._recall(put, pending)
+        waiting = self._waiting
+        while waiting:
             put = self._oldest()
-        while put is not None:
+            if put is None:
+                break
+            if put.pending is not None:
+                self._recall(put, pending)
+                continue
             if put.error is None:
                 try:
-                    if put.rows is None:  # else it found no room before
-                        put.rows = put.fit(put.batches)
-                    if not insert(put, put.rows):
+                    if not insert(put):
                         return False
                 except Exception as error:
                     put.error = error
             if put.error is not None and put is not leader:
                 put.wake()
             self.withdraw(put)  # by name: its caller may have done so
-            put = self._oldest()
         return True
 
     def _recall(self, put: QueuedPut, pending: deque[Pending]) -> None:
-        """Make good what a leader that was interrupted left: its put is inserted, or it is not."""
+        """Make good what a leader that was interrupted left: its put is inserted, and needs no place any more, or it is not."""
         if put.pending in pending:
             self.withdraw(put)
         else:
@@ -278,6 +290,7 @@ class EntryBuilder:
         "_rows",
         "_schema",
         "_target",
+        "_waits",
     )
 
     def __init__(
@@ -290,40 +303,91 @@ class EntryBuilder:
         self._target = target
         self._rows = RowEncoder(schema.wal)
         self._has_blobs = bool(schema.blobs)
+        self._waits = self._rows.never_fails and not self._has_blobs  # small rows, for their entry
         self._arrays = sum(_count_arrays(field.type) for field in schema.wal)
         self._encoder: EntryEncoder | None = None
         self._all_live = LiveFlags()
 
     def encode_rows(self, rows: WriteRows) -> bool:
-        """Encode `rows` for whichever entry takes them; False if no entry can hold them.
+        """See to it that whichever entry takes `rows` can be encoded; False if no entry can hold them.
 
         What cannot be encoded is an error of their write alone. Columns may share buffers, and each is written for
         itself: where that could matter, what would be written is measured.
         """
-        flagged = []
-        for batch, flags in zip(rows.batches, rows.flags, strict=True):
-            flags = self._all_live[batch.num_rows] if flags is None else flags
-            flagged.append(batch.append_column(TOMBSTONE_FIELD, flags))
+        size = rows.size_bytes
+        most = (size + _FRAMING_BYTES * len(rows.batches)) * self._arrays
+        if size <= _SMALL_BYTES and most <= self._limit_bytes and self._waits:
+            rows.wire_bytes, rows.most_bytes = size + _FRAMING_BYTES, most
+            return True
+        flagged = [self._flagged(batch, flags) for batch, flags in zip(rows.batches, rows.flags, strict=True)]
         if self._has_blobs:
             rows.unencoded, rows.wire_bytes = flagged, self._rows.measure(flagged)
+            rows.most_bytes = rows.wire_bytes
             return rows.wire_bytes <= self._limit_bytes
-        bound = (rows.size_bytes + _FRAMING_BYTES) * self._arrays
-        if bound > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
+        if most > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
             return False
         rows.messages = messages = self._rows.messages(flagged)
-        rows.wire_bytes = messages[0].size if len(messages) == 1 else sum(map(_size, messages))
+        rows.wire_bytes = rows.most_bytes = sum(map(_size, messages))
         return True
 
+    def _flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None) -> pa.RecordBatch:
+        """`batch` with the flags of its tombstones; None: it has none."""
+        return batch.append_column(TOMBSTONE_FIELD, self._all_live[batch.num_rows] if flags is None else flags)
+
     def encode(self, entry: Entry) -> bytes:
-        """The bytes of `entry`, whose writes are of one generation and encoded."""
+        """The bytes of `entry`, whose writes are of one generation, and were given to `encode_rows`."""
         group = entry.group
         generation = group[0].run.generation
-        if self._encoder is None or self._encoder.generation != generation:
-            self._encoder = EntryEncoder(self._schema, self._epoch, generation, self._target(generation))
+        encoder = self._encoder
+        if encoder is None or encoder.generation != generation:
+            target = self._target(generation)
+            self._encoder = encoder = EntryEncoder(self._schema, self._epoch, generation, target)
         if self._has_blobs:
-            return self._encoder.encode([batch for item in group for batch in item.rows.unencoded], entry.footer)
-        messages = [message for item in group for message in item.rows.messages or ()]
-        return self._encoder.assemble(messages, entry.footer)
+            return encoder.encode([batch for item in group for batch in item.rows.unencoded], entry.footer)
+        return encoder.assemble(self._messages(group), entry.footer)
+
+    def _messages(self, group: list[Pending]) -> Sequence[pa.Buffer]:
+        """The messages of an entry."""
+        if len(group) > 1:
+            return list(self._shared(group))
+        rows = group[0].rows
+        return self._each(rows.batches, rows.flags) if rows.messages is None else rows.messages
+
+    def _each(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.Buffer]:
+        return self._rows.messages(list(map(self._flagged, batches, flags)))
+
+    def _shared(self, group: list[Pending]) -> Iterator[pa.Buffer]:
+        """The messages of an entry of several writes: rows that are encoded as they are, those between them joined."""
+        batches: list[pa.RecordBatch] = []
+        flags: list[pa.BooleanArray | None] = []
+        size = 0
+        for item in group:
+            rows = item.rows
+            if batches and (rows.messages is not None or size + rows.size_bytes > _JOINED_BYTES):
+                yield from self._joined(batches, flags)
+                batches, flags, size = [], [], 0
+            if rows.messages is not None:
+                yield from rows.messages
+            else:
+                batches += rows.batches
+                flags += rows.flags
+                size += rows.size_bytes
+        if batches:
+            yield from self._joined(batches, flags)
+
+    def _joined(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.Buffer]:
+        """The message of some rows as one batch; of each batch, where they say different things of nulls."""
+        try:
+            rows = pa.concat_batches(batches)
+        except pa.ArrowException:
+            return self._each(batches, flags)
+        dead = None
+        if any(own is not None for own in flags):
+            live = self._all_live
+            dead = pa.concat_arrays(
+                [live[b.num_rows] if own is None else own for b, own in zip(batches, flags, strict=True)]
+            )
+        return self._rows.messages([self._flagged(rows, dead)])
 
 
 def _count_arrays(data_type: pa.DataType) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Generator, Sequence
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +25,7 @@ from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.fit import Missing
 from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.bulk import publish_bulk
-from lance_memwal.write.group_commit import GroupCommit, RepeatedError
+from lance_memwal.write.group_commit import GroupCommit, RepeatedError, TooLargeError
 from lance_memwal.write.health import Health
 from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
@@ -74,14 +73,6 @@ class Ack:
         return f"Ack(durable={self.durable})"
 
 
-class _TooLargeError(Exception):
-    """A put that was taken for a small one, and whose rows do not fit one entry."""
-
-    def __init__(self, rows: WriteRows) -> None:
-        super().__init__("too large for one entry")
-        self.rows = rows
-
-
 def put(
     shard: Shard, data: Any, txn: Transaction | tuple[str, int] | None = None, missing: Missing | None = None
 ) -> WriteResult:
@@ -89,12 +80,12 @@ def put(
     batches, fill = shard.columns.fitting.take(data, missing)
     transaction = as_transaction(txn)
     with shard.gate:
-        size = sum(map(_buffer_bytes, batches))
+        size = batches[0].get_total_buffer_size() if len(batches) == 1 else sum(map(_buffer_bytes, batches))
         if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
             return _write(shard, shard.columns.fitting.fit(batches, fill), transaction)
         try:
             done = _queue(shard, batches, size, fill, () if transaction is None else (EntryTransaction(transaction),))
-        except _TooLargeError as found:
+        except TooLargeError as found:
             return _write(shard, found.rows, transaction)
         except RepeatedError as found:
             shard.commits.make_durable(found.end)
@@ -140,17 +131,10 @@ def _queue(
 ) -> Pending:
     """Let a leader insert one small write; returns it once it is on storage."""
     clock = shard.clock
-    small = QueuedPut(batches, size, partial(_fit_for_entry, shard, fill), clock.monotonic(), txns, clock)
+    small = QueuedPut(batches, size, shard.columns.fitting.fit, fill, clock.monotonic(), txns, clock)
     if txns:
         shard.commits.refuse_repeated(txns)
     return shard.commits.write(small)
-
-
-def _fit_for_entry(shard: Shard, fill: bool, batches: list[pa.RecordBatch]) -> WriteRows:
-    rows = shard.columns.fitting.fit(batches, fill)
-    if not shard.commits.entries.encode_rows(rows):
-        raise _TooLargeError(rows)
-    return rows
 
 
 def put_nowait(shard: Shard, data: Any, missing: Missing | None = None, *, drain: bool = True) -> Ack:
