@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -254,3 +255,22 @@ def test_the_peer_opens_what_a_closed_writer_and_sinks_left(table: mw.Table) -> 
     peer.close()
     assert sink(table).append(SHARD, rows(9), txn=("app", 1)).skipped
     assert ids(table) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("claims", [False, True], ids=["the same epoch", "an older epoch"])
+def test_a_table_that_was_copied_back_under_a_sink_is_read_again(table: mw.Table, tmp_path: Path, claims: bool) -> None:
+    sinks = [sink(table), sink(table)]
+    sinks[0].append(SHARD, rows(1))
+    shutil.copytree(table.uri, tmp_path / "copy")
+    if claims:
+        with table.shard_writer() as writer:
+            writer.put(rows(2))
+    for number in (3, 4, 5):
+        for each in sinks:
+            each.append(SHARD, rows(number))
+    shutil.rmtree(table.uri)
+    shutil.copytree(tmp_path / "copy", table.uri)
+    for each in sinks:
+        each.append(SHARD, rows(6))
+    assert ids(mw.open_table(table.uri)) == [1, 6, 6], "no entry is missing between them"
+    assert not mw.open_table(table.uri).verify().problems

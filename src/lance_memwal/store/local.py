@@ -342,4 +342,6 @@ def _remove_empty(directory: str) -> None:
 
 
 def _meta(path: str, found: os.stat_result) -> ObjectMeta:
-    return ObjectMeta(path, found.st_size, found.st_mtime_ns // 1_000_000, str(found.st_mtime_ns))
+    # Copies that keep the time of the original (cp -a, tar, rsync) have a time of change of their own.
+    stamp = f"{found.st_mtime_ns}.{found.st_ctime_ns}"
+    return ObjectMeta(path, found.st_size, found.st_mtime_ns // 1_000_000, stamp)

@@ -96,6 +96,7 @@ class Sink:
         self._find_owner = find_owner
         self._clock = clock
         self._joined: dict[str, ShardClaim] = {}
+        self._copies = appender.copies
         self.orphan()
         close_in_child(self)
 
@@ -225,6 +226,9 @@ class Sink:
 
     def _way(self, shard_id: str, deadline: Deadline) -> ShardClaim | ServedOwner:
         """How the shard is written now: as one of many, or through its owner."""
+        if self._copies != self.appender.copies:
+            self._copies = self.appender.copies
+            self._joined.clear()
         known = self._joined.get(shard_id)
         if known is not None:
             return known

@@ -16,7 +16,9 @@ out by them, and each of them may append with it, without a writer and without t
 5. Rows without an entry are announced by a bulk mark at the tip, after they are written and while nothing else is in the
    tail. The mark decides: whoever reads it first publishes what it announces, and only then goes on.
 6. A higher epoch, in the manifest or in the log, is a `FencedError`; what it finds unpublished of a bulk mark is lost.
-7. An append is of one version of the base table from its rows to its entry, whatever other threads learn meanwhile.
+7. A base table that is older than it was, or another object of the same version, was copied back to its place, and the logs with
+   it: what was remembered of them is forgotten, and claims of before are refused.
+8. An append is of one version of the base table from its rows to its entry, whatever other threads learn meanwhile.
 
 What was read of a log is remembered per process: entries never change, so that only new ones are read again. Nor is a log
 read again before an append whose shard did not move since the last one: a process that knows its tail is one that slept since
@@ -203,6 +205,9 @@ class OnceAppender:
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
         self._own = _OwnTransactions(clock)
+        self.copies = (
+            0  # how often the table was found copied back: its logs are others, and claims of before hold no longer
+        )
         self._version = self._version_of(base)
 
     def _version_of(self, base: BaseTable) -> _Version:
@@ -216,9 +221,12 @@ class OnceAppender:
         if self._forked:
             raise ClosedError("this process was forked: the appender belongs to its parent; make a new one")
         with self._lock:
-            newest = self._watch.look()
-            if newest is not self._version.base:
+            newest, known = self._watch.look(), self._version.base
+            if newest is not known:
                 self._version = self._version_of(newest)
+                if newest.version < known.version or (newest.version == known.version and newest.stamp != known.stamp):
+                    self._tails.clear()
+                    self.copies += 1
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
@@ -326,8 +334,13 @@ class OnceAppender:
 
     def _check_claim(self, claim: ShardClaim, *, refresh: bool = True) -> None:
         """Return only if the table is still the one that was claimed; without `refresh`, as it was seen last."""
+        copies = self.copies
         if refresh:
             self.refresh()
+        if copies != self.copies:
+            raise FencedError(
+                claim.epoch, claim.epoch, f"shard {claim.shard_id}: the table was copied back, claim it again"
+            )
         if claim.table_id is not None and claim.table_id != self._watch.table_id:
             raise TableReplacedError(
                 f"the table at {self.location.describe()} is another one than the one whose shard was claimed: claim it again"
