@@ -134,8 +134,8 @@ def _refuse_leftovers_here(location: Location) -> None:
     try:
         refuse_leftovers(
             location,
-            "remove its _mem_wal directory if they are not needed; to keep them, write the base table with Lance and call "
-            "lance_memwal.enable(adopt_shards=True)",
+            "wait, if the table is being dropped; else remove its _mem_wal directory if they are not needed; to keep them, write "
+            "the base table with Lance and call lance_memwal.enable(adopt_shards=True)",
         )
     except InvalidInputError:
         if BaseTable.open(location) is None:

@@ -113,6 +113,18 @@ def test_a_bulk_write_that_was_announced_but_not_published_at_the_snapshot_is_a_
         write_planned(table, planned, 6, version=4)
 
 
+def test_a_key_is_checked_in_the_shard_to_which_its_row_goes(uri: str) -> None:
+    table = mw.create_table(uri, KEYED, primary_key="id", sharding=mw.Bucket("n", 8), allow_keys_across_shards=True)
+    snapshot = table.snapshot()
+    with table.writer() as writer:
+        writer.put({"id": [1, 2], "value": ["theirs"] * 2, "n": [1, 0]})
+    others = {table.sharding.shard_for(n, pa.int32()) for n in (0, 1)}
+    assert len(others) == 2
+    with pytest.raises(mw.ChangedKeysError):
+        write_planned(table, snapshot, 1)
+    write_planned(table, snapshot, 2)  # theirs lives in another shard, as the table allows it
+
+
 def test_a_snapshot_of_a_table_that_was_here_before_is_refused(uri: str) -> None:
     table = keyed(uri, 1)
     put(table, 1, 2)

@@ -14,6 +14,7 @@ OWN_DRIVERS = ("cluster", "connect", "killed_drivers", "killed_writers", "set_up
 
 
 @pytest.mark.prove
+@pytest.mark.timeout(7200)  # it is a suite
 def test_every_test_that_needs_no_face_passes_without_it() -> None:
     """`make test` has a small sibling: a session without the face, in `test_face.py`."""
     ignored = [f"--ignore={HERE / f'test_{name}.py'}" for name in OWN_DRIVERS]

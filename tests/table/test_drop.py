@@ -209,6 +209,31 @@ def _rows(uri: str) -> list[int] | None:
     return ids_of(mw.open_table(uri).scan())
 
 
+@pytest.mark.parametrize("after", range(7, 47, 13))
+def test_a_table_that_is_made_while_the_old_one_goes_is_whole(tmp_path: Path, after: int) -> None:
+    """Made after some of the deletes: of versions, then of data, logs and manifests, whose names the new one uses again."""
+    table, deleted = create(str(tmp_path / "t")), []
+    for key in range(3):
+        table.add([row(key)])
+        table.close()
+        table.compact(flush=True)
+
+    class Dropping(WrappedStore):
+        def delete(self, path: str) -> None:
+            super().delete(path)
+            deleted.append(path)
+            if len(deleted) == after:
+                with create(str(tmp_path / "t")).writer() as writer:
+                    writer.put([row(10)])
+
+    drop_table(resolve(table.uri, wrap=Dropping), None, force=True)
+    assert len(deleted) >= after
+    with mw.open_table(table.uri) as made:
+        made.add([row(11)])
+        assert ids_of(made.scan()) == [10, 11]
+        assert not made.verify().problems
+
+
 def test_a_wrong_flag_is_refused(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), keyed())
     with pytest.raises(mw.InvalidInputError, match="force"):
