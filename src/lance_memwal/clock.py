@@ -31,6 +31,7 @@ __all__ = [
     "SystemClock",
     "TellingLock",
     "in_order",
+    "side_by_side",
     "thread_pool",
 ]
 
@@ -219,3 +220,38 @@ def in_order(call: Callable[[_In], _Out], items: Sequence[_In], at_once: int, na
                 yield ahead.popleft().result()
         while ahead:
             yield ahead.popleft().result()
+
+
+def side_by_side(work: Sequence[Callable[[], Any]], helpers: int, name: str, clock: Clock = SYSTEM_CLOCK) -> list[Any]:
+    """The results of all parts, which this thread and up to so many others do, begun in the order given.
+
+    All threads have ended when this returns or raises; after a failure nothing new is begun. Where no thread can be had,
+    as when the program ends, this one does it all.
+    """
+    waiting = deque(enumerate(work))
+    results: list[Any] = [None] * len(work)
+    failures: list[BaseException] = []
+
+    def drain() -> None:
+        while waiting and not failures:
+            try:
+                index, part = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                results[index] = part()
+            except BaseException as error:
+                failures.append(error)
+
+    spawned: list[threading.Thread] = []
+    try:
+        for _ in range(min(helpers, len(work) - 1)):
+            spawned.append(clock.spawn(drain, name))
+    except RuntimeError:
+        pass
+    drain()
+    for thread in spawned:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results

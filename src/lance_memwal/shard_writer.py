@@ -355,6 +355,10 @@ class ShardWriter:
         self.check_fenced()
         self._shard.seal()
 
+    def seal(self) -> None:
+        """Freeze the active memtable, so that it is flushed in the background; asks no store, and raises nothing."""
+        self._shard.seal()
+
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
         """Return when every frozen memtable is an SSTable; raise why one is not, or `UnavailableError` on time-out."""
         if is_on_top():

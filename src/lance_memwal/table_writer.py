@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from lance_memwal.arguments import check_timeout
-from lance_memwal.clock import SYSTEM_CLOCK, in_order
+from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
@@ -117,7 +117,13 @@ class TableWriter:
         self._take_columns(base)
         self._lock = threading.RLock()
         self._shared = shared
-        self._shards = OpenShards(open_shard, max_open_shards, max_age_seconds, retake=retake)
+        self._shards = OpenShards(
+            open_shard,
+            max_open_shards,
+            max_age_seconds,
+            retake=retake,
+            at_once=base.location.at_once(_PARALLEL_SHARDS),
+        )
         self._watch = watch
         self._compaction = Background(compaction, base.location, watch.look, partial(_owned, self._shards))
         weakref.finalize(self, self._compaction.stop).atexit = False
@@ -374,11 +380,7 @@ class TableWriter:
             ((shard_id, rows),) = routed.items()
             return {shard_id: self._shards.write(shard_id, write, rows)}
 
-        def to_shard(shard_id: str) -> T:
-            return self._shards.write(shard_id, write, routed[shard_id])
-
-        written = in_order(to_shard, list(routed), self._location.at_once(_PARALLEL_SHARDS), "memwal-put")
-        return dict(zip(routed, written, strict=True))
+        return self._shards.write_each(routed, write)
 
     def evolve_schema(self) -> None:
         """Move to the columns that the base table has now, in every open shard; see `ShardWriter.evolve_schema`."""

@@ -8,6 +8,7 @@ Owns `TableWatch`. Invariants:
 2. It is another table, or an older state of it, if its MemWAL entry is gone, its id differs, or one of its marks is lower
    than it was: marks only grow, unless the base table was restored or initialised again.
 3. A watch belongs to one open of the table. What it finds is final: it never goes back to a table that it gave up.
+4. Callers that look at the same time share a look that began after all of them asked for one.
 
 Why and how: `rfcs/0004-identity-of-a-table.md`.
 """
@@ -42,6 +43,7 @@ class TableWatch:
         self._interval_seconds = _LOCAL_SECONDS if base.location.is_local else _REMOTE_SECONDS
         self._lock = clock.rlock()  # a signal handler may write on top of a write
         self._replaced: str | None = None
+        self._begun = self._done = 0  # the numbers of the newest look, and of the newest one that gave an answer
         self._look_at = clock.monotonic() + self._interval_seconds
 
     @property
@@ -69,14 +71,21 @@ class TableWatch:
 
     def look(self) -> BaseTable:
         """The newest version of the base table; `TableReplacedError` if it is another table, or an older state of it."""
+        asked = self._begun
         with self._lock:
+            if self._replaced is None and self._done <= asked:
+                self._look_now()
             if self._replaced is None:
-                self._look_at = self._clock.monotonic() + self._interval_seconds
-                base, self._replaced = self._newest()
-                if base is not None and self._replaced is None:
-                    self._base, self._marks = base, _marks(base)
-                    return base
+                return self._base
             raise TableReplacedError(f"the table at {self.location.describe()} {self._replaced}: open it again")
+
+    def _look_now(self) -> None:
+        self._look_at = self._clock.monotonic() + self._interval_seconds
+        self._begun = number = self._begun + 1
+        base, self._replaced = self._newest()
+        if base is not None and self._replaced is None:
+            self._base, self._marks = base, _marks(base)
+        self._done = number
 
     def _newest(self) -> tuple[BaseTable | None, str | None]:
         """The newest version, and what is wrong with it."""

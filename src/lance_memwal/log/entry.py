@@ -77,6 +77,7 @@ _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
 _PLAIN: Final = EntryFooter()
 _NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
+_OPTIONS: Final = ipc.IpcWriteOptions()  # given, since Arrow asks the environment for them otherwise, each time
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _ARROW_ERRORS: Final = (
     pa.ArrowException,
@@ -235,7 +236,7 @@ def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> byte
 
 
 def _write_stream(sink: pa.NativeFile | io.BytesIO, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
-    with ipc.new_stream(sink, schema) as writer:
+    with ipc.new_stream(sink, schema, options=_OPTIONS) as writer:
         for batch in batches:
             writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
 

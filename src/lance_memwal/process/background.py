@@ -34,7 +34,7 @@ __all__ = ["EXIT_SECONDS", "JOIN_SECONDS", "Kind", "Task", "at_exit", "is_ending
 _LOG = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["ticker", "flush", "index", "compact", "async"]
-_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 4, "index": 1, "compact": 2, "async": 4}
+_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 8, "index": 1, "compact": 2, "async": 4}
 EXIT_SECONDS = 20.0
 JOIN_SECONDS = 60.0
 

@@ -393,6 +393,12 @@ class SharedShard:
         if self._way is not None or self._parked is not None:
             self._perform(Request("seal"), None, marked=False)
 
+    def seal(self) -> None:
+        """Freeze what was written, if this process owns the shard."""
+        owned = self.owned
+        if owned is not None:
+            owned.seal()
+
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
         """Return when everything that is frozen is in SSTables; `UnavailableError` on time-out."""
         deadline = Deadline(SYSTEM_CLOCK) if timeout is None else Deadline(SYSTEM_CLOCK, timeout)

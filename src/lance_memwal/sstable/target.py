@@ -71,6 +71,7 @@ class ShardTarget:
         rows: pa.Table | Iterator[pa.RecordBatch],
     ) -> SsTable:
         """Write one generation, complete and unpublished; an iterator of batches is streamed."""
+        indexes = self.indexes if self.indexes is not None and self.indexes.specs else None
         return write_sstable(
             self.location,
             shard_id,
@@ -80,7 +81,7 @@ class ShardTarget:
             storage_version=self.storage_version,
             fsync=config.fsync,
             clock=clock,
-            after_data=partial(self.indexes.mirror, generation) if self.indexes is not None else None,
+            after_data=None if indexes is None else partial(indexes.mirror, generation),
         )
 
 

@@ -25,7 +25,6 @@ built after it, it leaves out the replaced rows by itself. Readers accept the ve
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, Clock, side_by_side
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import (
     CorruptDataError,
@@ -77,6 +76,7 @@ _LOG = logging.getLogger(__name__)
 # The reference counts this much per batch beside the buffers when it estimates memory.
 _VERSION_HINT = "/latest_version_hint.json"
 _BATCH_OVERHEAD_BYTES = 36
+_SMALL_ROWS = 10_000
 # More than this and Lance writes one fragment per chunk.
 _ONE_FRAGMENT_ROWS = 2**31 - 1
 _ONE_FRAGMENT_BYTES = 2**50
@@ -171,22 +171,26 @@ def _write(
 ) -> SsTable:
     location, shard_id, name = attempt.location, attempt.shard_id, attempt.name
     schema, clock = attempt.schema, attempt.clock
-    threads = f"memwal-flush-{generation}"
+
+    def shared(*work: Callable[[], Any]) -> list[Any]:
+        """Small generations on a local disk are written faster than a thread is begun."""
+        helpers = 0 if location.is_local and rows.num_rows <= _SMALL_ROWS else 1
+        return side_by_side(work, helpers, f"memwal-flush-{generation}", clock)
+
     if isinstance(table, Iterator) or schema.blobs:
         rows: pa.Table | _Stream = _Stream(table if isinstance(table, Iterator) else _in_parts(table, schema), schema)
         data = attempt.write_data(rows.reader, "2.1" if storage_version == "2.0" else storage_version)
         keys = rows.keys()
-        deletion, _ = _share([lambda: attempt.write_keys(keys), lambda: attempt.write_filter(keys)], clock, threads)
+        deletion, _ = shared(lambda: attempt.write_keys(keys), lambda: attempt.write_filter(keys))
     else:
         rows = whole = _conform(table, schema)
         version = _file_version(whole, storage_version)
         keys = [one_array(whole.column(column)) for column in schema.primary_key]
-        work = [
+        data, deletion, _ = shared(
             lambda: attempt.write_data(whole, version),
             lambda: attempt.write_keys(keys),
             lambda: attempt.write_filter(keys),
-        ]
-        data, deletion, _ = _share(work, clock, threads)
+        )
     reach("flush.before_dataset")
     attempt.write_manifest(data, deletion)
     if after_data is not None:
@@ -287,34 +291,6 @@ def _items(array: pa.Array) -> pa.Array:
         return array.flatten()
     except pa.ArrowNotImplementedError:  # extension types inside: with what null lists hide, which is never too little
         return array.values
-
-
-def _share(work: Sequence[Callable[[], Any]], clock: Clock, name: str) -> list[Any]:
-    """Do all parts on this thread and a second one, begun in the order given, and return their results.
-
-    Both threads have ended when this returns or raises; after a failure nothing new is begun.
-    """
-    waiting = deque(enumerate(work))
-    results: list[Any] = [None] * len(work)
-    failures: list[BaseException] = []
-
-    def drain() -> None:
-        while waiting and not failures:
-            try:
-                index, part = waiting.popleft()
-            except IndexError:  # the other thread was faster
-                return
-            try:
-                results[index] = part()
-            except BaseException as error:
-                failures.append(error)
-
-    second = clock.spawn(drain, name)
-    drain()
-    second.join()
-    if failures:
-        raise failures[0]
-    return results
 
 
 @dataclass(frozen=True, slots=True)

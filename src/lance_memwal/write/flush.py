@@ -1,36 +1,44 @@
-"""Frozen memtables become published SSTables, one generation after the other.
+"""Frozen memtables become published SSTables: several are prepared side by side, and committed one after the other.
 
-Owns `flush_once` and the background tasks of a writer. Invariants:
+Owns `flush_once`, `flush_frozen` and the background tasks of a writer. Invariants:
 
 1. A generation is flushed only after every WAL put of it succeeded, and only as the manifest's next generation: if N
-   fails, N + 1 waits.
+   fails, what was prepared of N + 1 goes, and N + 1 waits.
 2. The SSTable is complete before the manifest commit that lists it; the replay cursor moves in that commit, to the last
    entry of the generation, never further.
 3. A memtable leaves the read set after that commit succeeded, not before.
 4. A failure never ends a worker and never hangs a waiter: it is recorded, waiters are woken, the flush is tried again.
 5. A commit is judged by content: it landed if the newest manifest lists our path, or has our epoch and a generation
    above ours.
-6. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
-7. Roll-ups (RFC 0031) are made after a generation was published and its waiters went on; nothing depends on them.
+6. The memory of what is prepared in the whole process has a limit; the number of threads has, too.
+7. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
+8. Roll-ups (RFC 0031) are made after a generation was published and its waiters went on; nothing depends on them.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
+from itertools import accumulate
 
-from lance_memwal.clock import BackOff
+from lance_memwal.clock import BackOff, side_by_side
 from lance_memwal.crash_points import reach
 from lance_memwal.log.manifest import ShardManifestStore, with_generation
+from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.process.room import Room
 from lance_memwal.process.telemetry import spanned
 from lance_memwal.sstable.rolling import may_be_due, roll_up
-from lance_memwal.sstable.write import commit_sstable, not_published
+from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
 from lance_memwal.types import FlushResult, ShardManifest, SsTable
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Flushing", "Ticking", "flush_once", "publish"]
+__all__ = ["Flushing", "Ticking", "flush_frozen", "flush_once", "publish"]
 
 _LOG = logging.getLogger(__name__)
 _ROLLED_AT_ONCE = 4  # a shard that has none yet catches up in steps
+_SIDE_BY_SIDE = 3
+_SIDE_BY_SIDE_BYTES = 256 << 20  # of the rows of one shard
+_ROOM = Room(512 << 20)  # for the rows that are being prepared in this process: they are copied
 _BACK_OFF = BackOff(0.05, 5.0, jitter=0.0)
 
 
@@ -61,20 +69,51 @@ def publish(
     return landed(commit_sstable(manifests, epoch, sstable, update, landed, announced=announced))
 
 
-@spanned("memwal.flush")
 def flush_once(shard: Shard) -> FlushResult | None:
     """Publish the oldest frozen memtable; None if there is none."""
+    return next(iter(flush_frozen(shard, 1)), None)
+
+
+def flush_frozen(shard: Shard, most: int) -> list[FlushResult]:
+    """Publish the oldest frozen memtables: as many as may be prepared side by side, `most` at most, in order."""
     frozen = shard.tables.frozen
-    if not frozen:
-        return None
-    health, tables, memtable = shard.health, shard.tables.need(), frozen[0]
-    started = shard.clock.monotonic()
-    shard.commits.make_durable(memtable.end_batch)
-    health.look_at_table()  # before anything is written, since that would bring a removed table's directories back
+    sizes = accumulate(memtable.size_bytes for memtable in frozen[:most])
+    fitting = sum(1 for size_bytes in sizes if size_bytes <= _SIDE_BY_SIDE_BYTES)
+    return _flush(shard, frozen[: max(1, fitting)])
+
+
+@spanned("memwal.flush")
+def _flush(shard: Shard, memtables: tuple[MemTable, ...]) -> list[FlushResult]:
+    if not memtables:
+        return []
+    tables, started = shard.tables.need(), shard.clock.monotonic()
+    unpublished: dict[int, SsTable] = {}
+
+    def prepare(memtable: MemTable) -> None:
+        unpublished[memtable.generation] = _prepared(shard, memtable)
+
     tables.indexing.refresh(tables.active)
+    try:
+        with _ROOM.taken(sum(memtable.size_bytes for memtable in memtables)):
+            side_by_side([partial(prepare, m) for m in memtables], len(memtables) - 1, "memwal-prepare", shard.clock)
+        return [_committed(shard, m, unpublished.pop(m.generation), started) for m in memtables]
+    finally:
+        for sstable in unpublished.values():
+            discard_sstable(shard.manifests.location, shard.log.shard_id, sstable.path)
+
+
+def _prepared(shard: Shard, memtable: MemTable) -> SsTable:
+    """The SSTable of a frozen memtable, complete and not published."""
+    shard.commits.make_durable(memtable.end_batch)
+    shard.health.look_at_table()  # before anything is written: that would bring a removed table's directories back
     reach("flush.before_write")
     rows = memtable.capture()
-    sstable = shard.write_sstable(memtable.generation, rows.stored() if memtable.schema.blobs else rows.table())
+    return shard.write_sstable(memtable.generation, rows.stored() if memtable.schema.blobs else rows.table())
+
+
+def _committed(shard: Shard, memtable: MemTable, sstable: SsTable, started: float) -> FlushResult:
+    """Publish the SSTable of the oldest memtable, which then leaves the read set."""
+    health = shard.health
     with not_published(shard.manifests.location, shard.log.shard_id, sstable.path):
         reach("flush.before_commit")
         with health.lock:
@@ -82,7 +121,7 @@ def flush_once(shard: Shard) -> FlushResult | None:
         health.look_at_table()
     publish(shard.manifests, shard.log.epoch, sstable, memtable.covered_position)
     reach("flush.after_commit")
-    tables.release(memtable)
+    shard.tables.need().release(memtable)
     seconds = shard.clock.monotonic() - started
     with health.lock:
         shard.stats.count_flush(memtable.num_rows, seconds)
@@ -101,7 +140,7 @@ def flush_once(shard: Shard) -> FlushResult | None:
 
 
 class Flushing:
-    """The flusher's work: publish what is frozen, one generation per step."""
+    """The flusher's work: publish what is frozen, a few generations per step."""
 
     __slots__ = ("_failures", "_not_before", "_shard")
 
@@ -111,7 +150,7 @@ class Flushing:
         self._not_before = 0.0
 
     def __call__(self) -> float | None:
-        """Flush one generation if there is one; returns when to come again."""
+        """Flush a few generations if there are any; returns when to come again."""
         shard = self._shard
         if not self._has_work():
             return None
@@ -119,7 +158,8 @@ class Flushing:
         if now < self._not_before:
             return self._not_before - now
         try:
-            flushed = flush_once(shard)
+            most = 1 if self._failures else _SIDE_BY_SIDE  # what waits for a failure is not prepared in vain
+            flushed = flush_frozen(shard, most)
             self._failures = 0
         except BaseException as error:  # a panic of native code is no Exception, and must not end the worker either
             if not shard.health.flush_failed(error):
@@ -128,7 +168,7 @@ class Flushing:
             self._failures += 1
             self._not_before = shard.clock.monotonic() + delay
             return delay
-        if flushed is not None and may_be_due(flushed.sstable.generation):
+        if any(may_be_due(result.sstable.generation) for result in flushed):
             _roll_up(shard)
         return 0.0 if self._has_work() else None
 

@@ -8,15 +8,18 @@ Owns `OpenShards`. Invariants:
 4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open: whoever looks for
    logs without a writer does not find it.
 5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it.
-6. What is done alone (opening, making room) has an end: a writer that is too busy to be parked stays open, and the limit
-   is kept by the next that opens one. Writes to shards that are open wait for none of it.
+6. What is done alone (opening one shard, making room) has an end: a writer that is too busy to be parked stays open, and
+   the limit is kept by the next that opens one. Writes to shards that are open wait for none of it, and shards are opened,
+   flushed and closed side by side.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -58,6 +61,9 @@ class ShardOwner(Protocol):
     def force_seal_active(self) -> None:
         """Freeze what was written."""
 
+    def seal(self) -> None:
+        """Freeze what was written, asking no store."""
+
     def wait_for_flush_drain(self, timeout: float | None = None) -> None:
         """Return when everything that is frozen is in SSTables."""
 
@@ -71,6 +77,7 @@ class ShardOwner(Protocol):
         """Stop."""
 
 
+A = TypeVar("A")
 T = TypeVar("T")
 W = TypeVar("W", bound=ShardOwner)
 
@@ -85,19 +92,22 @@ class OpenShards(Generic[W]):
         max_age_seconds: float | None = None,
         *,
         retake: bool = False,
+        at_once: int = 1,
     ) -> None:
         """`open_shard` claims a shard (None: the default one), or takes a parked one up again.
 
         After `max_age_seconds` a parked shard is flushed if it owes that; None: never. With `retake` a write that finds its
-        shard claimed by somebody else claims it back.
+        shard claimed by somebody else claims it back. `at_once`: how many shards are worth waiting for at the same time.
         """
         self._retake = retake
         self._retaken: dict[str, float] = {}
         self._open_shard = open_shard
         self._limit = limit
+        self._at_once = min(at_once, limit)  # more would park each other
         self._max_age_seconds = max_age_seconds
         self._aging = Task("compact")
         self._lock = threading.RLock()
+        self._opening: dict[str, Any] = {}  # a lock per shard: one thread opens it
         self._open: dict[str, W] = {}
         self._parked: dict[str, Parked] = {}
         self._used: dict[str, int] = {}
@@ -157,16 +167,36 @@ class OpenShards(Generic[W]):
                     raise
                 self._wait_to_retake(shard_id, writer)
 
+    def write_each(self, routed: Mapping[str, Any], call: Callable[[W, Any], T]) -> dict[str, T]:
+        """What `call` does with the writer of each shard and what is given for it; several at once where that helps."""
+
+        def to_shard(shard_id: str) -> T:
+            return self.write(shard_id, call, routed[shard_id])
+
+        return dict(zip(routed, in_order(to_shard, list(routed), self._at_once, "memwal-put"), strict=True))
+
     def _take_up(self, shard_id: str) -> W:
-        refuse_on_top(self._lock, "a write")
-        with self._lock:
+        with self._alone(shard_id):
             writer = self._open.get(shard_id)
             if writer is None:
-                self._make_room()
+                self._make_room(shard_id, self._limit - 1)
                 writer = self._opened(shard_id, self._parked.get(shard_id))
-                self._open[shard_id] = writer
-                self._parked.pop(shard_id, None)
+                with self._lock:
+                    self._used[shard_id] = next(self._ticks)
+                    self._open[shard_id] = writer
+                    self._parked.pop(shard_id, None)
+                self._make_room(shard_id, self._limit)  # others may have been opened meanwhile
             return writer
+
+    @contextmanager
+    def _alone(self, shard_id: str) -> Iterator[None]:
+        """Be the only one who opens this shard."""
+        refuse_on_top(self._lock, "a write")
+        with self._lock:
+            turn = self._opening.setdefault(shard_id, threading.RLock())
+        refuse_on_top(turn, "a write")
+        with turn:
+            yield
 
     def _wait_to_retake(self, shard_id: str, writer: W) -> None:
         """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""
@@ -195,23 +225,28 @@ class OpenShards(Generic[W]):
             self.refuse_closed()
         return writer
 
-    def _make_room(self) -> None:
-        """Park what was not used for longest.
+    def _make_room(self, spared: str, most: int) -> None:
+        """Park what was not used for longest, until `most` are open; `spared` stays.
 
         A writer that cannot be parked stays: it was fenced, and says so to its own writes, or it is busy.
         """
-        if len(self._open) < self._limit:
+        if len(self._open) <= most:
             return
-        deadline = Deadline(SYSTEM_CLOCK, _ROOM_SECONDS)
-        for shard_id in sorted(self._open, key=lambda name: self._used.get(name, -1)):
-            parked = self._open[shard_id].park()
-            if parked is not None:
-                self._parked[shard_id] = parked  # before it leaves the others: every shard has a name at any time
-                del self._open[shard_id]
-                self._used.pop(shard_id, None)
-                self._watch_age(parked)
-            if len(self._open) < self._limit or not deadline.left_seconds:
-                return
+        with self._lock:
+            deadline = Deadline(SYSTEM_CLOCK, _ROOM_SECONDS)
+            for shard_id in sorted(self._open, key=lambda name: self._used.get(name, -1)):
+                if len(self._open) <= most or not deadline.left_seconds:
+                    return
+                if shard_id != spared:
+                    self._park(shard_id)
+
+    def _park(self, shard_id: str) -> None:
+        parked = self._open[shard_id].park()
+        if parked is not None:
+            self._parked[shard_id] = parked  # before it leaves the others: every shard has a name at any time
+            del self._open[shard_id]
+            self._used.pop(shard_id, None)
+            self._watch_age(parked)
 
     # ------------------------------------------------------------------------------------------------- in background
 
@@ -277,44 +312,43 @@ class OpenShards(Generic[W]):
         with self._lock:  # a shard that is being parked is among the ones or the others
             names = list(self._open)
             owing = [shard_id for shard_id, parked in self._parked.items() if parked.owes_flush]
-        for shard_id in names:  # all of them first: they are flushed side by side
-            self.write(shard_id, seal)
-        for shard_id in (*names, *owing):
-            self.write(shard_id, drain)
+        for step, shards in ((seal, names), (drain, [*names, *owing])):  # all are sealed first: flushed side by side
+            for _ in in_order(partial(self.write, call=step), shards, self._at_once, "memwal-flush"):
+                pass
 
     def close(self) -> list[Exception]:
         """Flush and close every shard; returns what failed. On top of another call, shards that are parked stay as they
         are: their rows are durable."""
-        return self._end(lambda writer: writer.close(), self._close_parked)
+        return self._end(lambda writer: writer.close(), flushes=True)
 
     def abort(self) -> list[Exception]:
         """Stop without flushing."""
-        return self._end(lambda writer: writer.abort(), list)
+        return self._end(lambda writer: writer.abort(), flushes=False)
 
-    def _end(self, end: Callable[[W], None], end_parked: Callable[[], list[Exception]]) -> list[Exception]:
+    def _end(self, end: Callable[[W], None], *, flushes: bool) -> list[Exception]:
         was_closed, self.closed = self.closed, True
         self.stop_aging()
-        waits = not is_on_top()
-        if waits:
-            with self._lock:  # whoever opens a shard now is done, or sees that it is too late
+        if is_on_top():
+            return _failures(end, list(self._open.values()), 1)
+        self._wait_for_openers()
+        writers = list(self._open.values())
+        if flushes:
+            for writer in writers:  # all of them first: they are flushed side by side
+                writer.seal()
+        failures = _failures(end, writers, self._at_once)
+        return failures if was_closed or not flushes else [*failures, *self._close_parked()]
+
+    def _wait_for_openers(self) -> None:
+        """Return when nobody opens a shard any more: whoever begins now sees that it is too late."""
+        with self._lock:
+            turns = list(self._opening.values())
+        for turn in turns:
+            with turn:
                 pass
-        failures = [error for writer in list(self._open.values()) if (error := _failure(end, writer)) is not None]
-        return failures if was_closed or not waits else [*failures, *end_parked()]
 
     def _close_parked(self) -> list[Exception]:
-        def close(item: tuple[str, Parked]) -> Exception | None:
-            try:
-                self._open_shard(*item).close()
-            except Exception as error:
-                return error
-            return None
-
         owing = [(shard_id, parked) for shard_id, parked in self._parked.items() if parked.owes_flush]
-        try:
-            found = list(in_order(close, owing, _CLOSED_AT_ONCE, "memwal-close"))
-        except RuntimeError:  # the program ends, and no thread can be had
-            found = list(map(close, owing))
-        return [error for error in found if error is not None]
+        return _failures(lambda item: self._open_shard(*item).close(), owing, max(_CLOSED_AT_ONCE, self._at_once))
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
@@ -328,9 +362,18 @@ def _flushed(writer: ShardOwner) -> None:
     writer.wait_for_flush_drain(_AGED_SECONDS)
 
 
-def _failure(end: Callable[[W], None], writer: W) -> Exception | None:
+def _failures(call: Callable[[A], None], items: list[A], at_once: int) -> list[Exception]:
+    """What failed of the calls, all of which were made."""
+
+    def failure(item: A) -> Exception | None:
+        try:
+            call(item)
+        except Exception as error:
+            return error
+        return None
+
     try:
-        end(writer)
-    except Exception as error:
-        return error
-    return None
+        found = list(in_order(failure, items, at_once, "memwal-close"))
+    except RuntimeError:  # the program ends, and no thread can be had
+        found = [failure(item) for item in items]
+    return [error for error in found if error is not None]
