@@ -201,7 +201,7 @@ def thread_pool(workers: int, name: str) -> ThreadPoolExecutor:
 
 
 class LoneThread(threading.Thread):
-    """A thread without helpers: `in_order` does everything in it, one after the other."""
+    """A thread without helpers: `in_order` and `side_by_side` do everything in it, one after the other."""
 
 
 def in_order(call: Callable[[_In], _Out], items: Sequence[_In], at_once: int, name: str) -> Iterator[_Out]:
@@ -244,6 +244,8 @@ def side_by_side(work: Sequence[Callable[[], Any]], helpers: int, name: str, clo
                 failures.append(error)
 
     spawned: list[threading.Thread] = []
+    if isinstance(threading.current_thread(), LoneThread):
+        helpers = 0
     try:
         for _ in range(min(helpers, len(work) - 1)):
             spawned.append(clock.spawn(drain, name))

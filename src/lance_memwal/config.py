@@ -34,6 +34,7 @@ _AT_LEAST_ONE = (
     "async_index_buffer_rows",
     "async_index_interval_ms",
 )
+_LONGEST_LINGER_MS = 10_000
 _AT_LEAST_ZERO = ("shard_spec_id", "max_wal_buffer_size", "max_wal_persist_retries", "wal_persist_retry_base_delay_ms")
 
 
@@ -43,6 +44,7 @@ class WriterConfig:
 
     `shard_id=None` means a new random shard. `max_wal_buffer_size=0` switches the size trigger off; a duration of
     None switches its timer off. A memtable freezes `max_memtable_age_ms` after its first row. `fsync` concerns local paths only.
+    A durable put waits `commit_linger_ms` for puts of other threads that share its entry: fewer requests, later answers.
     """
 
     shard_id: str | None = None
@@ -66,6 +68,7 @@ class WriterConfig:
     wal_persist_retry_base_delay_ms: int = 50
     fsync: bool = True
     max_entry_bytes: int = 256 * _MIB
+    commit_linger_ms: int = 0
 
     def __post_init__(self) -> None:
         for name in _BOOLEANS:
@@ -75,6 +78,7 @@ class WriterConfig:
         for name in _AT_LEAST_ZERO:
             check_number(name, getattr(self, name))
         check_number("max_entry_bytes", self.max_entry_bytes, least=1, most=_LARGEST_ENTRY_BYTES)
+        check_number("commit_linger_ms", self.commit_linger_ms, most=_LONGEST_LINGER_MS)
         for name in _OPTIONAL_DURATIONS:
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), least=1)

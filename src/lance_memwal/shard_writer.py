@@ -411,9 +411,9 @@ class ShardWriter:
 
     def _stop(self, seconds: float = JOIN_SECONDS) -> None:
         """End the background work, and wait for what of it runs, for some time."""
-        self._finalizer.detach()
         live.forget(self._key, self)
         self._shard.stop(seconds)
+        self._finalizer.detach()  # not before: an interrupt in between would leave the background work to nobody
         self._async.end()
 
     def leave(self, deadline: float) -> None:
@@ -548,6 +548,11 @@ class ShardWriter:
     def shard_id(self) -> str:
         """The shard that this writer owns."""
         return self._shard.log.shard_id
+
+    @property
+    def unpublished_generation(self) -> int:
+        """The oldest generation that is in no SSTable yet; 0 in WAL-only mode, where this writer makes none."""
+        return self._shard.tables.unpublished_generation
 
     @property
     def config(self) -> WriterConfig:

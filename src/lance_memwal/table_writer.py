@@ -66,10 +66,14 @@ def _owner_of(shard: Shard) -> ShardWriter | None:
     return shard.owned if isinstance(shard, SharedShard) else shard
 
 
-def _owned(shards: OpenShards[Shard]) -> list[str]:
-    """The shards that this process owns, parked ones too."""
-    others = {shard_id for shard_id, shard in shards.open.items() if _owner_of(shard) is None}
-    return [shard_id for shard_id in shards.names() if shard_id not in others]
+def _owned(shards: OpenShards[Shard]) -> dict[str, int]:
+    """The shards that this process owns, parked ones too, each with its oldest generation that is not published."""
+    parked = {shard_id: kept.generation for shard_id, kept in shards.parked.items()}
+    owners = {shard_id: _owner_of(shard) for shard_id, shard in shards.open.items()}
+    return {
+        **{shard_id: generation for shard_id, generation in parked.items() if shard_id not in owners},
+        **{shard_id: owner.unpublished_generation for shard_id, owner in owners.items() if owner is not None},
+    }
 
 
 class TableAck(Ack):

@@ -7,6 +7,7 @@ import logging
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,10 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.compact.policy import DEFAULT_COMPACTION, due_shards
+from lance_memwal.compact.policy import CHECKS_PER_BASE_LOOK, DEFAULT_COMPACTION, Background, due_shards
+from lance_memwal.lance.identity import TableWatch
 from lance_memwal.store import paths
+from tests.kit.far_stores import far
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 EAGER = mw.CompactionPolicy(max_generations=3, check_interval_seconds=0.02)
@@ -83,6 +86,42 @@ def test_a_failing_compaction_is_logged_and_tried_again_and_writes_go_on(
         shutil.move(path / "hidden", path / "data")
         wait_for(lambda: bool(table.details().compacted))
         assert table.get(77) is not None
+
+
+def test_an_idle_writer_asks_its_store_next_to_nothing(tmp_path: Path) -> None:
+    """It looked at every shard in each check: 12 requests a minute and shard."""
+    store, location = far(tmp_path / "t")
+    make(tmp_path / "t")
+    table, checks = mw.open_table(location), Counter[str]()
+    with table.writer(compaction=None) as writer:
+        generations(writer, 2)
+        [shard] = writer.owned_shards
+
+    def shards() -> dict[str, int]:
+        checks["made"] += 1
+        return {shard: checks["published"]}
+
+    watch, interval = TableWatch(table.base), 0.005
+    background = Background(mw.CompactionPolicy(check_interval_seconds=interval), location, watch.look, shards)
+    background.start()
+    wait_for(lambda: checks["made"] >= 5)
+    before, begun, started = store.calls.total(), checks["made"], time.monotonic()
+    wait_for(lambda: checks["made"] >= begun + 60)
+    idle, looks = store.calls.total() - before, (time.monotonic() - started) / (CHECKS_PER_BASE_LOOK * interval)
+    assert idle <= looks + 2, "one request of ours for a look at the base table"
+    checks["published"] += 1
+    wait_for(lambda: store.calls.total() > before + idle + 2)
+    background.join()
+    per_minute = 60 / DEFAULT_COMPACTION.check_interval_seconds / CHECKS_PER_BASE_LOOK * 2
+    assert per_minute <= 1, "and one by Lance"
+
+
+def test_a_generation_is_compacted_at_its_age_although_nothing_else_happens(tmp_path: Path) -> None:
+    table = make(tmp_path / "t")
+    policy = mw.CompactionPolicy(max_age_seconds=0.5, check_interval_seconds=0.02)
+    with table.writer(compaction=policy) as writer:
+        generations(writer, 1)
+        wait_for(lambda: bool(table.details().compacted))
 
 
 def test_the_thread_of_a_dropped_writer_ends(tmp_path: Path) -> None:

@@ -67,5 +67,5 @@ def test_a_commit_builds_on_what_was_read_and_not_on_what_is_trusted(
     location.metrics.reset()
     made = trusting.commit_update(1, lambda latest: replace(latest, version=2, wal_entry_position_last_seen=7))
     assert made.version == 2
-    assert location.metrics.snapshot()["get"].count >= 2
+    assert location.metrics.snapshot()["get"].count >= 1
     assert trusting.check_fenced(1) == made

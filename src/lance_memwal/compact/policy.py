@@ -3,13 +3,17 @@
 Owns `CompactionPolicy`, `due_shards` and `Background`. Invariants:
 
 1. A failed compaction, or update of indexes, is logged and tried again later; it never reaches a write.
-2. The task ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
+2. A shard is looked at when this process published a generation of it, and when the oldest of those that wait reaches its
+   age: whoever publishes looks, and in an epoch that is ours nobody else does. So a writer that is idle asks nothing of its
+   shards. The base table is looked at now and then, since others compact, too, and generations may wait for an index.
+3. The task ends when it is told to stop, within one compaction, and when the table is another one; it holds nothing
    that a writer waits for.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,9 +34,10 @@ from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
 
-__all__ = ["DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_of", "due_shards"]
+__all__ = ["CHECKS_PER_BASE_LOOK", "DEFAULT_COMPACTION", "CompactionPolicy", "Background", "due_of", "due_shards"]
 
 _LOG = logging.getLogger(__name__)
+CHECKS_PER_BASE_LOOK = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +89,19 @@ def due_of(
     clock: Clock,
 ) -> list[str]:
     """The shards of these manifests that the policy wants compacted; `marks`: what the base table holds of each."""
-    return [manifest.shard_id for manifest in manifests if _is_due(location, manifest, marks, policy, clock)]
+    return [manifest.shard_id for manifest in manifests if _due_in(location, manifest, marks, policy, clock) <= 0]
 
 
-def _is_due(
+def _due_in(
     location: Location, manifest: ShardManifest, marks: Mapping[str, int], policy: CompactionPolicy, clock: Clock
-) -> bool:
+) -> float:
+    """In how many seconds the policy wants the shard compacted, if nothing is published meanwhile."""
     pending = manifest.above(marks.get(manifest.shard_id, 0))
     if not pending:
-        return False
+        return math.inf
     if len(pending) >= policy.max_generations or sum(s.in_memory_bytes or 0 for s in pending) >= policy.max_bytes:
-        return True
-    return _age_seconds(location, manifest.shard_id, pending[0], clock) >= policy.max_age_seconds
+        return 0.0
+    return policy.max_age_seconds - _age_seconds(location, manifest.shard_id, pending[0], clock)
 
 
 def _age_seconds(location: Location, shard_id: str, sstable: SsTable, clock: Clock) -> float:
@@ -114,10 +120,10 @@ class Background:
         policy: CompactionPolicy | None,
         location: Location,
         newest_base: Callable[[], BaseTable],
-        shards: Callable[[], Collection[str]],
+        shards: Callable[[], Mapping[str, int]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Without a policy nothing ever runs."""
+        """Without a policy nothing ever runs. `shards`: each with a number that grows when a generation is published."""
         self._policy = policy
         self._location = location
         self._newest_base = newest_base
@@ -127,6 +133,11 @@ class Background:
         self._started = False
         self._next_at = 0.0
         self._may_wait = True  # whether a compacted generation may wait for an index
+        self._seen: dict[
+            str, tuple[int, float]
+        ] = {}  # what was published at the last look, and when its age makes it due
+        self._base_version = -1
+        self._base_look_at = 0.0
 
     def start(self) -> None:
         """Run from now on; once is enough."""
@@ -158,8 +169,7 @@ class Background:
         if now < self._next_at:
             return self._next_at - now
         try:
-            self.compact_due(policy)
-            self.optimize_due(policy)
+            self.look(policy, now)
         except TableReplacedError as error:
             _LOG.warning("background compaction ends: %s", error)
             self._task.cancel()
@@ -172,15 +182,52 @@ class Background:
         self._next_at = self._clock.monotonic() + pause
         return pause
 
+    def look(self, policy: CompactionPolicy, now: float) -> None:
+        """Do what is due, and ask no store where nothing can be."""
+        shards = self._shards()
+        news = {
+            s: n for s, n in shards.items() if (seen := self._seen.get(s)) is None or seen[0] != n or now >= seen[1]
+        }
+        if news:
+            self._compact(policy, news)
+            self.optimize_due(policy)
+        elif now >= self._base_look_at and shards:
+            version = self._base_version
+            self._base_looked_at(self._newest_base(), policy, now)
+            if version != self._base_version:
+                self._may_wait = True
+                self.optimize_due(policy)
+
+    def _base_looked_at(self, base: BaseTable, policy: CompactionPolicy, now: float) -> None:
+        self._base_version = base.version
+        self._base_look_at = now + policy.check_interval_seconds * CHECKS_PER_BASE_LOOK
+
     def compact_due(self, policy: CompactionPolicy) -> CompactionReport | None:
-        """Compact what the policy wants compacted now; None if that is nothing."""
-        shards = list(self._shards())
-        due = due_shards(self._location, self._newest_base(), policy, self._clock, shards=shards) if shards else []
+        """Look at all shards, and compact what the policy wants compacted now; None if that is nothing."""
+        return self._compact(policy, self._shards())
+
+    def _compact(self, policy: CompactionPolicy, shards: Mapping[str, int]) -> CompactionReport | None:
+        due = self._due_of(policy, shards) if shards else []
         if not due or self._task.cancelled or is_ending():
             return None
         compactor = Compactor(self._location, self._newest_base, memory_bytes=policy.memory_bytes, clock=self._clock)
         self._may_wait = True
         return compactor.run(shards=due)
+
+    def _due_of(self, policy: CompactionPolicy, shards: Mapping[str, int]) -> list[str]:
+        """The shards that are due; of all others is noted when they will be."""
+        base, now, due = self._newest_base(), self._clock.monotonic(), []
+        self._base_looked_at(base, policy, now)
+        marks = compacted(base)
+        for manifest in newest_manifests(self._location, sorted(shards)):
+            shard_id = manifest.shard_id
+            seconds = _due_in(self._location, manifest, marks, policy, self._clock)
+            if seconds <= 0:
+                due.append(shard_id)
+                self._seen.pop(shard_id, None)  # whatever becomes of it, it is looked at again
+            else:
+                self._seen[shard_id] = (shards[shard_id], now + seconds)
+        return due
 
     def optimize_due(self, policy: CompactionPolicy) -> bool:
         """Bring the indexes up to date if the policy wants it, and let go what waited for them; whether that was done."""
@@ -188,6 +235,7 @@ class Background:
         if not shards or most is None or not self._may_wait or self._task.cancelled or is_ending():
             return False
         base = self._newest_base()
+        self._base_looked_at(base, policy, self._clock.monotonic())
         caught_up = CatchUp.of(base)
         names = sorted(shards) if caught_up.indexes else []
         manifests = {manifest.shard_id: manifest for manifest in newest_manifests(self._location, names)}

@@ -12,8 +12,8 @@ Owns `ShardManifestStore`. Invariants:
 5. The hint is written after the verdict, best effort.
 6. Fields of a newer version are kept by every commit. A shard that has any takes no claim and no flush: only what they
    mean could say whether those are right. Maintenance (a trim) is allowed.
-7. What a new version is made from was read twice and was equal: manifests carry no checksum, and a bit that flipped on
-   the way to us would be written back for good.
+7. What a new version is made from was read twice and was equal, or was read and is what we wrote: manifests carry no
+   checksum, and a bit that flipped on the way to us would be written back for good.
 8. A version v that is trusted (a listing showed it as the newest, after it was looked at) is the newest still if first v + 1
    is absent and then v is the same object as then. Collection deletes versions ascending, one by one: if v + 1 had come and
    gone, v would have gone before it. Two requests say so, in this order, and no listing. Anything else is answered by a listing.
@@ -189,9 +189,13 @@ class ShardManifestStore:
         return last
 
     def _read_twice(self, version: int) -> ShardManifest:
-        manifest = self.read_version(version)
+        """One version, of which what was read is what was read or written before."""
+        known, manifest = self._last_read, self.read_version(version)
+        if known == manifest:
+            return manifest
         if self.read_version(version) != manifest:
             raise CorruptDataError("two reads of one manifest differ", path=paths.manifest_path(self.shard_id, version))
+        self._last_read = manifest
         return manifest
 
     def _read_newest(self, read: Callable[[int], ShardManifest]) -> ShardManifest | None:
@@ -229,6 +233,7 @@ class ShardManifestStore:
             claimed = self._next_claim(latest, spec_id)
             check_manifest_transition(latest, claimed)
             if self._create(claimed, make_directory=True) is PutResult.CREATED and self.is_newest(claimed.version):
+                self._last_read = claimed
                 self._write_hint(claimed.version)
                 _LOG.info("claimed shard [shard=%s, epoch=%d]", self.shard_id, claimed.writer_epoch)
                 return claimed.writer_epoch, claimed
@@ -294,6 +299,7 @@ class ShardManifestStore:
             if updated.writer_epoch != latest.writer_epoch:
                 raise InvalidInputError("an update cannot raise the epoch; claim_epoch does that")
             if self._create(updated) is PutResult.CREATED and self.is_newest(updated.version):
+                self._last_read = updated
                 self._write_hint(updated.version)
                 return updated
             newest = self.read_latest()  # an "exists" may be the answer to an attempt of ours that was lost

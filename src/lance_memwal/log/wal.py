@@ -25,11 +25,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from threading import Event
-from typing import TypeVar
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
 
 from lance_memwal.arguments import check_callable, check_number, check_seconds
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
@@ -90,6 +91,8 @@ _MAX_SENTINEL_MOVES = 10_000
 _TAIL_BYTES = 64 * 1024
 _READ_AHEAD = 8
 _LOOKS = "memwal-look-back"
+Footers: TypeAlias = Mapping[int, EntryFooter | None]
+_NO_FOOTERS: Footers = MappingProxyType({})
 _LONGEST_GAP = 256  # as many entries as there are between two whole maps; what is longer was collected
 _WAITS_PER_LOOK = 20
 
@@ -331,7 +334,7 @@ def open_log(
     """
     looked = _look_at_tail(manifests, known, None if watch is None else watch.tag)
     mark = 0 if watch is None else watch.mark_of(manifests.shard_id)
-    opened = replace(_claim_log(manifests, spec_id, policy, watch, clock, joint=joint), looked=looked)
+    opened = _claim_log(manifests, spec_id, policy, watch, clock, looked, joint=joint)
     if watch is not None:
         watch.look()
         check_not_older(manifests.location, opened.manifest, mark)
@@ -367,6 +370,7 @@ def _claim_log(
     policy: PersistPolicy,
     watch: TableWatch | None,
     clock: Clock,
+    looked: dict[int, WalEntry],
     *,
     joint: bool,
 ) -> OpenedLog:
@@ -378,16 +382,17 @@ def _claim_log(
     reach("open.after_claim")
     if epoch == 1 and not joint:
         transactions = TransactionMap({}, ShardTime(clock))
-        return OpenedLog(log, manifest, log.next_position, log.next_position, transactions)
-    positions = own_end(location, shard_id, list_positions(location, shard_id), log.table)
+        return OpenedLog(log, manifest, log.next_position, log.next_position, transactions, looked)
+    footers = {position: entry.footer for position, entry in looked.items()}
+    positions = own_end(location, shard_id, list_positions(location, shard_id), log.table, footers)
     cursor = manifest.replay_after_wal_entry_position
     log.next_position = max(cursor, manifest.wal_entry_position_last_seen, *positions[-1:]) + 1
-    transactions = shard_transactions(location, manifest, positions, clock, tag=log.table)
+    transactions = shard_transactions(location, manifest, positions, clock, tag=log.table, footers=footers)
     if transactions.leaves_out:  # only the owner knows that nobody decides that mark any more, and writes its map so
         manifests.check_fenced(epoch)
     sentinel = log.place_sentinel(transactions, joint=joint)
     manifest = manifests.check_fenced(epoch)
-    return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions)
+    return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions, looked)
 
 
 # -------------------------------------------------------------------------------------------------- its transactions
@@ -400,9 +405,10 @@ def shard_transactions(
     clock: Clock = SYSTEM_CLOCK,
     *,
     tag: str | None = None,
+    footers: Footers = _NO_FOOTERS,
 ) -> TransactionMap:
     """All transactions of a shard: those of `read_transactions`, and those beside the listed generations."""
-    known = read_transactions(location, manifest, positions, clock, tag=tag)
+    known = read_transactions(location, manifest, positions, clock, tag=tag, footers=footers)
     known.merge(load_generation_maps(location, manifest))
     return known
 
@@ -414,25 +420,26 @@ def read_transactions(
     clock: Clock = SYSTEM_CLOCK,
     *,
     tag: str | None = None,
+    footers: Footers = _NO_FOOTERS,
 ) -> TransactionMap:
     """The transactions in the log of a shard: the newest whole map and all that came after it.
 
     `tag` is that of the table: what entries of another one say does not count. `manifest` was read before `positions`
-    were listed: a bulk mark that it has not reached does not count.
+    were listed: a bulk mark that it has not reached does not count. `footers` are those that were read already.
     """
-    footers = _newest_footers(location, manifest.shard_id, positions, tag)
-    newest_ms = max((footer.written_ms or newest_of(footer.seen or {}) for _, footer in footers), default=0)
+    newest = _newest_footers(location, manifest.shard_id, positions, tag, footers)
+    newest_ms = max((footer.written_ms or newest_of(footer.seen or {}) for _, footer in newest), default=0)
     known = TransactionMap({}, ShardTime(clock, newest_ms))
-    for position, footer in reversed(footers):
+    for position, footer in reversed(newest):
         known.take(footer, decided=position <= manifest.replay_after_wal_entry_position)
     return known
 
 
 def _newest_footers(
-    location: Location, shard_id: str, positions: list[int], tag: str | None
+    location: Location, shard_id: str, positions: list[int], tag: str | None, footers: Footers
 ) -> list[tuple[int, EntryFooter]]:
     """The footers from the newest entry down to the one with the newest whole map; other implementations have none."""
-    read = partial(_footer_at, location, shard_id)
+    read = partial(_footer_at, location, shard_id, known=footers)
     found: list[tuple[int, EntryFooter]] = []
     newest_first, step = _without_gaps(positions)[::-1], 1  # a sentinel answers at once; a long log is read in parallel
     while newest_first:
@@ -454,7 +461,9 @@ def _without_gaps(positions: list[int]) -> list[int]:
     return filled
 
 
-def _footer_at(location: Location, shard_id: str, position: int) -> EntryFooter | None:
+def _footer_at(location: Location, shard_id: str, position: int, known: Footers = _NO_FOOTERS) -> EntryFooter | None:
+    if position in known:
+        return known[position]
     path = paths.wal_entry_path(shard_id, position)
     try:
         tail = location.store.get_tail(path, _TAIL_BYTES)
@@ -485,15 +494,17 @@ def written_ms(location: Location, shard_id: str, position: int, footer: EntryFo
 # ------------------------------------------------------------------------------------------------- the reading end
 
 
-def own_end(location: Location, shard_id: str, positions: list[int], tag: str | None) -> list[int]:
-    """`positions` up to the newest entry that may be of the table with this tag."""
-    while positions and tag is not None and not _is_own(location, shard_id, positions[-1], tag):
+def own_end(
+    location: Location, shard_id: str, positions: list[int], tag: str | None, footers: Footers = _NO_FOOTERS
+) -> list[int]:
+    """`positions` up to the newest entry that may be of the table with this tag; `footers` were read already."""
+    while positions and tag is not None and not _is_own(location, shard_id, positions[-1], tag, footers):
         positions = positions[:-1]
     return positions
 
 
-def _is_own(location: Location, shard_id: str, position: int, tag: str) -> bool:
-    footer = _footer_at(location, shard_id, position)
+def _is_own(location: Location, shard_id: str, position: int, tag: str, footers: Footers) -> bool:
+    footer = _footer_at(location, shard_id, position, footers)
     return footer is None or footer.is_of(tag)
 
 

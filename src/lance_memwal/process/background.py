@@ -199,7 +199,7 @@ class _Lane:
             task = self._next()
             if task is None or self.pool.over:
                 continue
-            if not self.queue.empty() and len(self.threads) < _LIMITS[self.kind]:
+            if not task.cancelled and not self.queue.empty() and len(self.threads) < _LIMITS[self.kind]:
                 self._grow_if_short()
             self._running[me] = task
             task.work()

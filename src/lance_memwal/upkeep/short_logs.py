@@ -100,7 +100,7 @@ class ShortLogs:
         self._lengths: dict[str, LogLength] = {}
         self._since: dict[str, float] = {}  # when the oldest unflushed entry was seen first
         self._flushing: set[str] = set()
-        self._flushed: set[str] = set()  # the shards with generations of ours
+        self._flushed: dict[str, int] = {}  # the shards with generations of ours, and how many these are
         self._maintained_at = clock.monotonic()
         self._flusher: Sink | None = None
         self._policy = self._limits.policy()
@@ -154,7 +154,7 @@ class ShortLogs:
         with self._lock:
             self._flushing.discard(shard_id)
             if done:
-                self._flushed.add(shard_id)
+                self._flushed[shard_id] = self._flushed.get(shard_id, 0) + 1
             else:
                 self._lengths.setdefault(shard_id, UNKNOWN_LENGTH)
                 self._since.setdefault(shard_id, self._clock.monotonic())
@@ -228,6 +228,6 @@ class ShortLogs:
         self._maintained_at = self._clock.monotonic()
         self._quietly("maintenance", self._maintain)
 
-    def _shards_to_compact(self) -> set[str]:
+    def _shards_to_compact(self) -> dict[str, int]:
         with self._lock:
-            return set(self._flushed)
+            return dict(self._flushed)

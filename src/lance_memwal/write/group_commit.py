@@ -13,7 +13,9 @@ rows that are fitted, and calls nobody above. Invariants:
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
 5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
-6. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
+6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
+   cannot wait (a flush, a close, a full buffer) ends that at once.
+7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
    which rows are whose. All of them are in the map once the entry is on storage, or none.
 
 Who waits: callers, for room or for an acknowledgement; the ticker is poked. A put that nobody waits for wakes nobody.
@@ -52,6 +54,7 @@ from lance_memwal.write.stats import BackpressureStats, StatsHandle
 __all__ = ["GroupCommit", "Placement", "RepeatedError", "TooLargeError"]
 
 _LOG = logging.getLogger(__name__)
+_LINGER_SLICE_SECONDS = 0.002  # nobody who cannot wait waits for longer
 
 
 class Placement(Protocol):
@@ -120,7 +123,9 @@ class GroupCommit:
         self._durable_bytes = 0
         self._durable_run = run
         self._since = 0.0  # when the oldest pending write came, where nobody waits for it
-        self._drain_wanted = False
+        self._drain_at: float | None = None  # when the ticker must drain because somebody asked for it
+        self._linger_seconds = config.commit_linger_ms / 1000
+        self._hurried: deque[bool] = deque()  # of each who wants to be durable: whether it cannot wait
         self._exclusive = False
         self._waits = 0
         self._wait_seconds = 0.0
@@ -241,8 +246,10 @@ class GroupCommit:
             self._ticker.poke()
         self.pending.append(pending)
         self._tables.placed(pending.end)
-        if drain or (not limits.durable_write and 0 < limits.max_wal_buffer_size <= self.pending_bytes):
+        if not limits.durable_write and 0 < limits.max_wal_buffer_size <= self.pending_bytes:
             self._want_drain()
+        elif drain:
+            self._want_drain(self._linger_seconds)
         return pending, pending.end
 
     def _insert_queued(self, put: QueuedPut) -> bool:
@@ -388,23 +395,27 @@ class GroupCommit:
 
     # ------------------------------------------------------------------------------------------------- what is drained
 
-    def _want_drain(self) -> None:
-        self._drain_wanted = True
+    def _want_drain(self, within_seconds: float = 0.0) -> None:
+        at = self._clock.monotonic() + within_seconds if within_seconds else 0.0
+        if self._drain_at is None or at < self._drain_at:
+            self._drain_at = at
         self._ticker.poke()
 
     def take_due(self, now: float, interval: float | None) -> int:
         """The number that the ticker must make durable up to, 0 if there is none (the lock is held)."""
-        due = self._drain_wanted or (interval is not None and now >= self._since + interval)
-        self._drain_wanted = False
+        wanted = self._drain_at is not None and now >= self._drain_at
+        due = wanted or (interval is not None and now >= self._since + interval)
+        if due or not self.pending:
+            self._drain_at = None
         return self.buffered if self.pending and due else 0
 
     def next_due(self, interval: float | None) -> float | None:
         """When (`monotonic`) the ticker must drain, if nothing else happens (the lock is held)."""
         if not self.pending:
             return None
-        if self._drain_wanted:
-            return 0.0
-        return None if interval is None else self._since + interval
+        if interval is None or (self._drain_at is not None and self._drain_at < self._since + interval):
+            return self._drain_at
+        return self._since + interval
 
     # ----------------------------------------------------------------------------------------------------- committing
 
@@ -437,6 +448,8 @@ class GroupCommit:
         room = True
         with self._turn:
             if not self._is_done(put):
+                if self._linger_seconds:
+                    self._linger()
                 room = self._lead(put)
         if room:
             self._puts.wake_next()
@@ -452,17 +465,34 @@ class GroupCommit:
         # What is still in the queue may be half inserted, by a leader that was interrupted: its numbers mean nothing.
         return pending is not None and pending.end <= self.durable and put not in self._puts
 
-    def make_durable(self, end: int) -> None:
+    def make_durable(self, end: int, *, linger: bool = False) -> None:
         """Return once every batch below `end` is on storage; the caller leads the commit where nobody else does.
 
-        Whoever gets the turn commits for all; the others find themselves durable when they get it.
+        Whoever gets the turn commits for all; the others find themselves durable when they get it. With `linger` the
+        caller can wait for others.
         """
-        while self.durable < end:
-            self.refuse_on_top()
-            with self._turn:
-                if self.durable < end:
-                    self._lead(None)
-            self._puts.wake_next()
+        lingers = linger and self._linger_seconds > 0
+        self._hurried.append(not lingers)
+        try:
+            while self.durable < end:
+                self.refuse_on_top()
+                with self._turn:
+                    if self.durable < end:
+                        if lingers:
+                            self._linger()
+                        self._lead(None)
+                self._puts.wake_next()
+        finally:
+            self._hurried.remove(not lingers)
+
+    def _linger(self) -> None:
+        """Let others join the entry that is written next, which the caller leads: it has the turn."""
+        limit = self._limits.max_wal_buffer_size or self._limits.max_entry_bytes
+        until = self._clock.monotonic() + self._linger_seconds
+        while (left := until - self._clock.monotonic()) > 0 and self._health.is_open and not self._health.has_failed:
+            if True in self._hurried or self._puts.size_bytes + self.pending_bytes >= limit:
+                return
+            self._clock.sleep(min(left, _LINGER_SLICE_SECONDS))
 
     def refuse_on_top(self) -> None:
         """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted."""

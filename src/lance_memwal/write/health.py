@@ -209,6 +209,11 @@ class Health:
             place.sleep(deadline.left_seconds)
             deadline.refuse_passed(f"another thread was still closing the writer of shard {self.shard_id}")
 
+    @property
+    def closes_here(self) -> bool:
+        """Whether the calling thread must close this writer."""
+        return self._state == _CLOSING and self._closer == threading.get_ident()
+
     def leave_closing(self) -> bool:
         """Let the ticker close, if that was promised: the thread that closed was interrupted. False: it was not."""
         if self._promised:

@@ -46,7 +46,7 @@ _HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 class Parked:
     """What remains of a writer that is put away; `owes_flush`: the log holds rows that are in no SSTable yet.
 
-    `since` is when (`monotonic`) it was put away.
+    `since` is when (`monotonic`) it was put away, `generation` the one that its rows belong to.
     """
 
     log: ShardLog
@@ -54,6 +54,7 @@ class Parked:
     stats: StatsHandle
     owes_flush: bool
     since: float = 0.0
+    generation: int = 0
 
 
 def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: Parked | None = None) -> Shard:
@@ -75,7 +76,9 @@ def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: 
 def start(shard: Shard) -> None:
     """Begin the background work of a shard."""
     shard.ticker.start(Ticking(shard)).poke()
-    shard.flusher.start(Flushing(shard)).poke()
+    shard.flusher.start(Flushing(shard))
+    if shard.tables.frozen:
+        shard.flusher.poke()
 
 
 def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
@@ -91,17 +94,20 @@ def _opened_again(parked: Parked, manifests: ShardManifestStore) -> OpenedLog:
 def close(shard: Shard, stop: Callable[[float], None]) -> None:
     """Flush the log and all memtables, and `stop` within some seconds; raises the first failure. Idempotent."""
     deadline, hangs, is_flushed = Deadline(shard.clock), False, False
-    if not shard.health.begin_closing(deadline):
-        return
-    interrupted = True
+    begun, interrupted = None, True
     try:
+        begun = shard.health.begin_closing(deadline)
+        if not begun:
+            return
         _flush(shard, deadline)
         interrupted, is_flushed = False, True
     except Exception:
         interrupted, hangs = False, not deadline.left_seconds
         raise
     finally:
-        if not (interrupted and shard.health.leave_closing()):
+        if begun is None:  # interrupted while it began
+            begun = shard.health.closes_here
+        if begun and not (interrupted and shard.health.leave_closing()):
             stop(_HANGING_SECONDS if hangs else JOIN_SECONDS)
     if is_flushed:
         _leave_joint(shard)
@@ -168,4 +174,11 @@ def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
     except MemWalError:
         return None
     stop(JOIN_SECONDS)
-    return Parked(shard.log, shard.transactions, shard.stats, shard.is_unflushed(), shard.clock.monotonic())
+    return Parked(
+        shard.log,
+        shard.transactions,
+        shard.stats,
+        shard.is_unflushed(),
+        shard.clock.monotonic(),
+        shard.tables.unpublished_generation,
+    )

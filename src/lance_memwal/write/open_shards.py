@@ -122,6 +122,11 @@ class OpenShards(Generic[W]):
         """The writers that are open now, by shard."""
         return dict(self._open)
 
+    @property
+    def parked(self) -> dict[str, Parked]:
+        """What is put away now, by shard."""
+        return dict(self._parked)
+
     def names(self) -> list[str]:
         """Every shard that was written to."""
         return [*list(self._open), *list(self._parked)]

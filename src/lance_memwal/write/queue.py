@@ -204,6 +204,11 @@ class PutQueue:
         except IndexError:
             return False
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the puts in the queue."""
+        return sum(put.size_bytes for put in tuple(self._waiting))
+
     def gather(self, clock: Clock) -> None:
         """Let threads that were just served queue their next puts."""
         self._companions.gather(self._waiting, clock)

@@ -94,6 +94,13 @@ class Tables:
         return self.active.num_rows
 
     @property
+    def unpublished_generation(self) -> int:
+        """The oldest generation that is not published; may be read without the lock."""
+        active = self.active  # first: what is frozen in between must not look published
+        frozen = self.frozen
+        return frozen[0].generation if frozen else active.generation
+
+    @property
     def is_long_to_replay(self) -> bool:
         """Whether the rows that are in no SSTable would take long to read again from the log."""
         active = self.active
@@ -232,6 +239,7 @@ class WalOnly:
     frozen: tuple[MemTable, ...] = ()
     active_rows = 0
     is_long_to_replay = False
+    unpublished_generation = 0
     next_due: float | None = None
 
     def __init__(self, config: WriterConfig, schema: TableSchema) -> None:

@@ -192,7 +192,7 @@ def acknowledged(shard: Shard, pending: Pending | None, end: int, txn: Transacti
     Without `pending` its transaction was there already.
     """
     if shard.config.durable_write or txn is not None:
-        shard.commits.make_durable(end)
+        shard.commits.make_durable(end, linger=True)
         reach("put.before_ack")
     if pending is None:
         return WriteResult(range(end, end), skipped=True)
