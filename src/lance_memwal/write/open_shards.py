@@ -357,7 +357,7 @@ class OpenShards(Generic[W]):
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
-        self._lock, self.closed = threading.RLock(), True
+        self._lock, self._opening, self.closed = threading.RLock(), {}, True
         self._aging.orphan()
 
 
