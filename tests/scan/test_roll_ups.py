@@ -19,6 +19,7 @@ import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
 from lance_memwal.sstable.roll_up import RollUp
 from lance_memwal.store.location import resolve
+from tests.harness.profile import scaled
 from tests.kit.roll_ups import GENERATIONS, fill, generation_files, key_of, roll_up_all, roll_ups
 from tests.kit.tables import watched_table
 
@@ -217,3 +218,21 @@ def test_one_of_an_unknown_version_is_left_alone(tmp_path: Path) -> None:
     CACHE.clear()
     assert answers(uri) == wanted
     assert mw.open_table(uri).verify().problems == []
+
+
+# --------------------------------------------------------------------------------------------------------------- at scale
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(300)
+def test_a_cold_get_over_many_generations_opens_few_objects(plain: str, tmp_path: Path) -> None:
+    """At most 30 over 500 generations; Lance opens four more for a key that is there: two of the sidecar, the data, the base."""
+    generations = scaled(ci=GENERATIONS, prove=500)
+    uri = plain if generations == GENERATIONS else made(tmp_path / "t", generations=generations)
+    there = key_of(pa.table(KEYS["int64"]), 0)
+    for key in (10_000, there):
+        read: set[str] = set()
+        CACHE.clear()
+        table = watched_table(uri, lambda name, path, read=read: read.add(path) if name.startswith("get") else None)
+        table.get(key)
+        assert len(read) + 4 <= 30

@@ -233,9 +233,8 @@ class PkSidecar:
 
     def __init__(self, location: Location, shard_id: str, sstable: SsTable) -> None:
         self._location = location
-        self._data_path = _data_path(shard_id, sstable.path)
-        self._lookup_path = _lookup_path(shard_id, sstable.path)
-        self._bloom_path = paths.bloom_path(shard_id, sstable.path)
+        self._shard_id = shard_id
+        self._name = sstable.path
         # Threads may fill or empty these at the same time: they read the same immutable bytes, and hold what they use.
         self._bloom: bytes | None = None
         self._lookup: _Lookup | None = None
@@ -243,6 +242,20 @@ class PkSidecar:
         self._reading = threading.RLock()  # a reader of Lance serves one thread at a time
         self._num_rows = 0
         self._pages: dict[int, _Page] = {}
+
+    # Spelled when they are needed: of 500 SSTables a lookup opens one or two.
+
+    @property
+    def _data_path(self) -> str:
+        return _data_path(self._shard_id, self._name)
+
+    @property
+    def _lookup_path(self) -> str:
+        return _lookup_path(self._shard_id, self._name)
+
+    @property
+    def _bloom_path(self) -> str:
+        return paths.bloom_path(self._shard_id, self._name)
 
     @property
     def size_bytes(self) -> int:
