@@ -30,7 +30,7 @@ class _Forgetful(WrappedStore):
         return result
 
 
-@pytest.mark.parametrize("prefix", ["_transactions/", "_deletions/"])
+@pytest.mark.parametrize("prefix", ["_transactions/", "_deletions/", "_versions/"])
 def test_a_file_that_is_ours_already_is_taken_for_written(tmp_path: Path, prefix: str) -> None:
     uri = str(tmp_path / "t")
     rows = pa.table({"id": [1, 2], "value": [1, 1]})

@@ -35,7 +35,7 @@ from lance.mem_wal import CompactedSsTable
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError
+from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.details import MemWalDetails
@@ -207,12 +207,22 @@ def write_vector(
 
 
 def _put_own(store: ObjectStore, path: str, data: bytes, *, fsync: bool) -> None:
-    """Create a file whose name nobody else draws: if it is there already, a lost answer was ours."""
+    """Create a file whose bytes nobody else writes; `ObjectExistsError` if others are there.
+
+    A store may answer "exists already" to what is our own: a retry below us hid the first answer. To take that for a lost
+    commit would remove the files of a version that is there.
+    """
     try:
         store.put_new(path, data, sync=fsync)
-    except ObjectExistsError:
-        if store.get(path) != data:
+    except ObjectExistsError as error:
+        try:
+            found = store.get(path)
+        except ObjectNotFoundError:
+            raise error from None
+        if found != data:
             raise
+        if fsync:
+            store.sync_tree(path)
 
 
 def commit_by_hand(
@@ -285,7 +295,7 @@ def _publish(base: BaseTable, commit: HandMadeVersion, files: Unheld, *, fsync: 
 def _create_manifest(base: BaseTable, version: int, manifest: bytes, *, fsync: bool) -> None:
     """The commit."""
     try:
-        base.location.store.put_new(base.path_of(version), manifest, sync=fsync)
+        _put_own(base.location.store, base.path_of(version), manifest, fsync=fsync)
     except ObjectExistsError:
         raise ConflictError(f"somebody else committed base version {version}") from None
 
