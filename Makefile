@@ -13,9 +13,11 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/nu
 # Test processes; `make test JOBS=0` runs everything in one.
 JOBS ?= 2
 ARGS ?=
+LIVES ?= 1000
+SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench prove prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench prove simulate prove-versions clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -64,6 +66,9 @@ bench: setup ## measure, side by side with the peer where there is one
 
 prove: setup ## the full-scale proofs (long: see docs/development.md)
 	LANCE_MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)
+
+simulate: setup ## whole lives in one seeded order: LIVES=1000 SEED=0, one again with LIVES=1 ARGS=--trace
+	$(BIN)/python -m tests.simulation --lives $(LIVES) --seed $(SEED) $(ARGS)
 
 prove-versions: ## the interop tests beside the newest pylance and LanceDB, in an environment of their own
 	$(PYTHON) tools/prove_versions.py $(ARGS)

@@ -8,6 +8,7 @@ repeat is skipped, and a consumer that was not told to begin again sees every ro
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -38,8 +39,9 @@ _TRIES = 12
 class OnceLife:
     """One life, and what happened in it, as seen from outside."""
 
-    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
-        self.world = world = World(seed, empty_table(keyed=False), keep_trace=keep_trace)
+    def __init__(self, seed: int, *, keep_trace: bool = False, directory: Path | None = None) -> None:
+        """With a directory it is a life with Lance."""
+        self.world = world = World(seed, empty_table(keyed=False), keep_trace=keep_trace, directory=directory)
         draw = world.draw
         self.acknowledged: set[int] = set()
         self.uncertain: set[int] = set()

@@ -28,7 +28,7 @@ __all__ = ["Process", "Schedule", "ScheduledClock", "StandstillError"]
 
 _REAL_SECONDS = 60.0
 _START_SECONDS = 1_000.0
-_EPOCH_MS = 1_700_000_000_000
+_EPOCH_MS = 4_000_000_000_000  # after everything that a real store calls now
 _MOST_STEPS = 60_000
 _STAY = 0.65  # how likely it is that the same thread goes on
 _MAY_PAUSE = 0.08  # at a lock that is free

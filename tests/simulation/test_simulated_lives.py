@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from lance_memwal.write import flush
 from tests.harness.profile import scaled
 from tests.simulation.kinds import KINDS, kind_of
 from tests.simulation.log_lives import LogLife
+from tests.simulation.once_lives import OnceLife
+from tests.simulation.writer_lives import WriterLife
 
 
 def lived(kind: str, seed: int) -> list[str]:
@@ -29,6 +33,16 @@ def lived(kind: str, seed: int) -> list[str]:
 def test_no_life_breaks_a_promise(kind: str) -> None:
     ci, prove = {"log": (40, 20_000), "once": (15, 10_000), "writer": (10, 5_000)}[kind]
     broken = [what for seed in range(scaled(ci=ci, prove=prove)) for what in lived(kind, seed)]
+    assert not broken, "\n".join(broken[:5])
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("live", [OnceLife, WriterLife])
+def test_no_life_with_lance_breaks_a_promise(live: Callable[..., Any], tmp_path: Path) -> None:
+    broken = []
+    for seed in range(scaled(ci=5, prove=1_000)):
+        broken += live(seed, directory=tmp_path / "table").run()
+        shutil.rmtree(tmp_path / "table")
     assert not broken, "\n".join(broken[:5])
 
 

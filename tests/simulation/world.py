@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal.errors import UnavailableError
-from lance_memwal.lance.base import BaseTable
+from lance_memwal.store.local import LocalStore
 from lance_memwal.store.location import Location
 from lance_memwal.store.metering import Recorder
 from lance_memwal.store.port import ObjectStore
@@ -42,14 +42,27 @@ _numbers = itertools.count()
 class World:
     """One life: its schedule, its objects, and its processes."""
 
-    def __init__(self, seed: int, template: MemoryObjects | None = None, *, keep_trace: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        template: MemoryObjects | None = None,
+        *,
+        keep_trace: bool = False,
+        directory: Path | None = None,
+    ) -> None:
+        """`template` are the objects at the beginning; in `directory`, where one is given, with Lance itself."""
         self.schedule = Schedule(seed, keep_trace=keep_trace)
         self.draw = self.schedule.draw
         self.schedule.nap_rate = self.draw.choice((0.0, 0.002, 0.01))
         self._fault_rate = self.draw.choice((0.0, 0.0, 0.02, 0.08))
         outside = Process(self.schedule, "outside")
         now_ms = outside.clock.now_ms
-        self.objects = MemoryObjects(now_ms) if template is None else template.copy(now_ms)
+        self._directory = directory
+        self.objects: ObjectStore = MemoryObjects(now_ms) if template is None else template.copy(now_ms)
+        if directory is not None and template is not None:
+            self.objects = LocalStore(str(directory), flush=None)
+            for path, data in template.items():
+                self.objects.put(path, data)
         self.crashes = 0
         self.broken: list[str] = []
         self._number = next(_numbers)
@@ -97,16 +110,17 @@ class World:
     def location(self, process: Process, once: ObjectStore, raw: ObjectStore) -> Location:
         """The table as one process reaches it."""
         key = f"simulated-{self._number}-{process.name}"
+        root = self._directory or Path("/", key)
         return Location(
-            uri=f"/{key}",
+            uri=str(root),
             store=RetryingStore(once, None, process.clock),
             store_once=once,
             storage_options=None,
             metrics=Recorder(""),
             is_local=True,
-            root_path=f"/{key}",
+            root_path=str(root),
             key=key,
-            lance=MemoryLance(raw, lambda: process.clock.token_hex(16)),
+            lance=MemoryLance(raw, lambda: process.clock.token_hex(16)) if self._directory is None else None,
         )
 
     def afterwards(self, judge: Callable[[Location, ScheduledClock], None]) -> None:
@@ -207,8 +221,3 @@ def empty_table(*, keyed: bool) -> MemoryObjects:
         return objects
     finally:
         shutil.rmtree(directory)
-
-
-def newest_base(location: Location) -> BaseTable:
-    """The newest version of the table."""
-    return BaseTable.need(location)

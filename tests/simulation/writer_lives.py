@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,8 +41,9 @@ _STOPPED = (FencedError, mw.WriterPoisonedError, ClosedError, ConflictError, Una
 class WriterLife:
     """One life, and what happened in it, as seen from outside."""
 
-    def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
-        self.world = world = World(seed, empty_table(keyed=True), keep_trace=keep_trace)
+    def __init__(self, seed: int, *, keep_trace: bool = False, directory: Path | None = None) -> None:
+        """With a directory it is a life with Lance."""
+        self.world = world = World(seed, empty_table(keyed=True), keep_trace=keep_trace, directory=directory)
         draw = world.draw
         self.possible: dict[int, set[int | None]] = {}
         self.acknowledged: set[tuple[int, int | None]] = set()
