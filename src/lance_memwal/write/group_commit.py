@@ -300,7 +300,8 @@ class GroupCommit:
 
     @property
     def _has_room(self) -> bool:
-        return not self._exclusive and self.held_bytes < self._limits.max_unflushed_memtable_bytes
+        held = self._tables.held_bytes(self.pending_bytes)
+        return held < self._limits.max_unflushed_memtable_bytes and not self._exclusive
 
     def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
         """Wait (backpressure, a bulk write); returns whether the put is counted as one that waited (`counted`: it is already).

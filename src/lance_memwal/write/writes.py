@@ -82,7 +82,7 @@ def put(
     with shard.gate:
         size = batches[0].get_total_buffer_size() if len(batches) == 1 else sum(map(_buffer_bytes, batches))
         if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
-            return _write(shard, shard.columns.fitting.fit(batches, fill), transaction)
+            return _write(shard, shard.columns.fitting.fit(batches, fill, size), transaction)
         try:
             done = _queue(shard, batches, size, fill, () if transaction is None else (EntryTransaction(transaction),))
         except TooLargeError as found:
