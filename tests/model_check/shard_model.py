@@ -1,9 +1,10 @@
 """A model of one shard that many write at once: every order of their store calls is tried (RFC 0017).
 
 A `World` is the log, the newest manifest, what each process does next, and puts that are on their way. `successors` gives
-every world that may follow: one store call of one process, a crash before or after it, a put that lands late, a step of
-collection or compaction. `explore` walks all of them and stops at the first that breaks a promise. A row stands for its
-transaction. Each rule has a switch: without it, the model must find a row that is lost, doubled or invented.
+every world that may follow: one store call of one process (a sink, an owner that writes for itself or for clients, a
+consumer), a crash before or after it, a put that lands late, a step of collection or compaction. `explore` walks all of
+them and stops at the first that breaks a promise. A row stands for its transaction. Each rule has a switch: without it,
+the model must find a row that is lost, doubled or invented.
 
 What it leaves out: reading the log is one step; the bytes of entries; time (a silent owner may be taken over at any moment,
 which is worse than any clock).
@@ -48,6 +49,13 @@ class Rule(StrEnum):
     FEED_SAME_GENERATION = auto()  # one that is not listed is lost if what comes next has its generation
     JOINT_IF_PUBLISHED = auto()  # close() leaves the mark only if every generation is published
     JOINT_IF_DECIDED = auto()  # ... and no commit of its own is undecided
+    OWNER_LEAVES_OUT = auto()  # the map of a sentinel leaves a mark out only while the claimer still owns the shard
+    OWNER_KNOWS_CLIENTS = auto()  # an owner that writes for others skips what its predecessor wrote for them
+    COLLECT_FLUSHED = auto()  # collection takes entries at or below the cursor only
+    KEEP_SENTINELS = auto()  # ... and no sentinel
+    KEEP_NEWEST_MAP = auto()  # ... and nothing from the newest whole map on
+    KEEP_FOR_CONSUMERS = auto()  # ... and nothing that a consumer has not read
+    TRIM_COMPACTED = auto()  # a generation leaves the manifest after the base table has it
 
 
 class Entry(NamedTuple):
@@ -91,7 +99,7 @@ class View(NamedTuple):
 
 
 class Process(NamedTuple):
-    """`role`: append, bulk, flush (sinks); write, write_bulk (owners of an exclusive epoch).
+    """`role`: append, bulk, flush (sinks); write, write_bulk (owners of an exclusive epoch); consume (a reader of changes).
 
     `at` is the step that it takes next. `later` are appends that it makes afterwards, from what it knows by then (`known`).
     """
@@ -207,7 +215,7 @@ class Model:
     def successors(self, world: World) -> Iterator[tuple[str, World]]:
         """Every world that may follow, with what happened."""
         for number, process in enumerate(world.processes):
-            if process.at in ("done", "dead"):
+            if process.at in ("done", "dead", "missed"):
                 continue
             step = getattr(self, f"_{process.at}")
             for what, after in step(world, number, process):
@@ -235,17 +243,28 @@ class Model:
         """One entry that nobody needs goes."""
         if not world.collections:
             return
-        whole = [p for p in range(1, len(world.log) + 1) if (e := world.at(p)) is not None and e.full is not None]
-        for position in range(1, min(world.manifest.cursor, max(whole, default=0) - 1) + 1):
+        for position in range(1, self._last_to_collect(world) + 1):
             entry = world.at(position)
-            if entry is not None and entry.kind != "s":
+            if entry is not None and (entry.kind != "s" or not self.has(Rule.KEEP_SENTINELS)):
                 left = world.put(position, None)
                 floor = max(world.floor, position)
                 yield f"collect {position}", left._replace(floor=floor, collections=world.collections - 1)
                 return
 
+    def _last_to_collect(self, world: World) -> int:
+        whole = [p for p in range(1, len(world.log) + 1) if (e := world.at(p)) is not None and e.full is not None]
+        last = world.manifest.cursor if self.has(Rule.COLLECT_FLUSHED) else len(world.log)
+        if self.has(Rule.KEEP_NEWEST_MAP):
+            last = min(last, max(whole, default=0) - 1)
+        if self.has(Rule.KEEP_FOR_CONSUMERS):
+            read = [process.position for process in world.processes if process.role == "consume"]
+            last = min([last, *read])
+        return last
+
     def _trim(self, world: World) -> World:
         manifest, oldest = world.manifest, world.manifest.listed[0]
+        if not self.has(Rule.TRIM_COMPACTED):
+            oldest = (oldest[0], oldest[1], ())
         after = manifest._replace(
             version=manifest.version + 1,
             listed=manifest.listed[1:],
@@ -287,6 +306,15 @@ class Model:
                 yield "commit sent, then a crash", dead._replace(crashes=world.crashes - 1)
 
     # -------------------------------------------------------------------------------------------------------- reading
+
+    def _follow(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """A consumer reads the next entry; its record keeps what comes after it."""
+        following = process.position + 1
+        entry = world.at(following)
+        if entry is not None and (entry.kind != "b" or following <= world.manifest.cursor):
+            yield "read", world.with_process(number, process._replace(position=following))
+        elif entry is None and following <= world.floor:
+            yield "collected", world.with_process(number, process._replace(at="missed"))
 
     def _start(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         at = "claim" if process.is_owner else "log"
@@ -563,6 +591,13 @@ class Model:
         assert manifest is not None
         tip = max(world.tip, manifest.cursor)
         seen = self._map(world, manifest, tip)
+        left_out = any(
+            (entry := world.at(position)) is not None and entry.kind == "b"
+            for position in range(manifest.cursor + 1, tip + 1)
+        )
+        if left_out and world.manifest.epoch != manifest.epoch and self.has(Rule.OWNER_LEAVES_OUT):
+            yield "fenced", world.with_process(number, self._fenced(process))
+            return
         sentinel = Entry(manifest.epoch, "s", full=seen, joint=not process.is_owner)
         yield (
             "look for the tip",
@@ -618,6 +653,10 @@ class Model:
         )
         met = world.at(process.position)
         lost = Process(process.role, process.txn, "done")
+        known = self._map(world, world.manifest, process.position - 1)
+        if process.txn in known and self.has(Rule.OWNER_KNOWS_CLIENTS):
+            yield "skip", _acknowledged(world, number, process)
+            return
         if met is not None:
             yield "fenced or poisoned", world.with_process(number, lost)
             return
@@ -710,6 +749,8 @@ class Model:
             return f"lost: {sorted(lost)}"
         if any(process.at == "damage" for process in world.processes):
             return "a hole in the log that stays"
+        if any(process.at == "missed" for process in world.processes):
+            return "a consumer missed an entry"
         return self._broken_feed(world)
 
     def _broken_feed(self, world: World) -> str | None:

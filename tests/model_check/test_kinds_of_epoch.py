@@ -57,13 +57,34 @@ SEALED_BEFORE = Scenario(
 )
 SLEPT = Scenario("a sleeper and its repeat", (SLEEPER, append("t1"), FLUSH), log=SEALED, acknowledged=frozenset({"t0"}))
 
+SLOW_CLAIM = Scenario("a slow claim beside a bulk", (writer(), bulk("b1"), bulk("b1")), 0, 0, 0, takes_over=True)
+SHARED = Scenario("a client of two owners", (writer("c1"), writer("c1")), lates=0)
+TWO_WRITERS = Scenario("two writers, and collection", (writer("w1"), writer("w2")), 0, 0, 3)
+CONSUMED = Scenario(
+    "a consumer beside an append and a flush", (append("t1"), Process("consume", "", "follow"), FLUSH), 0, 0, 3
+)
+COMPACTED = Scenario("a flush, compacted", (append("t1"), FLUSH), trims=2)
+
 LIVES_ON = Scenario("a stream beside a repeat and a flush", (stream("t1", "t2"), append("t2"), FLUSH), 0, 0)
 LIVES_ON_BULK = Scenario("a stream beside a bulk", (stream("t1", "t2"), bulk("b1")))
 LIVES_ON_WRITER = Scenario("a stream beside a writer", (stream("t1", "t2"), writer("w1")), takes_over=True)
 
-WHOLE = (REPEAT, replace(APPENDS, crashes=0), BULK, WRITER, WRITER_FLUSH, OWNERS_BULK, SEALED_BEFORE, SLEPT, LIVES_ON)
+NEWER = (SHARED, TWO_WRITERS, CONSUMED, COMPACTED)
+WHOLE = (
+    *NEWER,
+    REPEAT,
+    replace(APPENDS, crashes=0),
+    BULK,
+    WRITER,
+    WRITER_FLUSH,
+    OWNERS_BULK,
+    SEALED_BEFORE,
+    SLEPT,
+    LIVES_ON,
+)
 LARGE = (
     *WHOLE,
+    SLOW_CLAIM,
     APPENDS,
     BULK_REPEAT,
     TAKEN_OVER,
@@ -101,6 +122,13 @@ FOUND_IN = {
     Rule.FEED_SAME_GENERATION: BULK_TAKEN_OVER,
     Rule.JOINT_IF_PUBLISHED: WRITER,
     Rule.JOINT_IF_DECIDED: WRITER,
+    Rule.OWNER_LEAVES_OUT: SLOW_CLAIM,
+    Rule.OWNER_KNOWS_CLIENTS: SHARED,
+    Rule.COLLECT_FLUSHED: TWO_WRITERS,
+    Rule.KEEP_SENTINELS: TWO_WRITERS,
+    Rule.KEEP_NEWEST_MAP: REPEAT,
+    Rule.KEEP_FOR_CONSUMERS: CONSUMED,
+    Rule.TRIM_COMPACTED: COMPACTED,
 }
 
 
