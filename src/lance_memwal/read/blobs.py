@@ -28,7 +28,8 @@ from lance_memwal.read.tiers import Tiers, missing_is_collected
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.blobs import as_stored, blob_column_of, shows_blobs
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.read import SsTableReader, find_newest
+from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.several import find_newest
 from lance_memwal.types import TOMBSTONE
 
 __all__ = ["BlobFile", "check_blob_column", "find_blob", "with_bytes"]

@@ -24,7 +24,8 @@ from lance_memwal.read.base_rows import count_of_keys, holds_keys, ids_of_keys, 
 from lance_memwal.read.fresh import FreshIndex, ShardMerge, has_fresh_index, keys_alone, not_in
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import KeySet, concat_keys
-from lance_memwal.sstable.read import SsTableReader, not_rolled, use_roll_ups
+from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.several import not_rolled, use_roll_ups
 
 __all__ = ["live_rows_of"]
 

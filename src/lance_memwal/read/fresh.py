@@ -29,7 +29,8 @@ from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 from lance_memwal.rows.keys import concat_keys, key_array
 from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable, union_of_runs
-from lance_memwal.sstable.read import SsTableReader, not_rolled, open_sstable, use_roll_ups
+from lance_memwal.sstable.read import SsTableReader, open_sstable
+from lance_memwal.sstable.several import not_rolled, use_roll_ups
 
 __all__ = ["FreshIndex", "ShardMerge", "fresh_index", "has_fresh_index", "keys_alone", "live_rows", "not_in"]
 

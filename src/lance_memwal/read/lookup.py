@@ -31,7 +31,7 @@ from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.projection import checked_paths, column_at, field_at, roots_of, value_at
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.read import find_newest
+from lance_memwal.sstable.several import find_newest
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, ShardManifest
 
 __all__ = ["UNDECIDED", "Undecided", "get_from_memory", "lookup_rows"]

@@ -29,7 +29,8 @@ from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
-from lance_memwal.sstable.read import SsTableReader, keeps_rows, not_rolled, use_roll_ups
+from lance_memwal.sstable.read import SsTableReader, keeps_rows
+from lance_memwal.sstable.several import not_rolled, use_roll_ups
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = [

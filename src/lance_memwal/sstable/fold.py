@@ -27,7 +27,8 @@ from lance_memwal.rows.blobs import is_blob
 from lance_memwal.rows.keys import concat_keys, key_array, last_of_each, newest_of_each, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.sstable.read import SsTableReader, rows_together, use_roll_ups
+from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.several import rows_together, use_roll_ups
 from lance_memwal.store.location import Location
 from lance_memwal.types import SsTable
 

@@ -1,6 +1,6 @@
 """The rows of an SSTable: newest only, with the table's present columns, part by part. The one reader of generations.
 
-Owns `SsTableReader` and `find_newest`. Invariants:
+Owns `SsTableReader`. Invariants:
 
 1. A generation directory never changes, so what was read of it stays right for ever.
 2. Columns, and the fields inside them, are matched by field id (`lance_memwal.rows.field_match`): one that was renamed since
@@ -24,10 +24,9 @@ Owns `SsTableReader` and `find_newest`. Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, groupby
 from typing import Any
 
 import lance
@@ -37,7 +36,6 @@ import pyarrow as pa
 from lance.blob import BlobFile
 from lance.file import LanceFileReader
 
-from lance_memwal.clock import in_order
 from lance_memwal.errors import (
     CorruptDataError,
     InvalidInputError,
@@ -80,30 +78,19 @@ from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
 from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.rows.sorted_keys import find_sorted, searchable
-from lance_memwal.sstable.roll_up import Keys, Rolled, find_rolled
+from lance_memwal.sstable.roll_up import Keys, Rolled
 from lance_memwal.sstable.sidecar import PkSidecar, WantedKeys, sort_keys
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ROW_ADDRESS, TOMBSTONE, SsTable
 
-__all__ = [
-    "DataFile",
-    "SsTableReader",
-    "find_newest",
-    "keeps_rows",
-    "not_rolled",
-    "open_sstable",
-    "rows_together",
-    "use_roll_ups",
-]
+__all__ = ["DataFile", "SsTableReader", "keeps_rows", "open_sstable"]
 
 Offsets = npt.NDArray[np.int64]
 _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
-_ASK_AT_ONCE = 16  # filters, where each waits for a network
-_MANY_COLD = 8  # so many small files cost more than a listing
 _FLAG_ROWS = 1 << 20  # of one column with two values
 _PART_ROWS = 1 << 16  # where nobody knows how wide rows are
 # What Lance stores in one form and shows in another.
@@ -647,18 +634,6 @@ class SsTableReader:
         )
 
 
-def rows_together(readers: Sequence[SsTableReader], schema: TableSchema, columns: Sequence[str]) -> pa.Table | None:
-    """The newest rows of SSTables that a roll-up has and that store the same columns, one after the other: `columns` and
-    `_tombstone`. None if it does not have all of them."""
-    first, parts = readers[0], []
-    for reader in readers:
-        rolled = reader.rolled_rows()
-        if rolled is None or reader.columns is not first.columns:
-            return None
-        parts.append(rolled[0])
-    return first.conformed(pa.concat_tables(parts).combine_chunks(), columns, schema)
-
-
 def _as_asked(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
     """What Lance read of a column, in the form in which it was asked for: of blobs, what is shown of them or the bytes."""
     if shows_blobs(column):
@@ -677,67 +652,6 @@ def _columns(fields: Sequence[LanceField]) -> dict[str, FieldId]:
         return FieldId(field.id, tuple(below(child) for child in fields if child.parent_id == field.id))
 
     return {field.name: below(field) for field in fields if field.parent_id == -1}
-
-
-def find_newest(
-    readers: Sequence[SsTableReader], columns: Sequence[pa.Array]
-) -> Iterator[tuple[SsTableReader, npt.NDArray[np.int64], Offsets]]:
-    """Where the newest row of each key is, over the SSTables of one shard, which ascend.
-
-    An SSTable, which of the keys it decides, and the offsets of their rows there; keys that are nowhere are in no answer.
-    """
-    keys = WantedKeys.of(columns)
-    left = np.arange(len(keys.values))
-    use_roll_ups(readers, few_keys=True)
-    groups = [list(group) for _, group in groupby(reversed(readers), _roll_up_of)]
-    at_once = readers[0].location.at_once(_ASK_AT_ONCE)
-    answers = in_order(lambda group: _might_contain(group, keys), groups, at_once, "memwal-open")
-    for reader, maybe in chain.from_iterable(map(zip, groups, answers)):
-        reader.asked_keys += len(left)
-        rows = left[maybe[left]]
-        offsets = reader.locate(keys.take(rows)) if len(rows) else rows
-        if (offsets >= 0).any():
-            yield reader, rows[offsets >= 0], offsets[offsets >= 0]
-            left = np.setdiff1d(left, rows[offsets >= 0])
-            if not len(left):
-                return
-
-
-def _roll_up_of(reader: SsTableReader) -> object:
-    return reader if reader.rolled is None else reader.rolled.roll_up
-
-
-def _might_contain(readers: Sequence[SsTableReader], keys: WantedKeys) -> list[npt.NDArray[np.bool_]]:
-    """Per SSTable and key whether it may be there; `readers` are in one roll-up, or there is one of them."""
-    rolled = readers[0].rolled
-    found = None if rolled is None or keys.hashes is None else rolled.roll_up.might_contain(keys.hashes)
-    if found is None:
-        return [reader.might_contain(keys) for reader in readers]
-    return [found[reader.rolled.number] for reader in readers if reader.rolled is not None]
-
-
-def use_roll_ups(readers: Iterable[SsTableReader], *, few_keys: bool = False) -> None:
-    """Let SSTables be read from roll-ups, where many of a shard are cold and there are any; costs a listing per shard.
-
-    Unless `few_keys` are looked for, what the roll-ups know of them is read at once.
-    """
-    by_shard: dict[str, list[SsTableReader]] = {}
-    for reader in readers:
-        if reader.is_cold:
-            by_shard.setdefault(reader.shard_id, []).append(reader)
-    for shard_id, cold in by_shard.items():
-        if len(cold) >= _MANY_COLD:
-            location = cold[0].location
-            found = find_rolled(location, shard_id, [reader.sstable for reader in cold])
-            for reader in cold:
-                reader.rolled = found.get(reader.sstable.path)
-            first = {rolled.roll_up.path: rolled for rolled in ([] if few_keys else found.values())}
-            list(in_order(Rolled.facts, list(first.values()), location.at_once(_ASK_AT_ONCE), "memwal-open"))
-
-
-def not_rolled(readers: Iterable[SsTableReader]) -> list[SsTableReader]:
-    """Those that must open files of their own."""
-    return [reader for reader in readers if reader.rolled is None]
 
 
 def open_sstable(location: Location, shard_id: str, sstable: SsTable) -> SsTableReader:

@@ -20,8 +20,9 @@ from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectExistsError
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.bloom import BLOOM_BYTES
-from lance_memwal.sstable.read import SsTableReader, use_roll_ups
+from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.roll_up import Copy, Keys, encode_roll_up, find_rolled, path_of_roll_up
+from lance_memwal.sstable.several import use_roll_ups
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable
