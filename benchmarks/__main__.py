@@ -87,7 +87,8 @@ def _print(run: Run) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for and print it."""
     options = _parser().parse_args(arguments)
-    found = {group: [work.name for work in work_of(group, options.only)] for group in options.group or group_names()}
+    chosen = options.group or group_names()
+    found = {group: [work.name for work in work_of(group, options.only, quick=options.quick)] for group in chosen}
     groups = [group for group, names in found.items() if names]
     if options.list:
         print("\n".join(name for names in found.values() for name in names))

@@ -59,6 +59,12 @@ def _load(table: mw.Table, first: int, end: int) -> None:
         lance.write_dataset(rows.cast(table.schema), table.uri, mode="append")
 
 
+def _puts_of(writer: mw.TableWriter, new: Iterator[int], times: int) -> Measured:
+    """Puts of 20 new rows each, which are made before."""
+    made = iter([_of([next(new) for _ in range(20)]) for _ in range(times + 1)])
+    return repeated("put of 20 rows", lambda: writer.put(next(made)), times)
+
+
 def _flush_of(writer: mw.TableWriter, new: Iterator[int], rows: int, times: int, what: str) -> Measured:
     """Flushes of rows that were put just before; putting them does not count."""
     values = []
@@ -82,7 +88,7 @@ def _at_rows(table: mw.Table, size: int) -> list[Measured]:
     found = []
     with table.writer(compaction=None) as writer:
         writer.put(_of([-1]))
-        found.append(repeated("put of 20 rows", lambda: writer.put(_of([next(new) for _ in range(20)])), 50))
+        found.append(_puts_of(writer, new, 50))
         found.append(repeated("get of a fresh row", lambda: table.get(-1), 50))
         found.append(repeated("get of a base row", lambda: table.get(next(keys)), 50))
         found.append(repeated("scan, per row", lambda: _read(table), 3, unit="ns", per=size))
@@ -118,7 +124,7 @@ def _at_generations(table: mw.Table, writer: mw.TableWriter, firsts: list[int], 
         repeated("get of a flushed row", lambda: table.get(next(keys)), 50),
         repeated("get of no row", lambda: table.get(next(missing)), 50),
         repeated("scan", lambda: _read(table), 5, unit="ms"),
-        repeated("put of 20 rows", lambda: writer.put(_of([next(new) for _ in range(20)])), 50),
+        _puts_of(writer, new, 50),
         _flush_of(writer, new, _GENERATION_ROWS, _FLUSHES, "flush of 100 rows"),
     ]
 

@@ -19,7 +19,7 @@ from benchmarks.rivals import Place, Put, Rival
 from benchmarks.store_costs import Requests
 
 _WAITS_MS = (10, 50, 200)
-_PUTS_PER_TURN = 6
+_PUTS_PER_TURN, _FEW_PUTS = 8, 4
 _numbers = itertools.count()
 _running: list[AbstractContextManager[Service]] = []
 
@@ -36,9 +36,10 @@ def cases() -> Iterator[Case | Requests]:
             if threads == 1:
                 others[APPEND] = partial(_put, rivals.append, wait, threads)
             name = f"object store, {wait} ms: put of 20 rows, {threads} thread{'' if threads == 1 else 's'}"
-            yield Case(name, named["ours"], named["peer"], None, "puts/s", 3, others=others)
+            late = wait == _WAITS_MS[-1]
+            yield Case(name, named["ours"], named["peer"], None, "puts/s", 3, others=others, full_only=late)
     for wait in _WAITS_MS:
-        yield Requests(f"object store, {wait} ms: every operation", wait)
+        yield Requests(f"object store, {wait} ms: every operation", wait, full_only=wait != _WAITS_MS[0])
 
 
 @cache
@@ -52,7 +53,7 @@ def _service() -> Service:
 def _put(rival: Rival, wait_ms: int, threads: int, bench: Bench) -> Sample:
     service = _service()
     place = Place(service.uri(f"table-{next(_numbers)}"), options=service.options)
-    seconds = (_PUTS_PER_TURN if bench.quick else 2 * _PUTS_PER_TURN) * wait_ms / 1000
+    seconds = bench.scale(_PUTS_PER_TURN, _FEW_PUTS) * wait_ms / 1000
     some = rivals.batches("narrow", 20, 1_000)
     return rivals.putting(partial(_late, rival, service, wait_ms), place, some, threads=threads, seconds=seconds)
 

@@ -77,7 +77,8 @@ def _put_case(shape: str, rows: int, threads: int) -> Case:
         others[ONE_THREAD] = _turn(rivals.ours, shape, rows)
     name = f"{_called(shape, rows)}, {threads} thread{'' if threads == 1 else 's'}"
     ours, peer = _turn(rivals.ours, shape, rows, threads), _turn(rivals.peer, shape, rows, threads)
-    return Case(name, ours, peer, None, "puts/s", _ROUNDS, others=others)
+    shown = shape == "narrow" or (rows == 20 and threads == 1)
+    return Case(name, ours, peer, None, "puts/s", _ROUNDS, others=others, full_only=not shown)
 
 
 def _turn(rival: Rival, shape: str, rows: int, threads: int = 1) -> Any:
@@ -95,10 +96,12 @@ def _puts(rival: Rival, uri: str, shape: str, rows: int, threads: int, bench: Be
     return rivals.putting(rival, Place(uri, shape), some, threads=threads, seconds=seconds)
 
 
+_BYTES_PER_ROW = {"narrow": 40, "text": 400, "128-dimension": 550, "1,024-dimension": 4_200}
+
+
 def _count_of(shape: str, rows: int, threads: int) -> int:
-    """How many batches: enough for a turn, and not more than a machine has room for."""
-    bytes_per_row = 4_200 if shape.startswith("1,024") else 600
-    return max(threads, min(3_000, 60_000_000 // (rows * bytes_per_row)))
+    """How many batches: enough for a turn, one more to begin with, and not more than a machine has room for."""
+    return max(threads, 3, min(3_000, 60_000_000 // (rows * _BYTES_PER_ROW[shape]))) + 1
 
 
 # -------------------------------------------------------------------------------------------------------------- shards

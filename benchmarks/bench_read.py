@@ -106,7 +106,7 @@ def _once(call: Callable[[], Any]) -> Sample:
     return Sample((time.perf_counter() - start) * 1e3)
 
 
-def _scan_case(name: str, state: str, sql: str | None, goal: float) -> Case:
+def _scan_case(name: str, state: str, sql: str | None, goal: float, *, full_only: bool = False) -> Case:
     def ours(bench: Bench) -> Sample:
         tables = _tables(state, bench.quick)
         return _once(lambda: tables.ours.scan(filter=sql).to_table())
@@ -120,7 +120,7 @@ def _scan_case(name: str, state: str, sql: str | None, goal: float) -> Case:
         dataset = _tables(state, bench.quick).ours.dataset
         return _once(lambda: dataset.to_table(filter=sql))
 
-    return Case(name, ours, peer, 1 / goal, "ms", rounds=9, others={LIMIT: limit})
+    return Case(name, ours, peer, 1 / goal, "ms", rounds=9, others={LIMIT: limit}, full_only=full_only)
 
 
 def _keys(tables: Tables, where: str, count: int) -> list[int]:
@@ -212,7 +212,7 @@ def cases() -> Iterator[Case]:
     yield _scan_case("scan, memtable", "memtable", None, 2)
     yield _scan_case("scan, 3 SSTables", "sstables", None, 3)
     yield _scan_case("scan, filtered, 3 SSTables", "sstables", "value > 990", 1)
-    yield _scan_case("scan, 100 SSTables", "many", None, 5)
+    yield _scan_case("scan, 100 SSTables", "many", None, 5, full_only=True)
     yield _get_case("get, from memtable", "memtable", "fresh", 5)
     yield _get_case("get, from memtable, ShardWriter", "memtable", "fresh", 5, _shard_writer_get)
     of_peer = _get_case("", "memtable", "fresh", 5).peer

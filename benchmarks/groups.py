@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import pkgutil
 import sys
 import time
@@ -41,15 +42,16 @@ def group_names() -> list[str]:
     return sorted((name.removeprefix("bench_") for name in names), key=lambda name: (name in _LAST, name))
 
 
-def work_of(group: str, only: str = "") -> Iterator[Work]:
-    """What a group measures, of which the name contains `only`."""
+def work_of(group: str, only: str = "", *, quick: bool = False) -> Iterator[Work]:
+    """What a group measures, of which the name contains `only`; a short run leaves out what only a full one has time for."""
     for work in importlib.import_module(f"benchmarks.bench_{group}").cases():
-        if only.lower() in work.name.lower():
+        if only.lower() in work.name.lower() and not (quick and work.full_only):
             yield work
 
 
 def measured(group: str, only: str, *, quick: bool, base: Path, until: float) -> Iterator[Told]:
     """The records of a group, each with the name of its list, as they come; nothing begins after the time `until`."""
+    os.environ.setdefault("LANCE_LOG", "error,lance::index=off")  # Lance would tell of every table with a MemWAL
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(there, group, only, quick, base, until))
@@ -71,7 +73,7 @@ def measured(group: str, only: str, *, quick: bool, base: Path, until: float) ->
 
 
 def _measure(pipe: Connection, group: str, only: str, quick: bool, base: Path, until: float) -> None:
-    for work in work_of(group, only):
+    for work in work_of(group, only, quick=quick):
         began = time.time()
         late = began > until
         kind, record = ("left_out", {"name": work.name}) if late else _record(work, quick, base)

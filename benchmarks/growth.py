@@ -40,6 +40,7 @@ class Growth:
     sizes: tuple[int, ...]
     quick_sizes: tuple[int, ...]
     grow: Grow
+    full_only: bool = False
 
     def measured(self, *, quick: bool, base: Path) -> dict[str, Any]:
         """The record of all curves."""

@@ -98,7 +98,7 @@ def is_cost(unit: str) -> bool:
 class Case:
     """One comparison. `goal` bounds ours / peer: from above where the unit is a cost, from below where it is a rate.
 
-    `others` are further sides, by name, which take turns with the two.
+    `others` are further sides, by name, which take turns with the two. A short run has no case that is `full_only`.
     """
 
     name: str
@@ -109,6 +109,7 @@ class Case:
     rounds: int = 7
     isolated: bool = False
     others: Mapping[str, Turn] = field(default_factory=dict)
+    full_only: bool = False
 
     @property
     def sides(self) -> dict[str, Turn]:

@@ -231,6 +231,7 @@ def limit(place: Place) -> Iterator[Put]:
         entry_encoder(place.shape),
         itertools.count(1),
     )
+    store.put_new(wal_entry_path(SHARD, next(positions)), b"the connection and the directory are there")
     yield lambda batch: store.put_new(wal_entry_path(SHARD, next(positions)), encode(batch))
 
 
@@ -274,11 +275,12 @@ def limit_buffered(place: Place) -> Iterator[Put]:
 
 
 def putting(rival: Rival, place: Place, some: Sequence[pa.RecordBatch], *, threads: int = 1, seconds: float) -> Sample:
-    """Puts per second of all threads together, until the batches are used up or the time is."""
+    """Puts per second of all threads together, until the batches are used up or the time is; the first one does not count."""
     with rival(place) as put:
+        put(some[0])
         latencies: list[list[float]] = [[] for _ in range(threads)]
         workers = [
-            threading.Thread(target=_put_for, args=(put, some[number::threads], seconds, latencies[number]))
+            threading.Thread(target=_put_for, args=(put, some[1 + number :: threads], seconds, latencies[number]))
             for number in range(threads)
         ]
         start = time.perf_counter()

@@ -18,11 +18,12 @@ __all__ = ["Requests", "text_of_requests"]
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Every operation of the cost model on a table with `shards` shards, with so long a wait for each answer."""
+    """Every operation of the cost model on a table with `shards` shards, with so long a wait for each answer. See `Case`."""
 
     name: str
     latency_ms: int
     shards: int = 1
+    full_only: bool = False
 
     def measured(self) -> dict[str, Any]:
         """The record."""
