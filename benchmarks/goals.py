@@ -228,7 +228,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         return verdict.goal.work, "", "", goal, "", "", "", met
     sign = f" {_TIMES}" if verdict.bound.side else f" {verdict.bound.unit}"
     median, best, least, greatest = (
-        f"{value:.3g}" for value in (verdict.median, verdict.best, verdict.least, verdict.greatest)
+        figure(value) for value in (verdict.median, verdict.best, verdict.least, verdict.greatest)
     )
     work = f"{verdict.goal.work} (worst: {verdict.detail.rpartition(': ')[2]})" if verdict.detail else verdict.goal.work
     return work, verdict.ours, verdict.other, goal, f"{median}{sign}", f"{best}{sign}", f"{least} to {greatest}", met
