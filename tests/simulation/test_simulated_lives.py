@@ -110,7 +110,7 @@ BUGS: dict[str, tuple[str, int, Callable[[pytest.MonkeyPatch], None]]] = {  # th
     "no sentinel": ("log", 0, _no_sentinel),
     "no second look at the manifest": ("log", 0, _no_second_look),
     "a claim without a look at what is newer": ("large log", 715, _claims_without_a_look),
-    "a late sentinel forgets": ("once", 90, _sentinel_of_a_sleeper),
+    "a late sentinel forgets": ("once", 440, _sentinel_of_a_sleeper),
     "repeats are new": ("once", 0, _repeats_are_new),
     "the cursor goes too far": ("writer", 0, _cursor_goes_too_far),
 }
