@@ -320,3 +320,21 @@ def test_statistics_stay_usable_after_close(tmp_path: Path) -> None:
         assert stats.put_time > 0
     handle.reset()
     assert handle.snapshot().put_count == 0
+
+
+def test_an_abort_wakes_everybody_although_a_leader_settles_writes_meanwhile(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
+    for k in range(3):
+        writer.put_nowait(rows([k]), drain=False)
+    pending = writer._shard.commits.pending
+
+    class SettledMeanwhile(QueuedPut):
+        """Another thread gives the oldest write up at the very moment at which this one is woken."""
+
+        def wake(self) -> None:
+            pending.popleft()
+
+    for item in pending:
+        item.put = SettledMeanwhile([], 0, writer._shard.columns.fitting.fit, False, 0.0)
+    writer.abort()
+    assert not pending

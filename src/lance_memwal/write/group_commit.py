@@ -148,7 +148,7 @@ class GroupCommit:
 
     def _wake_puts(self) -> None:
         self._puts.wake_all()
-        for item in self.pending:
+        for item in tuple(self.pending):  # a leader may settle some meanwhile
             if item.put is not None:
                 item.put.wake()
 
