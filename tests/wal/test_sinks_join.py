@@ -126,6 +126,21 @@ def test_a_sink_that_waited_too_long_says_what_to_do_and_wrote_nothing(table: mw
     assert ids(table) == [1, 3]
 
 
+def test_a_sink_that_waits_for_seconds_says_once_for_whom(table: mw.Table, caplog: pytest.LogCaptureFixture) -> None:
+    clock = SkippingClock()
+    appender = OnceAppender(table.uri, clock=clock)
+    with table.shard_writer() as writer:
+        writer.put(rows(1))
+        with pytest.raises(ConflictError):
+            Sink(appender, patience=Patience(4.0, 1e9), clock=clock).append(SHARD, rows(2))
+        assert caplog.messages == []
+        with pytest.raises(ConflictError):
+            Sink(appender, patience=Patience(30.0, 1e9), clock=clock).append(SHARD, rows(2))
+    (told,) = caplog.messages
+    assert "or was silent for 1e+09 seconds" in told
+    assert SHARD in told
+
+
 def test_an_owner_that_is_silent_is_taken_over_and_fenced(table: mw.Table) -> None:
     writer = table.shard_writer()
     writer.put(rows(1))

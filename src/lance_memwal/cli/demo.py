@@ -33,6 +33,7 @@ _DIMENSION = 16
 _BASE_ROWS = 2_000
 _ACKED_BEFORE_KILL = 300
 _FRESH_READS = 20
+_ROWS_FOR_ALL = 64  # so many that each shard gets some
 _STREAM_SECONDS = 12.0
 _SCHEMA = pa.schema(
     [
@@ -142,11 +143,13 @@ def _kill_a_writer(story: _Story) -> None:
     writer.communicate()
     started = SYSTEM_CLOCK.monotonic()
     with story.table.writer() as recovered:
-        recovered.put([_row(row, 2) for row in acked[-4:]])
+        recovered.put([_row(row, 2) for row in acked[-_ROWS_FOR_ALL:]])
         seconds = SYSTEM_CLOCK.monotonic() - started
         found = recovered.lookup(acked, ["id", "revision"])
     lost = len(acked) - found.num_rows
     _check(lost == 0, "no acknowledged row is lost")
+    left = [info.shard_id for info in story.table.shards() if info.epoch == 1]
+    _check(not left, f"no shard is left to the killed writer, for whom sinks would wait: {left}")
     _say(f"{len(acked)} acknowledged upserts, SIGKILL, {lost} lost; a new writer took the shards over and wrote")
     typical = float(np.median(freshness))
     story.note("acknowledged rows lost by SIGKILL", f"{lost} of {len(acked)}")

@@ -7,7 +7,7 @@ Owns `Sink`. Invariants:
    process lives however silent it is: after such a while it is a `ConflictError`.
 2. An append keeps its transaction through every attempt, whoever it is made with: whether an attempt before counts is
    told by the map of the shard.
-3. Every wait has an end, with an error that says what to do.
+3. Every wait has an end, with an error that says what to do; one of more than some seconds is told in a warning.
 4. Many shards are appended to at once, by a bounded number of threads; the table is looked at once for all of them. Rows of a
    shard are asked for when its turn comes, so that memory holds those of that many shards.
 """
@@ -41,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 AT_ONCE = 16
 """How many shards a sink appends to at the same time: most of that time it waits for a store."""
 _LOOK_SECONDS = 0.5
+_TELL_SECONDS = 5.0
 _BACK_OFF = BackOff(0.005, 0.25)
 _PLAIN = Terms()
 
@@ -232,7 +233,7 @@ class Sink:
         known = self._joined.get(shard_id)
         if known is not None:
             return known
-        waits = 0
+        began, told = self._clock.monotonic(), False
         while True:
             way = self._look(shard_id)
             if isinstance(way, ShardClaim):
@@ -241,9 +242,9 @@ class Sink:
                 return way
             if not deadline.left_seconds:
                 raise self._kept_out(shard_id)
-            if not waits:
-                _LOG.info("waiting for the writer of a shard [shard=%s]", shard_id)
-            waits += 1
+            if not told and self._clock.monotonic() - began >= _TELL_SECONDS:
+                told = True
+                _LOG.warning("%s", self._waits_for(shard_id))
             self._clock.sleep(min(_LOOK_SECONDS, deadline.left_seconds))
 
     def _look(self, shard_id: str) -> ShardClaim | ServedOwner | None:
@@ -289,6 +290,13 @@ class Sink:
         return ConflictError(
             f"a writer of this process has shard {shard_id} open and was silent for {self._patience.silent_seconds:g} seconds: "
             "close it, or share it (table.writer(shared=True)), so that others have their turn"
+        )
+
+    def _waits_for(self, shard_id: str) -> str:
+        silent, most = self._patience.silent_seconds, self._patience.wait_seconds
+        return (
+            f"rows wait for the writer of shard {shard_id}: they go on when it is closed, or was silent for {silent:g} seconds "
+            f"as one that was killed is, and fail after {most:g}; a writer that shares (table.writer(shared=True)) takes them"
         )
 
     def _kept_out(self, shard_id: str) -> ConflictError:
