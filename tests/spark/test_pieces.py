@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import types as st
 
 import lance_memwal as mw
@@ -12,7 +13,9 @@ from lance_memwal.spark.executor_mode import balanced
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pieces import Piece, all_staged, by_shard, inline_share, load_pieces, unstage, write_pieces
 from lance_memwal.spark.rows import WritePlan
+from lance_memwal.spark.sink import commit_pieces
 from lance_memwal.store.paths import STAGE_DIR
+from lance_memwal.types import Transaction
 from tests.kit.spark_tables import PLAIN, append_only
 
 JOB = "0b"
@@ -65,3 +68,16 @@ def test_groups_of_shards_have_about_the_same_size() -> None:
     assert sorted(sum(sizes[shard_id] for shard_id in group) for group in groups) == [1000, 1000]
     assert sorted(shard_id for group in groups for shard_id in group) == sorted(sizes)
     assert len(balanced(pieces, 100)) == 11
+
+
+def test_rows_that_were_routed_for_a_table_before_are_refused_by_the_one_after_it(uri: str) -> None:
+    options = Options.parse({"path": uri, "upkeep": "off"})
+    before = append_only(uri, 4)
+    message = write_pieces(WritePlan.make(before, FRAME, options), JOB, iter([rows(0, 100)]))
+    before.drop()
+    table = append_only(uri, 3)
+    plan = WritePlan.make(table, FRAME, options)
+    with pytest.raises(mw.InvalidInputError, match="rows belong to shard"):
+        commit_pieces(plan, [message], Transaction("query", 1))
+    commit_pieces(plan, [write_pieces(plan, JOB, iter([rows(0, 100)]))], Transaction("query", 2))
+    assert table.count_rows() == 100

@@ -124,15 +124,19 @@ def _handed_in(df: Any, plan: WritePlan, job: str) -> Pieces:
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         made = write_pieces(plan, job, batches)
-        told = [asdict(piece) for piece in made.pieces]
+        told = [_told_of(piece) for piece in made.pieces]
         if made.refused is not None:
             told = [{"refused": encode_error(made.refused)}]
-        for item in told:
-            digest = item.pop("digest", 0)
-            yield pa.RecordBatch.from_pylist([{**item, "digest": str(digest)}], schema=_PIECE)
+        if told:
+            yield pa.RecordBatch.from_pylist(told, schema=_PIECE)
 
     found = df.mapInArrow(run, struct_type(_PIECE)).toArrow().to_pylist()
-    return Pieces(tuple(_piece_of(item) for item in found))
+    return Pieces(tuple(_piece_of(item) for item in found), routed_by=plan.sharding)
+
+
+def _told_of(piece: Piece) -> dict[str, Any]:
+    """A piece as a row of `_PIECE`."""
+    return {name: getattr(piece, name) for name in _PIECE.names if hasattr(piece, name)} | {"digest": str(piece.digest)}
 
 
 def _piece_of(answer: dict[str, Any]) -> Piece:
@@ -183,7 +187,7 @@ def _append_group(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transa
     pieces = {shard_id: [Piece(**item) for item in found] for shard_id, found in json.loads(argument).items()}
     sink = sink_of(plan)
     sink.learn(claims)
-    results = refusing(lambda _: list(append_pieces(plan, sink, pieces, txn)), iter(()))
+    results = refusing(lambda _: list(append_pieces(plan, sink, pieces, txn, plan.sharding)), iter(()))
     if isinstance(results, MemWalError):
         return json.dumps({"refused": encode_error(results).hex()})
     lengths = lengths_of(sink, sorted(pieces))

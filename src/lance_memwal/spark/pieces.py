@@ -7,6 +7,8 @@ Owns `Piece`, `Pieces` and where their bytes are. Invariants:
 2. Messages are bounded per task (`inlineBytes`) and in sum (`messageBytes`), however many tasks there are: the share of task
    number i is m * k / ((i + k) * (i + k + 1)), and these add up to m. What is more is staged.
 3. A task keeps at most 64 MiB of rows before it stages them; all shards of one turn are one object.
+4. Rows that came to the commit unsplit become the same pieces there, by the same plan: the tasks of the JVM face hand in those of
+   small tasks as they are (`SmallTasks.java` bounds them).
 """
 
 from __future__ import annotations
@@ -23,13 +25,25 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.refusals import refusing
 from lance_memwal.spark.rows import WritePlan
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 
-__all__ = ["Piece", "Pieces", "all_staged", "by_shard", "inline_share", "load_pieces", "unstage", "write_pieces"]
+__all__ = [
+    "Piece",
+    "Pieces",
+    "all_staged",
+    "by_shard",
+    "inline_share",
+    "load_pieces",
+    "split_here",
+    "unsplit",
+    "unstage",
+    "write_pieces",
+]
 
 _LOG = logging.getLogger(__name__)
 _SPILL_BYTES = 64 << 20
@@ -42,7 +56,7 @@ _handed_in: dict[tuple[str, int], int] = {}
 class Piece:
     """Rows of one shard from one task: inline, or `size_bytes` from `start` on of the staged object `path`.
 
-    `digest` is the sum of theirs (`RowDigest`).
+    `digest` is the sum of theirs (`RowDigest`). `batches` are those of a piece that was made where it is committed.
     """
 
     shard_id: str
@@ -52,16 +66,49 @@ class Piece:
     data: bytes | None = field(default=None, repr=False)
     path: str | None = None
     start: int = 0
+    batches: tuple[pa.RecordBatch, ...] | None = field(default=None, repr=False)
 
 
 @dataclass
 class Pieces(WriterCommitMessage):
-    """What one task hands to the commit: rows, or why it has refused them."""
+    """What one task hands to the commit: rows, or why it has refused them.
+
+    `unsplit` are Arrow streams of rows as Spark has them. `routed_by` is the sharding that chose the shards of the pieces: the
+    commit of a stream has a plan of its own, perhaps of a table that was made anew meanwhile.
+    """
 
     pieces: tuple[Piece, ...] = ()
     query_id: str | None = None
     run_id: str | None = None
     refused: MemWalError | None = None
+    unsplit: tuple[bytes, ...] = field(default=(), repr=False)
+    routed_by: Sharding | None = None
+
+
+def unsplit(query_id: str | None, run_id: str | None, *streams: bytes) -> Pieces:
+    """The message of a small task of the JVM face, which calls this by its name."""
+    return Pieces((), query_id, run_id, unsplit=streams)
+
+
+def split_here(plan: WritePlan, message: Pieces) -> Pieces:
+    """The message with all its rows in pieces; raises what a task would have refused."""
+    if not message.unsplit:
+        return message
+    held: dict[str, list[pa.RecordBatch]] = {}
+    for stream in message.unsplit:
+        with pa.ipc.open_stream(stream) as reader:
+            for shard_id, rows in plan.split(iter(reader)):
+                held.setdefault(shard_id, []).append(rows)
+    made = (replace(_piece(plan, shard_id, rows, _size(rows)), batches=tuple(rows)) for shard_id, rows in held.items())
+    return replace(message, pieces=tuple(made), unsplit=(), routed_by=plan.sharding)
+
+
+def _size(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(int(pa.ipc.get_record_batch_size(batch)) for batch in batches)
+
+
+def _piece(plan: WritePlan, shard_id: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> Piece:
+    return Piece(shard_id, sum(batch.num_rows for batch in batches), size_bytes, plan.digest(batches).total)
 
 
 def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -> Pieces:
@@ -79,7 +126,7 @@ def write_pieces(plan: WritePlan, job: str, batches: Iterator[pa.RecordBatch]) -
         return Pieces((), query, run, pieces)
     if context is not None:
         _count((job, attempt), sum(piece.size_bytes for piece in pieces if piece.data is not None))
-    return Pieces(pieces, query, run)
+    return Pieces(pieces, query, run, routed_by=plan.sharding)
 
 
 def _collected(plan: WritePlan, job: str, share: int, batches: Iterator[pa.RecordBatch]) -> tuple[Piece, ...]:
@@ -123,7 +170,7 @@ class _Collector:
             self._stage()
         for shard_id, batches in self._held.items():
             data = _encode(batches)
-            self._pieces.append(replace(self._piece(shard_id, batches, len(data)), data=data))
+            self._pieces.append(replace(_piece(self._plan, shard_id, batches, len(data)), data=data))
         return tuple(self._pieces)
 
     def _stage(self) -> None:
@@ -134,14 +181,10 @@ class _Collector:
         for shard_id, batches in self._held.items():
             start = sink.tell()
             sink.write(_encode(batches))
-            piece = self._piece(shard_id, batches, sink.tell() - start)
+            piece = _piece(self._plan, shard_id, batches, sink.tell() - start)
             self._pieces.append(replace(piece, path=path, start=start))
         location.store.put_new(path, sink.getvalue())
         self._held, self._held_bytes = {}, 0
-
-    def _piece(self, shard_id: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> Piece:
-        rows = sum(batch.num_rows for batch in batches)
-        return Piece(shard_id, rows, size_bytes, self._plan.digest(batches).total)
 
 
 def _encode(batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -167,8 +210,11 @@ def by_shard(messages: Sequence[Pieces | None]) -> dict[str, list[Piece]]:
 
 def load_pieces(location: Location, pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
     """The rows of these pieces."""
-    batches = []
+    batches: list[pa.RecordBatch] = []
     for piece in pieces:
+        if piece.batches is not None:
+            batches += piece.batches
+            continue
         data = piece.data
         if data is None:
             data = location.store.get_range(str(piece.path), piece.start, piece.size_bytes)

@@ -294,16 +294,18 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
     """The rows of one shard and version in the order in which they count, without those that a later one replaces anyway."""
     if not plan.schema.primary_key or not batches:
         return batches
+    order = plan.order
+    if len(batches) == 1 and not order and plan.options.duplicates != "live" and not _repeats(plan, batches[0]):
+        return batches  # what a small write has for each of many shards
     # Rows and tombstones of an overwrite differ in what may be null.
     table = pa.concat_tables((pa.Table.from_batches([batch]) for batch in batches), promote_options="default")
-    order = plan.order
     if order:
         table = table.take(pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in order]))
     if SEQUENCE in table.column_names:
         table = table.drop_columns([SEQUENCE])
     if plan.options.duplicates == "live":
         table = _without_taken(plan, table)
-    last = last_of_each(key_array([table.column(name) for name in plan.schema.primary_key]))
+    last = last_of_each(_keys(plan, table))
     repeated = table.num_rows - len(last)
     if repeated and not order and plan.options.duplicates != "last":
         raise InvalidInputError(
@@ -316,15 +318,22 @@ def rows_in_order(plan: WritePlan, batches: list[pa.RecordBatch]) -> list[pa.Rec
     return in_order
 
 
+def _keys(plan: WritePlan, rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    return key_array([rows.column(name) for name in plan.schema.primary_key])
+
+
+def _repeats(plan: WritePlan, rows: pa.RecordBatch) -> bool:
+    return bool(len(last_of_each(_keys(plan, rows))) < rows.num_rows)
+
+
 def _without_taken(plan: WritePlan, table: pa.Table) -> pa.Table:
     """The rows without tombstones of keys that a row takes, and each tombstone once."""
     gone = np.asarray(table.column(TOMBSTONE))
     rows, tombstones = table.filter(pa.array(~gone)), table.filter(pa.array(gone))
     if not tombstones.num_rows:
         return table
-    keys = key_array([tombstones.column(name) for name in plan.schema.primary_key])
-    tombstones = tombstones.take(pa.array(last_of_each(keys)))
+    tombstones = tombstones.take(pa.array(last_of_each(_keys(plan, tombstones))))
     if rows.num_rows:
-        taken = KeySet(key_array([rows.column(name) for name in plan.schema.primary_key]))
+        taken = KeySet(_keys(plan, rows))
         tombstones = tombstones.filter(pa.array(~taken.of_rows(tombstones, plan.schema.primary_key)))
     return pa.concat_tables([rows, tombstones])

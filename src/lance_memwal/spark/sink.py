@@ -28,9 +28,10 @@ from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.digest import RowDigest
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.spark.batch_reports import BatchStats, leave, report
 from lance_memwal.spark.joining import lengths_of, sink_of, tidy
-from lance_memwal.spark.pieces import Piece, Pieces, by_shard, load_pieces, unstage, write_pieces
+from lance_memwal.spark.pieces import Piece, Pieces, by_shard, load_pieces, split_here, unstage, write_pieces
 from lance_memwal.spark.refusals import raise_first
 from lance_memwal.spark.rows import WritePlan, rows_in_order
 from lance_memwal.spark.unchanged import check_statement, guard_of
@@ -62,7 +63,8 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
     if plan.options.duplicates == "live":  # a statement is refused before its first shard is written
         for shard_id in sorted(pieces):
             check_statement(plan, location, shard_id, rows_in_order(plan, load_pieces(location, pieces[shard_id])))
-    results = list(append_pieces(plan, sink, pieces, txn))
+    routed_by = {message.routed_by for message in messages if message is not None and message.pieces}
+    results = list(append_pieces(plan, sink, pieces, txn, routed_by.pop() if len(routed_by) == 1 else None))
     _log_commit(plan, txn, results)
     unstage(location, [piece for found in pieces.values() for piece in found])
     tidy(plan, lengths_of(sink, sorted(pieces)))
@@ -70,16 +72,24 @@ def commit_pieces(plan: WritePlan, messages: Sequence[Pieces | None], txn: Trans
 
 
 def append_pieces(
-    plan: WritePlan, sink: Sink, pieces: Mapping[str, Sequence[Piece]], txn: Transaction | None
+    plan: WritePlan,
+    sink: Sink,
+    pieces: Mapping[str, Sequence[Piece]],
+    txn: Transaction | None,
+    routed_by: Sharding | None,
 ) -> Iterator[AppendResult]:
-    """Append the rows of every shard, in the order of their ids; memory holds those of so many that they have 256 MiB."""
+    """Append the rows of every shard, in the order of their ids; memory holds those of so many that they have 256 MiB.
+
+    `routed_by` is the sharding that chose the shards; None: not known, so that rows are routed once more to see it.
+    """
     largest = max(sum(piece.size_bytes for piece in found) for found in pieces.values())
     at_once = max(1, min(AT_ONCE, _COMMIT_BYTES // max(1, largest)))
     location = sink.appender.location
 
     def given(shard_id: str) -> Given:
         batches = rows_in_order(plan, load_pieces(location, pieces[shard_id]))
-        return Given(batches, _txn_of(plan, txn, pieces[shard_id]), guard_of(plan, location, shard_id, batches))
+        guard = guard_of(plan, location, shard_id, batches)
+        return Given(batches, _txn_of(plan, txn, pieces[shard_id]), guard, routed_by)
 
     for result in sink.append_all(sorted(pieces), given, terms=plan.terms, at_once=at_once):
         reach("spark.after_shard")
@@ -183,7 +193,7 @@ def stats_of(results: Sequence[AppendResult], messages: Sequence[Pieces | None])
 def _with(
     also: Also | None, plan: WritePlan, job: str, messages: Sequence[WriterCommitMessage | None]
 ) -> list[Pieces | None]:
-    handed_in = [message if isinstance(message, Pieces) else None for message in messages]
+    handed_in = [split_here(plan, message) if isinstance(message, Pieces) else None for message in messages]
     if also is None:
         return handed_in
     more = also(plan, job)  # made anew by every attempt, of what is there then: no part of what a repeat must have

@@ -29,6 +29,7 @@ from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.write.changes import Terms
 from lance_memwal.write.claim import ShardClaim
@@ -56,11 +57,12 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is appended to one shard: rows, their transaction, and what may refuse them."""
+    """What is appended to one shard: rows, their transaction, what may refuse them, and the sharding that chose the shard."""
 
     batches: Sequence[pa.RecordBatch]
     txn: Transaction | None = None
     guard: Guard | None = None
+    routed_by: Sharding | None = None
 
 
 class OwnerGoneError(Exception):
@@ -171,8 +173,15 @@ class Sink:
             attempt += 1
 
     def _append_beside_others(self, claim: ShardClaim, given: Given, terms: Terms, *, refresh: bool) -> AppendResult:
-        batches, txn, guard = given.batches, given.txn, given.guard
-        return self.appender.append(claim, batches, txn=txn, terms=terms, refresh=refresh, guard=guard)
+        return self.appender.append(
+            claim,
+            given.batches,
+            txn=given.txn,
+            terms=terms,
+            refresh=refresh,
+            guard=given.guard,
+            routed_by=given.routed_by,
+        )
 
     def _forward(
         self, owner: ServedOwner, shard_id: str, given: Given, terms: Terms, deadline: Deadline

@@ -73,6 +73,7 @@ from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import at_most
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.sharding import Sharding
 from lance_memwal.sstable.probe import check_table
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.sstable.write import discard_sstable, not_published
@@ -154,18 +155,28 @@ class _Version:
     target: ShardTarget
     config: WriterConfig
     encoder: RowEncoder
-    _fittings: dict[str, Fitting] = field(default_factory=dict)
+    _fittings: dict[tuple[str, bool], Fitting] = field(default_factory=dict)
+    _encoders: dict[str, tuple[Mapping[bytes, str], EntryEncoder]] = field(default_factory=dict)
 
     @property
     def schema(self) -> TableSchema:
         """The columns."""
         return self.target.schema
 
-    def fitting(self, shard_id: str) -> Fitting:
-        """What makes rows fit the columns, for one shard."""
-        found = self._fittings.get(shard_id)
+    def fitting(self, shard_id: str, *, routed: bool) -> Fitting:
+        """What makes rows fit the columns, for one shard; `routed` ones are known to belong there."""
+        found = self._fittings.get((shard_id, routed))
         if found is None:
-            found = self._fittings[shard_id] = Fitting(self.target, self.config.replace(shard_id=shard_id))
+            target = replace(self.target, check_rows=None) if routed else self.target
+            found = self._fittings[shard_id, routed] = Fitting(target, self.config.replace(shard_id=shard_id))
+        return found
+
+    def entry_encoder(self, claim: ShardClaim, generation: int, target: Mapping[bytes, str]) -> EntryEncoder:
+        """The encoder of what the shard writes now, kept: entries of one generation follow each other."""
+        known, found = self._encoders.get(claim.shard_id, (target, None))
+        if found is None or known != target or (found.epoch, found.generation) != (claim.epoch, generation):
+            found = EntryEncoder(self.schema.wal, claim.epoch, generation, target)
+            self._encoders[claim.shard_id] = (target, found)
         return found
 
     def alike(self, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -282,13 +293,15 @@ class OnceAppender:
         terms: Terms = _PLAIN,
         refresh: bool = True,
         guard: Guard | None = None,
+        routed_by: Sharding | None = None,
     ) -> AppendResult:
         """The rows of `batches` are in the shard once when this returns, on storage; rows may carry `_tombstone`.
 
         A transaction that is there already is skipped, whoever wrote it. Too many bytes for an entry become a generation.
         What `terms` and the merge of the table keep out is told; an append of which nothing is left writes nothing, not even
         its transaction. Without `refresh` the table is not looked at: the caller just did, for many shards at once. Nothing is
-        written unless `guard` lets it.
+        written unless `guard` lets it. `routed_by` is the sharding that chose this shard for the rows: if it is the table's, they
+        are not routed again to see that they belong here.
         """
         self._check_claim(claim, refresh=refresh)
         transaction = as_transaction(txn) or self.own_transaction()
@@ -299,7 +312,8 @@ class OnceAppender:
         given = [batch for batch in batches if batch.num_rows]
         if not given:
             raise InvalidInputError("empty batch list: give at least one batch with rows")
-        find_rows = self._rows(claim, version, given, terms)
+        fitting = version.fitting(claim.shard_id, routed=routed_by == version.base.sharding)
+        find_rows = self._rows(claim, version, fitting, given, terms)
         return self._append(claim, version, find_rows, transaction, guard or _unguarded)
 
     def note_sequence(self, terms: Terms) -> None:
@@ -314,10 +328,9 @@ class OnceAppender:
         return self._own.next()
 
     def _rows(
-        self, claim: ShardClaim, version: _Version, given: list[pa.RecordBatch], terms: Terms
+        self, claim: ShardClaim, version: _Version, fitting: Fitting, given: list[pa.RecordBatch], terms: Terms
     ) -> Callable[[], AppendedRows]:
         """What finds the rows that are written now, to be asked again whenever the shard moved on."""
-        fitting = version.fitting(claim.shard_id)
         if version.target.merge is None and not terms.need_a_look:
             fixed = AppendedRows([batch for batch, _ in fitting.fit_flagged_parts(given, terms.missing)])
             return lambda: fixed
@@ -375,7 +388,7 @@ class OnceAppender:
             footer = footer._replace(joint=True)
             capacity = config.max_memtable_batches
             target = blob_target(schema, self._watch.tag, claim.shard_id, claim.epoch, capacity, generation)
-            data = EntryEncoder(schema.wal, claim.epoch, generation, target).encode(fitted, footer)
+            data = version.entry_encoder(claim, generation, target).encode(fitted, footer)
             position = tail.last_position + 1
             reach("once.before_put")
             if self._create(claim, position, data):
