@@ -20,6 +20,7 @@ import org.apache.spark.sql.connector.write.RowLevelOperation;
 import org.apache.spark.sql.connector.write.RowLevelOperationBuilder;
 import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonScanBuilder;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
@@ -34,6 +35,8 @@ class MemWalTable
   private final boolean named;
   private About about;
   private Report written = null;
+  private PythonDataSourceV2 sink = null;
+  private CaseInsensitiveStringMap sinkOptions = null;
 
   /** `named`: a table of a catalog, which has properties; a path has the columns of whatever is read from it or written. */
   MemWalTable(String name, StructType schema, Map<String, String> options, About about, boolean named) {
@@ -98,7 +101,17 @@ class MemWalTable
 
   public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
     Report report = report();
-    return new Upserts(new WriteInfo(info, report.in(with(info.options())), info.schema()), report);
+    WriteInfo write = new WriteInfo(info, report.in(with(info.options())), info.schema());
+    return new Upserts(sink(write.options()), write, report);
+  }
+
+  /** The Python source that writes with these options, made once for all micro-batches of a stream: it is its options. */
+  private synchronized PythonDataSourceV2 sink(CaseInsensitiveStringMap given) {
+    if (sink == null || !given.equals(sinkOptions)) {
+      sink = Python.source(Python.TABLE);
+      sinkOptions = given;
+    }
+    return sink;
   }
 
   /** Where the writes of this table report to; the micro-batches of a stream follow each other. */

@@ -19,11 +19,14 @@ import org.apache.spark.sql.connector.write.streaming.StreamingWrite;
 final class ReportedWrite implements Write {
   private final Write inner;
   private final Report report;
+  private final WriteInfo info;
   private boolean streams = false;
 
-  ReportedWrite(Write inner, Report report) {
+  /** With `info`, tasks with few rows need no Python. */
+  ReportedWrite(Write inner, Report report, WriteInfo info) {
     this.inner = inner;
     this.report = report;
+    this.info = info;
   }
 
   public String description() {
@@ -49,9 +52,11 @@ final class ReportedWrite implements Write {
   public BatchWrite toBatch() {
     final BatchWrite batch = inner.toBatch();
     final Report left = report;
+    final WriteInfo write = info;
     return new BatchWrite() {
-      public DataWriterFactory createBatchWriterFactory(PhysicalWriteInfo info) {
-        return batch.createBatchWriterFactory(info);
+      public DataWriterFactory createBatchWriterFactory(PhysicalWriteInfo physical) {
+        DataWriterFactory python = batch.createBatchWriterFactory(physical);
+        return write == null ? python : SmallTasks.before(python, write, physical);
       }
 
       public boolean useCommitCoordinator() {
@@ -76,9 +81,10 @@ final class ReportedWrite implements Write {
     streams = true;
     final StreamingWrite stream = inner.toStreaming();
     final Report left = report;
+    final WriteInfo write = info;
     return new StreamingWrite() {
-      public StreamingDataWriterFactory createStreamingWriterFactory(PhysicalWriteInfo info) {
-        return stream.createStreamingWriterFactory(info);
+      public StreamingDataWriterFactory createStreamingWriterFactory(PhysicalWriteInfo physical) {
+        return SmallTasks.before(stream.createStreamingWriterFactory(physical), write, physical);
       }
 
       public boolean useCommitCoordinator() {

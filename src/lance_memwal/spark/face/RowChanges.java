@@ -100,7 +100,7 @@ final class RowChanges implements SupportsDelta {
     final Report report = new Report();
     WriteInfo inner = new WriteInfo(given, report.in(options), columns);
     Write python = new PythonWriteBuilder(Python.source(Python.TABLE), Python.TABLE, inner).build();
-    final Write write = new ReportedWrite(python, report);
+    final Write write = new ReportedWrite(python, report, null); // its tasks hold rows themselves
     final Shape shape =
         new Shape(columns, given.schema(), (StructType) given.rowIdSchema().orElse(new StructType()), table.about().key);
     return new DeltaWriteBuilder() {
