@@ -7,9 +7,10 @@ made before the wait begins.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 
 from benchmarks import rivals
@@ -21,7 +22,6 @@ from benchmarks.store_costs import Requests
 _WAITS_MS = (10, 50, 200)
 _PUTS_PER_TURN, _FEW_PUTS = 8, 4
 _numbers = itertools.count()
-_running: list[AbstractContextManager[Service]] = []
 
 
 def cases() -> Iterator[Case | Requests]:
@@ -45,9 +45,9 @@ def cases() -> Iterator[Case | Requests]:
 @cache
 def _service() -> Service:
     """One service for all puts of the process, which it ends with."""
-    running = running_service()
-    _running.append(running)
-    return running.__enter__()
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    return until_the_end.enter_context(running_service())
 
 
 def _put(rival: Rival, wait_ms: int, threads: int, bench: Bench) -> Sample:

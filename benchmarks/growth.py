@@ -1,8 +1,8 @@
 """What a piece of work costs as the table grows: curves, and whether they are flat.
 
 Owns `Growth`, its record and its text. A growth has one axis (rows, generations, shards). At each size its function
-measures several things, each a few times; a point of a curve is the median of these, with the least and the greatest
-beside it. Sizes come in rising order, so that one table can grow from size to size.
+measures several things, each a few times; a point of a curve is the median of these, with what a tenth of them is below
+and above. Sizes come in rising order, so that one table can grow from size to size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Bench, workspace
+from benchmarks.harness import Bench, percentile, workspace
 
 __all__ = ["Growth", "Measured", "factor_of", "once", "repeated", "text_of_curves"]
 
@@ -48,7 +48,8 @@ class Growth:
         with workspace(base, quick) as bench:
             for size, found in self.grow(bench, self.quick_sizes if quick else self.sizes):
                 for one in found:
-                    point = [size, statistics.median(one.values), min(one.values), max(one.values)]
+                    spread = [percentile(one.values, percent) for percent in (10, 90)]
+                    point = [size, statistics.median(one.values), *spread]
                     lines.setdefault((one.what, one.unit), []).append(point)
         curves = [{"what": what, "unit": unit, "points": points} for (what, unit), points in lines.items()]
         return {"name": self.name, "axis": self.axis, "seconds": round(time.perf_counter() - began, 1), "lines": curves}

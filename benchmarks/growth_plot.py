@@ -17,7 +17,8 @@ from benchmarks.svg import END, opening
 
 __all__ = ["growth_drawing"]
 
-_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 250, 90, 34, 84, 860
+_LEFT, _RIGHT, _TOP, _ROW, _WIDTH = 320, 110, 34, 84, 900
+_NAMES = _LEFT - 40  # where they end
 _HEIGHT = 50  # of a panel, without the room for its figures
 
 
@@ -32,7 +33,7 @@ def growth_drawing(growth: Mapping[str, Any]) -> str:
         x = _x(size, sizes)
         out.append(f'<path class="mw-grid" d="M{x} {_TOP - 8}V{total - 8}"/>')
         out.append(f'<text class="mw-small" x="{x}" y="{_TOP - 14}" text-anchor="middle">{size:,}</text>')
-    out.append(f'<text class="mw-small" x="{_LEFT - 20}" y="{_TOP - 14}" text-anchor="end">{escape(axis)}</text>')
+    out.append(f'<text class="mw-small" x="{_NAMES}" y="{_TOP - 14}" text-anchor="end">{escape(axis)}</text>')
     for number, line in enumerate(lines):
         out += _panel(line, sizes, _TOP + _ROW * number)
     return "\n".join([*out, END]) + "\n"
@@ -44,7 +45,7 @@ def _x(size: float, sizes: list[int]) -> float:
 
 
 def _panel(line: Mapping[str, Any], sizes: list[int], top: int) -> list[str]:
-    """A line with its points; points are size, median, least, greatest."""
+    """A line with its points; points are size, median, and the ends of the spread."""
     points = line["points"]
     most = float(max(2 * min(point[1] for point in points), *(point[1] for point in points)))
     bottom = top + 20 + _HEIGHT
@@ -53,11 +54,11 @@ def _panel(line: Mapping[str, Any], sizes: list[int], top: int) -> list[str]:
         return float(round(bottom - _HEIGHT * min(value / most, 1.1), 1))
 
     out = [
-        f'<text class="mw-text" x="{_LEFT - 20}" y="{top + 42}" text-anchor="end">{escape(line["what"])}</text>',
-        f'<text class="mw-small" x="{_LEFT - 20}" y="{top + 59}" text-anchor="end">{escape(line["unit"])}</text>',
+        f'<text class="mw-text" x="{_NAMES}" y="{top + 42}" text-anchor="end">{escape(line["what"])}</text>',
+        f'<text class="mw-small" x="{_NAMES}" y="{top + 59}" text-anchor="end">{escape(line["unit"])}</text>',
         f'<path class="mw-axis" d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}"/>',
         f'<polyline class="mw-line" points="{" ".join(f"{_x(p[0], sizes)},{y(p[1])}" for p in points)}"/>',
-        f'<text class="mw-small" x="{_WIDTH - 78}" y="{top + 42}">{factor_of(line):.2g} &#215;</text>',
+        f'<text class="mw-small" x="{_WIDTH - 70}" y="{top + 42}">{factor_of(line):.2g} &#215;</text>',
     ]
     for size, median, least, greatest in points:
         x = _x(size, sizes)
