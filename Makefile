@@ -17,7 +17,7 @@ LIVES ?= 1000
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench prove simulate prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs prove simulate prove-versions clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -63,6 +63,9 @@ docs: setup ## build the documentation into site/, without the network; every wa
 
 bench: setup ## measure, side by side with the peer where there is one
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bugs: setup ## plant classic bugs one by one, and say which test catches each
+	$(BIN)/python -m tests.bugs $(ARGS)
 
 prove: setup ## the full-scale proofs (long: see docs/development.md)
 	LANCE_MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)

@@ -1,0 +1,34 @@
+"""The catalogue of bugs fits the code, and what plants them tells a caught one from one that nobody sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bugs.catalogue import BUGS, Bug
+from tests.bugs.planting import PACKAGE, caught_by, with_bug
+
+AT_LEAST = 30
+QUICK = next(bug for bug in BUGS if bug.name == "a bloom filter misses a key")
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_a_bug_has_its_place_in_the_code(bug: Bug) -> None:
+    source = with_bug(bug)
+    compile(source, bug.file, "exec")
+    assert source != (PACKAGE / bug.file).read_text()
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len({bug.name for bug in BUGS}) == len(BUGS) >= AT_LEAST
+
+
+def test_a_planted_bug_is_caught(tmp_path: Path) -> None:
+    assert caught_by(replace(QUICK, tests=("tests/format/test_bloom.py",)), tmp_path) is not None
+
+
+def test_a_change_that_is_no_bug_is_not_caught(tmp_path: Path) -> None:
+    harmless = replace(QUICK, now=QUICK.was + "", tests=("tests/format/test_bloom.py",))
+    assert caught_by(harmless, tmp_path) is None
