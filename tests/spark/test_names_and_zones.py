@@ -24,6 +24,7 @@ def settings(spark: Any) -> Iterator[Any]:
     spark.conf.set(CASE, "false")
 
 
+@pytest.mark.face  # which alone sees the zone of the session
 def test_a_filter_means_what_the_same_condition_of_spark_means(spark: Any, uri: str, settings: Any) -> None:
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("At", pa.timestamp("us", tz="UTC"))])
     table = mw.create_table(uri, schema, primary_key="id")
