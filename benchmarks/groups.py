@@ -11,14 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import importlib
-import multiprocessing
+import json
 import os
 import pkgutil
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -51,37 +51,35 @@ def work_of(group: str, only: str = "", *, quick: bool = False) -> Iterator[Work
 
 def measured(group: str, only: str, *, quick: bool, base: Path, until: float) -> Iterator[Told]:
     """The records of a group, each with the name of its list, as they come; nothing begins after the time `until`."""
-    os.environ.setdefault("LANCE_LOG", "error,lance::index=off")  # Lance would tell of every table with a MemWAL
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(there, group, only, quick, base, until))
-    process.start()
-    there.close()
-    ended = False
-    while True:
-        try:
-            told = here.recv()
-        except EOFError:
-            break
-        if told is None:
-            ended = True
-        else:
-            yield told
-    process.join()
-    if not ended:
-        yield "failed", {"name": group, "group": group, "error": f"its process ended with {process.exitcode}"}
+    told, out = os.pipe()
+    paths = os.pathsep.join([str(Path(__file__).resolve().parents[1]), *filter(None, sys.path)])
+    quiet = {"LANCE_LOG": "error,lance::index=off"}  # Lance would tell of every table with a MemWAL
+    arguments = [group, only, "quick" if quick else "full", str(base), str(until), str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.groups", *arguments],
+        env={**quiet, **os.environ, "PYTHONPATH": paths},
+        stdout=2,
+        pass_fds=(out,),
+    )
+    os.close(out)
+    with open(told, encoding="utf-8") as records:
+        for line in records:
+            kind, record = json.loads(line)
+            yield kind, record
+    if process.wait() != 0:
+        yield "failed", {"name": group, "group": group, "error": f"its process ended with {process.returncode}"}
 
 
-def _measure(pipe: Connection, group: str, only: str, quick: bool, base: Path, until: float) -> None:
-    for work in work_of(group, only, quick=quick):
-        began = time.time()
-        late = began > until
-        kind, record = ("left_out", {"name": work.name}) if late else _record(work, quick, base)
-        pipe.send((kind, record | {"group": group}))
-        told = {"failed": "could not measure", "left_out": "no time for"}.get(kind, "measured")
-        print(f"{told} {work.name} ({time.time() - began:.0f} s)", file=sys.stderr, flush=True)
-    pipe.send(None)
-    pipe.close()
+def _measure(group: str, only: str, length: str, base: str, until: str, out: str) -> None:
+    """What the process of a group does."""
+    with open(int(out), "w", encoding="utf-8") as records:
+        for work in work_of(group, only, quick=length == "quick"):
+            began = time.time()
+            late = began > float(until)
+            kind, record = ("left_out", {"name": work.name}) if late else _record(work, length == "quick", Path(base))
+            print(json.dumps((kind, record | {"group": group})), file=records, flush=True)
+            told = {"failed": "could not measure", "left_out": "no time for"}.get(kind, "measured")
+            print(f"{told} {work.name} ({time.time() - began:.0f} s)", file=sys.stderr, flush=True)
 
 
 def _record(work: Work, quick: bool, base: Path) -> Told:
@@ -97,3 +95,7 @@ def _record(work: Work, quick: bool, base: Path) -> Told:
     except Exception as error:  # the others are worth having
         traceback.print_exc()
         return "failed", {"name": work.name, "error": f"{type(error).__name__}: {error}"[:200]}
+
+
+if __name__ == "__main__":
+    _measure(*sys.argv[1:])
