@@ -119,7 +119,7 @@ class Merge:
         """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
         cold = [reader for shard in self.shards for reader in shard.readers if not reader.is_open]
         use_roll_ups(cold)
-        list(in_order(SsTableReader.open, not_rolled(cold), _OPEN_AT_ONCE, "memwal-open"))
+        list(in_order(SsTableReader.open, not_rolled(cold, rows=True), _OPEN_AT_ONCE, "memwal-open"))
         for shard in self.shards:
             _ = shard.index
 

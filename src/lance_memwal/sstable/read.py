@@ -208,6 +208,11 @@ class SsTableReader:
         return None if self.rolled is None else self.rolled.facts().keys
 
     @property
+    def has_rolled_keys(self) -> bool:
+        """Whether a roll-up has its keys."""
+        return self._rolled_keys() is not None
+
+    @property
     def rolled_as(self) -> tuple[object, int] | None:
         """The same for SSTables whose rows are in one roll-up, with the same columns; None if they are in none."""
         columns = None if self.rolled is None else self.rolled.facts().columns

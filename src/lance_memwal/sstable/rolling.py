@@ -16,12 +16,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
+from lance_memwal.clock import in_order
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectExistsError
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.bloom import BLOOM_BYTES
 from lance_memwal.sstable.read import SsTableReader
-from lance_memwal.sstable.roll_up import Copy, Keys, encode_roll_up, find_rolled, path_of_roll_up
+from lance_memwal.sstable.roll_up import Copy, Keys, encode_roll_up, find_rolled, listed_roll_ups, path_of_roll_up
 from lance_memwal.sstable.several import use_roll_ups
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -36,6 +37,7 @@ _SMALL_ROWS = 16_384  # of a generation whose keys are copied
 _SMALL_BYTES = 512 << 10  # of one whose rows are copied
 _MOST_BYTES = 32 << 20
 _OFFSET_BYTES = 8
+_COPY_AT_ONCE = 8  # each waits for several small files, and the next flush of the shard for all of them
 
 
 def may_be_due(generation: int) -> bool:
@@ -58,13 +60,17 @@ def roll_up(
     listed = manifest.above(0)
     if not schema.primary_key or len(listed) < few_generations:
         return []
+    present = listed_roll_ups(location, manifest.shard_id)
     found = find_rolled(location, manifest.shard_id, listed)
     together = {path: len(rolled.roll_up.sstables) for path, rolled in found.items()}
     written: list[str] = []
     for block in _blocks(listed):
         if at_most is not None and len(written) >= at_most:
             break
-        if any(together.get(sstable.path, 0) < len(block) for sstable in block):
+        is_there = (
+            path_of_roll_up(manifest.shard_id, block) in present
+        )  # where it is not found: it is damaged, and stays so
+        if not is_there and any(together.get(sstable.path, 0) < len(block) for sstable in block):
             written.append(_write(location, manifest.shard_id, block, schema))
             together |= {sstable.path: len(block) for sstable in block}
     return written
@@ -95,7 +101,8 @@ def _size_of(sstable: SsTable) -> int:
 
 
 def _is_small(sstable: SsTable) -> bool:
-    return sstable.physical_rows is not None and sstable.physical_rows <= _SMALL_ROWS
+    known = sstable.physical_rows is not None and sstable.primary_key_bytes is not None  # else nobody knows how large
+    return known and (sstable.physical_rows or 0) <= _SMALL_ROWS
 
 
 def _has_small_rows(sstable: SsTable) -> bool:
@@ -105,7 +112,8 @@ def _has_small_rows(sstable: SsTable) -> bool:
 def _write(location: Location, shard_id: str, block: Sequence[SsTable], schema: TableSchema) -> str:
     readers = [SsTableReader(location, shard_id, sstable) for sstable in block]
     use_roll_ups(readers)
-    data = encode_roll_up([copy_of(reader, schema) for reader in readers])
+    at_once = location.at_once(_COPY_AT_ONCE)
+    data = encode_roll_up(list(in_order(partial(copy_of, schema=schema), readers, at_once, "memwal-roll-up")))
     path = path_of_roll_up(shard_id, block)
     reach("rollup.before_put")
     location.store.make_directory(paths.roll_up_dir(shard_id))

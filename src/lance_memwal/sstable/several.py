@@ -38,10 +38,12 @@ def find_newest(
     keys = WantedKeys.of(columns)
     left = np.arange(len(keys.values))
     use_roll_ups(readers, few_keys=True)
-    groups = [list(group) for _, group in groupby(reversed(readers), _roll_up_of)]
+    # Other threads may find another roll-up of the same readers meanwhile: what is asked is what was grouped.
+    found = [(reader, reader.rolled) for reader in reversed(readers)]
+    groups = [list(group) for _, group in groupby(found, _roll_up_of)]
     at_once = readers[0].location.at_once(_ASK_AT_ONCE)
     answers = in_order(lambda group: _might_contain(group, keys), groups, at_once, "memwal-open")
-    for reader, maybe in chain.from_iterable(map(zip, groups, answers)):
+    for (reader, _), maybe in chain.from_iterable(map(zip, groups, answers)):
         reader.asked_keys += len(left)
         rows = left[maybe[left]]
         offsets = reader.locate(keys.take(rows)) if len(rows) else rows
@@ -52,17 +54,22 @@ def find_newest(
                 return
 
 
-def _roll_up_of(reader: SsTableReader) -> object:
-    return reader if reader.rolled is None else reader.rolled.roll_up
+_Place = tuple[SsTableReader, Rolled | None]
 
 
-def _might_contain(readers: Sequence[SsTableReader], keys: WantedKeys) -> list[npt.NDArray[np.bool_]]:
-    """Per SSTable and key whether it may be there; `readers` are in one roll-up, or there is one of them."""
-    rolled = readers[0].rolled
-    found = None if rolled is None or keys.hashes is None else rolled.roll_up.might_contain(keys.hashes)
-    if found is None:
-        return [reader.might_contain(keys) for reader in readers]
-    return [found[reader.rolled.number] for reader in readers if reader.rolled is not None]
+def _roll_up_of(place: _Place) -> object:
+    reader, rolled = place
+    return reader if rolled is None else rolled.roll_up
+
+
+def _might_contain(group: Sequence[_Place], keys: WantedKeys) -> list[npt.NDArray[np.bool_]]:
+    """Per SSTable and key whether it may be there; all of `group` are in one roll-up, or there is one of them."""
+    first = group[0][1]
+    found = None if first is None or keys.hashes is None else first.roll_up.might_contain(keys.hashes)
+    return [
+        reader.might_contain(keys) if found is None or rolled is None else found[rolled.number]
+        for reader, rolled in group
+    ]
 
 
 def use_roll_ups(readers: Iterable[SsTableReader], *, few_keys: bool = False) -> None:
@@ -79,14 +86,16 @@ def use_roll_ups(readers: Iterable[SsTableReader], *, few_keys: bool = False) ->
             location = cold[0].location
             found = find_rolled(location, shard_id, [reader.sstable for reader in cold])
             for reader in cold:
-                reader.rolled = found.get(reader.sstable.path)
+                rolled = found.get(reader.sstable.path)
+                if rolled is not None:  # else another thread may have found one
+                    reader.rolled = rolled
             first = {rolled.roll_up.path: rolled for rolled in ([] if few_keys else found.values())}
             list(in_order(Rolled.facts, list(first.values()), location.at_once(_ASK_AT_ONCE), "memwal-open"))
 
 
-def not_rolled(readers: Iterable[SsTableReader]) -> list[SsTableReader]:
-    """Those that must open files of their own."""
-    return [reader for reader in readers if reader.rolled is None]
+def not_rolled(readers: Iterable[SsTableReader], *, rows: bool = False) -> list[SsTableReader]:
+    """Those that must open files of their own for their keys, or for their `rows`: of large ones a roll-up has neither."""
+    return [reader for reader in readers if (reader.rolled_as is None if rows else not reader.has_rolled_keys)]
 
 
 def rows_together(readers: Sequence[SsTableReader], schema: TableSchema, columns: Sequence[str]) -> pa.Table | None:
