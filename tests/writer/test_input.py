@@ -434,8 +434,8 @@ def test_plain_values_that_do_not_convert_are_refused_by_column(tmp_path: Path) 
             writer.put({"id": "one", "v": "a"})
 
 
-def test_input_that_fits_is_not_copied(tmp_path: Path) -> None:
-    batch = rows(range(100))
+def test_large_input_that_fits_is_not_copied(tmp_path: Path) -> None:
+    batch = rows(range(20_000))
     writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
     writer.put(batch)
     [(held, *_)] = writer.active_memtable_ref().memtable._log

@@ -133,6 +133,7 @@ class Background:
         self._started = False
         self._next_at = 0.0
         self._may_wait = True  # whether a compacted generation may wait for an index
+        self._owes_indexes = False  # whether that is to be looked at, or was and failed
         self._seen: dict[
             str, tuple[int, float]
         ] = {}  # what was published at the last look, and when its age makes it due
@@ -189,14 +190,16 @@ class Background:
             s: n for s, n in shards.items() if (seen := self._seen.get(s)) is None or seen[0] != n or now >= seen[1]
         }
         if news:
+            self._owes_indexes = True  # until that was done without an error
             self._compact(policy, news)
-            self.optimize_due(policy)
         elif now >= self._base_look_at and shards:
             version = self._base_version
             self._base_looked_at(self._newest_base(), policy, now)
             if version != self._base_version:
-                self._may_wait = True
-                self.optimize_due(policy)
+                self._may_wait = self._owes_indexes = True
+        if self._owes_indexes:
+            self.optimize_due(policy)
+            self._owes_indexes = False
 
     def _base_looked_at(self, base: BaseTable, policy: CompactionPolicy, now: float) -> None:
         self._base_version = base.version

@@ -4,13 +4,15 @@ Owns `Room`. Invariants:
 
 1. What is taken is at most the limit, or one piece of work has it all: what is larger than the limit is done alone.
 2. Whoever waits holds nothing else of the room, so that those who have some always end.
-3. A forked child begins with an empty room.
+3. Those who wait have it in the order in which they came: small pieces of work do not keep a large one out for ever.
+4. A forked child begins with an empty room.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lance_memwal.process.background import refuse_at_exit
@@ -31,16 +33,26 @@ class Room:
         """Be empty, with locks that nobody holds."""
         self._lock = threading.Lock()
         self._changed = Waiters()
+        self._line: deque[object] = deque()
         self.taken_bytes = 0
 
     @contextmanager
-    def taken(self, size_bytes: int) -> Iterator[None]:
-        """Have `size_bytes` of the room; waits until they are free. Raises in a background thread when the program ends."""
+    def taken(self, size_bytes: int, refuse: Callable[[], None] = refuse_at_exit) -> Iterator[None]:
+        """Have `size_bytes` of the room; waits until they are free, or until `refuse`, asked every second, raises. Raises in a
+        background thread when the program ends."""
         close_in_child(self)
-        while (place := self._take(size_bytes)) is not None:
-            place.sleep()
-            self._changed.leave(place)
-            refuse_at_exit()
+        me = object()
+        self._line.append(me)
+        try:
+            while (place := self._take(size_bytes, me)) is not None:
+                place.sleep()
+                self._changed.leave(place)
+                refuse_at_exit()
+                refuse()
+        finally:
+            with self._lock:
+                self._line.remove(me)
+            self._changed.wake_all()  # the next in line may fit beside us
         try:
             yield
         finally:
@@ -48,10 +60,11 @@ class Room:
                 self.taken_bytes -= size_bytes
             self._changed.wake_all()
 
-    def _take(self, size_bytes: int) -> Place | None:
+    def _take(self, size_bytes: int, me: object) -> Place | None:
         """Take some of the room, or else a place in the line."""
         with self._lock:
-            if self.taken_bytes and self.taken_bytes + size_bytes > self._limit_bytes:
+            is_full = self.taken_bytes and self.taken_bytes + size_bytes > self._limit_bytes
+            if is_full or self._line[0] is not me:
                 return self._changed.stand()
             self.taken_bytes += size_bytes
             return None

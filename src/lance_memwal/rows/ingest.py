@@ -2,7 +2,8 @@
 
 Owns the conversion of input. Invariants:
 
-1. Arrow input is not copied.
+1. Arrow input is not copied: it does not change. What its owner may change later (numpy, pandas) is, since rows are kept in
+   memory long after their write was acknowledged.
 2. Plain Python values are converted with the table's types, so that `[1, 2]` fits an int32 and a uint64 column alike.
 3. What cannot be converted is an `InvalidInputError` that names the column or the kind of input.
 4. A type fits another (`may_cast`) if a cast keeps what the values mean.
@@ -136,11 +137,20 @@ def _column(name: str, values: Any, columns: pa.Schema, whole: bool = False) -> 
             _check_exact(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(f"column {name!r} cannot be converted: {reason_of(error)}") from None
+    if not isinstance(values, (list, tuple)):
+        array = _own(array)
     if whole and kind is not None and pa.types.is_nested(kind) and isinstance(values, (list, tuple)):
         absent = dict.fromkeys(_keys_left_out(values, kind))
         if absent:
             raise refuse_missing([f"{name}.{path}" for path in absent])
     return array
+
+
+def _own(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """`array` in buffers of its own: Arrow takes those of numpy and pandas over as they are, and their owner may change them."""
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([_own(chunk) for chunk in array.chunks], array.type)
+    return pa.concat_arrays([array, array.slice(0, 0)])  # of two arrays, the result is always a new one
 
 
 def _of_scalars(name: str, values: Sequence[Any]) -> pa.Array:
@@ -219,7 +229,8 @@ def _check_exact(values: Sequence[Any], kind: pa.DataType) -> None:
 def _from_foreign(data: Any) -> list[pa.RecordBatch]:
     try:
         if type(data).__module__.split(".")[0] == "pandas":  # first: as a stream, its index would be a column
-            return list(pa.Table.from_pandas(data, preserve_index=False).to_batches())
+            table = pa.Table.from_pandas(data, preserve_index=False)
+            return list(pa.table([_own(column) for column in table.columns], schema=table.schema).to_batches())
         if hasattr(data, "__arrow_c_stream__"):
             return list(pa.RecordBatchReader.from_stream(data))
         if hasattr(data, "__arrow_c_array__"):

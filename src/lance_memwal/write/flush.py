@@ -94,7 +94,7 @@ def _flush(shard: Shard, memtables: tuple[MemTable, ...]) -> list[FlushResult]:
 
     tables.indexing.refresh(tables.active)
     try:
-        with _ROOM.taken(sum(memtable.size_bytes for memtable in memtables)):
+        with _ROOM.taken(sum(memtable.size_bytes for memtable in memtables), shard.health.refuse_commits):
             side_by_side([partial(prepare, m) for m in memtables], len(memtables) - 1, "memwal-prepare", shard.clock)
         return [_committed(shard, m, unpublished.pop(m.generation), started) for m in memtables]
     finally:

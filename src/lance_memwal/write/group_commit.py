@@ -12,7 +12,8 @@ rows that are fitted, and calls nobody above. Invariants:
 3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
-5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
+5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is. Whoever led, and is
+   on storage, is not told of what failed after that.
 6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
    cannot wait (a flush, a close, a full buffer) ends that at once.
 7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
@@ -402,6 +403,12 @@ class GroupCommit:
             self._drain_at = at
         self._ticker.poke()
 
+    def hurry(self, end: int) -> None:
+        """Let the ticker make durable what is below `end`, for somebody who waits for it and does not lead."""
+        with self._health.lock:
+            if self.durable < end:
+                self._want_drain()
+
     def take_due(self, now: float, interval: float | None) -> int:
         """The number that the ticker must make durable up to, 0 if there is none (the lock is held)."""
         wanted = self._drain_at is not None and now >= self._drain_at
@@ -451,7 +458,11 @@ class GroupCommit:
             if not self._is_done(put):
                 if self._linger_seconds:
                     self._linger()
-                room = self._lead(put)
+                try:
+                    room = self._lead(put)
+                except Exception:
+                    if not self._is_for_others(self._is_done(put)):
+                        raise
         if room:
             self._puts.wake_next()
             return
@@ -481,10 +492,19 @@ class GroupCommit:
                     if self.durable < end:
                         if lingers:
                             self._linger()
-                        self._lead(None)
+                        try:
+                            self._lead(None)
+                        except Exception:
+                            if not self._is_for_others(self.durable >= end):
+                                raise
                 self._puts.wake_next()
         finally:
             self._hurried.remove(not lingers)
+
+    def _is_for_others(self, is_done: bool) -> bool:
+        """Whether a commit that failed for good does not concern its leader, whose own write `is_done`: it is on storage, and
+        an error would have it written twice. Those whom the failure concerns find it with the writer."""
+        return is_done and self._health.has_failed
 
     def _linger(self) -> None:
         """Let others join the entry that is written next, which the caller leads: it has the turn."""

@@ -159,7 +159,14 @@ class OpenShards(Generic[W]):
         while True:
             writer = self._open.get(shard_id)
             if writer is None:
-                writer = self._take_up(shard_id)
+                parked = self._parked.get(shard_id)
+                try:
+                    writer = self._take_up(shard_id)
+                except FencedError:
+                    if self.closed or not self._retake or parked is None or call is _flushed:
+                        raise
+                    self._wait_to_retake(shard_id, parked)
+                    continue
             self._used[shard_id] = next(self._ticks)
             try:
                 return call(writer, *given)
@@ -203,15 +210,17 @@ class OpenShards(Generic[W]):
         with turn:
             yield
 
-    def _wait_to_retake(self, shard_id: str, writer: W) -> None:
+    def _wait_to_retake(self, shard_id: str, lost: W | Parked) -> None:
         """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""
-        writer.abort()
+        if not isinstance(lost, Parked):
+            lost.abort()
         with self._lock:
             now = SYSTEM_CLOCK.monotonic()
-            if self._open.get(shard_id) is writer:
-                del self._open[shard_id]
+            held: dict[str, Any] = self._parked if isinstance(lost, Parked) else self._open
+            if held.get(shard_id) is lost:
+                del held[shard_id]
                 self._retaken[shard_id] = max(now, self._retaken.get(shard_id, now - _RETAKE_SECONDS) + _RETAKE_SECONDS)
-            due = self._retaken[shard_id]
+            due = self._retaken.get(shard_id, now)
         while (left := due - SYSTEM_CLOCK.monotonic()) > 0 and not self.closed:
             SYSTEM_CLOCK.sleep(min(left, LOOK_AGAIN_SECONDS))
 
@@ -283,6 +292,8 @@ class OpenShards(Generic[W]):
 
     def evolve(self) -> None:
         """Let every open writer move to the columns of the table; a parked one does when it is used again."""
+        self.refuse_closed()
+        self._wait_for_openers()  # they may have looked at the table before its columns changed
         with self._lock:
             self.refuse_closed()
             writers = list(self._open.values())
@@ -344,7 +355,7 @@ class OpenShards(Generic[W]):
         return failures if was_closed or not flushes else [*failures, *self._close_parked()]
 
     def _wait_for_openers(self) -> None:
-        """Return when nobody opens a shard any more: whoever begins now sees that it is too late."""
+        """Return when nobody opens a shard any more who began before: whoever begins now looks at everything anew."""
         with self._lock:
             turns = list(self._opening.values())
         for turn in turns:

@@ -8,6 +8,7 @@ of all of them wanting the interpreter between the leader's system calls. Invari
 2. The bytes of an entry are made once. Rows that could fail to be encoded, or are many, are encoded before they are
    pending: what cannot be encoded fails its own write. Few rows of plain types wait for their entry, of which they become
    one batch: to encode batches one by one takes longer than to join them. What an entry takes at most is known before.
+   They wait in memory of their own: what was validated is what is encoded, whatever a caller does with its buffers.
 3. A put is inserted once: it leaves the queue after it is in `pending`, and whoever takes from the queue next finds out
    whether the leader before was interrupted between the two. Nothing is committed before that is known.
 4. What is wrong with one put is raised in its own caller; the others go on.
@@ -322,6 +323,7 @@ class EntryBuilder:
         size = rows.size_bytes
         most = (size + _FRAMING_BYTES * len(rows.batches)) * self._arrays
         if size <= _SMALL_BYTES and most <= self._limit_bytes and self._waits:
+            rows.batches = list(map(_owned, rows.batches))
             rows.wire_bytes, rows.most_bytes = size + _FRAMING_BYTES, most
             return True
         flagged = [self._flagged(batch, flags) for batch, flags in zip(rows.batches, rows.flags, strict=True)]
@@ -393,6 +395,11 @@ class EntryBuilder:
                 [live[b.num_rows] if own is None else own for b, own in zip(batches, flags, strict=True)]
             )
         return self._rows.messages([self._flagged(rows, dead)])
+
+
+def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch`, whose types are plain, in buffers that nobody else has."""
+    return pa.concat_batches([batch, batch.slice(0, 0)])  # of two batches, the result is always a new one
 
 
 def _count_arrays(data_type: pa.DataType) -> int:

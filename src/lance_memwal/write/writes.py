@@ -62,6 +62,7 @@ class Ack:
         if timeout is None:
             self._commits.make_durable(self._end)
             return
+        self._commits.hurry(self._end)
         if not self._health.wait_until(lambda: self.durable, timeout):
             raise UnavailableError(f"the write was not durable within {timeout} seconds; wait again", ambiguous=True)
 
