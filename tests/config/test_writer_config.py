@@ -20,6 +20,7 @@ CONTRACT: dict[str, Any] = {
     "sync_indexed_write": True,
     "max_wal_buffer_size": 10 * MIB,
     "max_wal_flush_interval_ms": 100,
+    "commit_linger_ms": 0,
     "max_memtable_size": 256 * MIB,
     "max_memtable_rows": 100_000,
     "max_memtable_batches": 8_000,

@@ -18,7 +18,7 @@ def test_the_life_without_faults_acknowledges_everything_and_fences_the_stale_ow
     assert life.oracle.acknowledged == {1: (1, 1), 2: (2, 1), 3: (3, 1), 4: (5, 2), 5: (6, 2)}
     assert life.oracle.refused == ["fenced: FencedError"]
     kinds = {call.kind for call in life.script.calls}
-    assert kinds == {"put_new", "put", "get", "get_tail", "list_names", "make_directory"}, (
+    assert kinds == {"put_new", "put", "get", "list_names", "make_directory"}, (
         "nothing is deleted, so no delete can be lost"
     )
 
