@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,44 +14,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.process.room import Room
 from lance_memwal.table import writers
-from lance_memwal.write.group_commit import GroupCommit
-from lance_memwal.write.queue import PutQueue
 
-PLAIN = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
-
-
-def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next entry, of another thread, met the fence."""
-    table = mw.create_table(str(tmp_path / "t"), PLAIN)
-    writer = table.writer(on_fenced="retake", max_memtable_rows=1, fsync=False)
-    writer.put({"id": [0], "v": [0]})
-    gather, commit, armed = PutQueue.gather, GroupCommit._commit_group, threading.Event()
-
-    def wait_for_both(self: Any, clock: Any) -> Any:
-        end = time.monotonic() + 5
-        while armed.is_set() and len(self._waiting) < 2 and time.monotonic() < end:
-            time.sleep(0.001)
-        return gather(self, clock)
-
-    def take_over(self: Any, own: Any) -> None:
-        commit(self, own)
-        if armed.is_set():
-            armed.clear()
-            other = mw.open_table(table.uri).writer(fsync=False)
-            other.put({"id": [99], "v": [99]})
-            other.abort()
-
-    monkeypatch.setattr(PutQueue, "gather", wait_for_both)
-    monkeypatch.setattr(GroupCommit, "_commit_group", take_over)
-    armed.set()
-    threads = [threading.Thread(target=writer.put, args=({"id": [key], "v": [key]},)) for key in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    writer.close()
-    assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 2, 99), 1)
 
 
 def test_a_parked_shard_that_was_claimed_is_taken_back(tmp_path: Path) -> None:

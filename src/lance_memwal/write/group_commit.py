@@ -12,8 +12,7 @@ rows that are fitted, and calls nobody above. Invariants:
 3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
-5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is. Whoever led, and is
-   on storage, is not told of what failed after that.
+5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
 6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
    cannot wait (a flush, a close, a full buffer) ends that at once.
 7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
@@ -458,11 +457,7 @@ class GroupCommit:
             if not self._is_done(put):
                 if self._linger_seconds:
                     self._linger()
-                try:
-                    room = self._lead(put)
-                except Exception:
-                    if not self._is_for_others(self._is_done(put)):
-                        raise
+                room = self._lead(put)
         if room:
             self._puts.wake_next()
             return
@@ -492,19 +487,10 @@ class GroupCommit:
                     if self.durable < end:
                         if lingers:
                             self._linger()
-                        try:
-                            self._lead(None)
-                        except Exception:
-                            if not self._is_for_others(self.durable >= end):
-                                raise
+                        self._lead(None)
                 self._puts.wake_next()
         finally:
             self._hurried.remove(not lingers)
-
-    def _is_for_others(self, is_done: bool) -> bool:
-        """Whether a commit that failed for good does not concern its leader, whose own write `is_done`: it is on storage, and
-        an error would have it written twice. Those whom the failure concerns find it with the writer."""
-        return is_done and self._health.has_failed
 
     def _linger(self) -> None:
         """Let others join the entry that is written next, which the caller leads: it has the turn."""
