@@ -26,16 +26,16 @@ BUGS = (
     # ------------------------------------------------------------------------------------------------------ the log
     Bug(
         "an entry replaces what is at its position",
-        "log/wal.py",
-        "self._store.put_new(path, data, sync=sync, make_directory=False)",
-        "self._store.put(path, data, sync=sync)",
+        "store/own.py",
+        "store.put_new(path, data, sync=sync, make_directory=make_directory)",
+        "store.put(path, data, sync=sync)",
         ("tests/fencing",),
     ),
     Bug(
         "an answer that was lost is taken for somebody else's entry",
-        "log/wal.py",
-        "            if found != data:\n                return found\n",
-        "            return found\n",
+        "store/own.py",
+        "        if found != data:\n            return found\n",
+        "        return found\n",
         ("tests/wal/test_appender.py", "tests/faults/test_single_fault_sweep.py"),
     ),
     Bug(

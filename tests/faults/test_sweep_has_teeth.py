@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import ShardTime, TransactionMap
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.store import paths
+from lance_memwal.store.own import put_or_find
+from lance_memwal.store.port import ObjectStore
 from lance_memwal.testing import FaultKind
 from tests.kit.log_life import sweep
 from tests.kit.single_faults import no_damage, single_faults
@@ -22,15 +25,13 @@ Patch = pytest.MonkeyPatch
 
 
 def error_taken_for_success(patch: Patch) -> None:
-    honest = ShardLog._put_or_read
-
-    def put(self: ShardLog, path: str, data: bytes) -> bytes | None:
+    def put(store: ObjectStore, path: str, data: bytes, **options: Any) -> bytes | None:
         try:
-            return honest(self, path, data)
+            return put_or_find(store, path, data, **options)
         except UnavailableError:
             return None
 
-    patch.setattr(ShardLog, "_put_or_read", put)
+    patch.setattr(wal, "put_or_find", put)
 
 
 def retry_at_the_next_position(patch: Patch) -> None:
@@ -49,14 +50,12 @@ def retry_at_the_next_position(patch: Patch) -> None:
 
 
 def whatever_exists_taken_for_ours(patch: Patch) -> None:
-    def put(self: ShardLog, path: str, data: bytes) -> bytes | None:
-        try:
-            self._store.put_new(path, data)
-        except ObjectExistsError:
-            return None
+    def put(store: ObjectStore, path: str, data: bytes, **options: Any) -> bytes | None:
+        with contextlib.suppress(ObjectExistsError):
+            store.put_new(path, data, **options)
         return None
 
-    patch.setattr(ShardLog, "_put_or_read", put)
+    patch.setattr(wal, "put_or_find", put)
 
 
 def no_sentinel(patch: Patch) -> None:

@@ -6,8 +6,11 @@ import os
 import random
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import lance_memwal as mw
+from lance_memwal.errors import CorruptDataError
 from tests.harness.profile import scaled
 from tests.power.outage import Outage, Outages, record_life
 from tests.power.power_child import BUGS
@@ -38,3 +41,12 @@ def test_acknowledged_rows_survive_power_loss(seed: int, tmp_path: Path) -> None
 def test_an_engine_that_forgets_to_sync_is_caught(bug: str, tmp_path: Path) -> None:
     outages = record_life(tmp_path, 1, 45, bug)
     assert _first_broken(outages, _states(outages, 1, 40)) is not None
+
+
+def test_a_torn_version_says_what_to_do(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    mw.create_table(uri, pa.schema([("id", pa.int64())]))
+    min((tmp_path / "t" / "_versions").glob("*.manifest")).write_bytes(b"")
+    with pytest.raises(CorruptDataError) as torn:
+        mw.open_table(uri)
+    assert any("_versions" in note for note in torn.value.__notes__)

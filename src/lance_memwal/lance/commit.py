@@ -59,6 +59,7 @@ from lance_memwal.lance.superseded import replaced_rows, stable_ids
 from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 from lance_memwal.rows.normal_form import no_rows
+from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
 
 __all__ = [
@@ -207,22 +208,13 @@ def write_vector(
 
 
 def _put_own(store: ObjectStore, path: str, data: bytes, *, fsync: bool) -> None:
-    """Create a file whose bytes nobody else writes; `ObjectExistsError` if others are there.
-
-    A store may answer "exists already" to what is our own: a retry below us hid the first answer. To take that for a lost
-    commit would remove the files of a version that is there.
-    """
+    """Create a file whose bytes nobody else writes; `ObjectExistsError` if others are, or were, there."""
     try:
-        store.put_new(path, data, sync=fsync)
-    except ObjectExistsError as error:
-        try:
-            found = store.get(path)
-        except ObjectNotFoundError:
-            raise error from None
-        if found != data:
-            raise
-        if fsync:
-            store.sync_tree(path)
+        found = put_or_find(store, path, data, sync=fsync)
+    except ObjectNotFoundError:
+        found = b""
+    if found is not None:
+        raise ObjectExistsError(path)
 
 
 def commit_by_hand(
@@ -415,9 +407,7 @@ class InTwo:
     def commit(self, base: BaseTable) -> BaseTable:
         """The version that holds rows and marks."""
         if self._fragments is None:
-            self._fragments = write_rows(
-                base, self._batches(), fsync=False
-            )  # the whole version is synced before a trim
+            self._fragments = write_rows(base, self._batches(), fsync=False)  # the version is synced before a trim
             self._files.add(*files_of(base, self._fragments))
         reach("compact.after_fragments")
         TableWatch(base).look()

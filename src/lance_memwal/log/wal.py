@@ -44,7 +44,6 @@ from lance_memwal.errors import (
     DirectoryNotFoundError,
     FencedError,
     MemWalError,
-    ObjectExistsError,
     ObjectNotFoundError,
     TableReplacedError,
     UnavailableError,
@@ -62,6 +61,7 @@ from lance_memwal.log.understood import KnownColumns, refuse_unknown
 from lance_memwal.process.telemetry import active
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
+from lance_memwal.store.own import put_or_find
 from lance_memwal.types import EntryFooter, ShardManifest, WalEntry, check_shard_id
 
 __all__ = [
@@ -220,7 +220,7 @@ class ShardLog:
         while True:
             path = paths.entry_path_below(self._directory, position)
             try:
-                found = self._put_or_read(path, data)
+                found = put_or_find(self._store, path, data, sync=self._policy.fsync, make_directory=False)
             except DirectoryNotFoundError as error:
                 raise self._gone(position, error) from error
             except (ObjectNotFoundError, UnavailableError) as error:
@@ -234,19 +234,6 @@ class ShardLog:
             if found is None:
                 return position
             position = self._after_collision(found, position, placing_sentinel=placing_sentinel)
-
-    def _put_or_read(self, path: str, data: bytes) -> bytes | None:
-        """None once `path` holds `data`, durable; otherwise what it holds instead."""
-        sync = self._policy.fsync
-        try:
-            self._store.put_new(path, data, sync=sync, make_directory=False)
-        except ObjectExistsError:
-            found = self._store.get(path)
-            if found != data:
-                return found
-            if sync:
-                self._store.sync_tree(path)
-        return None
 
     def _after_collision(self, found: bytes, position: int, *, placing_sentinel: bool) -> int:
         """Where to go on after meeting somebody else's entry at our position."""

@@ -34,37 +34,44 @@ class Room:
         self._lock = threading.Lock()
         self._changed = Waiters()
         self._line: deque[object] = deque()
-        self.taken_bytes = 0
+        self._held: dict[object, int] = {}
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much of it is taken."""
+        return sum(self._held.values())
 
     @contextmanager
-    def taken(self, size_bytes: int, refuse: Callable[[], None] = refuse_at_exit) -> Iterator[None]:
+    def taken(self, size_bytes: int, refuse: Callable[[], object] = refuse_at_exit) -> Iterator[None]:
         """Have `size_bytes` of the room; waits until they are free, or until `refuse`, asked every second, raises. Raises in a
         background thread when the program ends."""
         close_in_child(self)
         me = object()
-        self._line.append(me)
         try:
+            self._line.append(me)
             while (place := self._take(size_bytes, me)) is not None:
                 place.sleep()
                 self._changed.leave(place)
                 refuse_at_exit()
                 refuse()
-        finally:
-            with self._lock:
-                self._line.remove(me)
             self._changed.wake_all()  # the next in line may fit beside us
-        try:
             yield
         finally:
-            with self._lock:
-                self.taken_bytes -= size_bytes
-            self._changed.wake_all()
+            self._leave(me)
 
     def _take(self, size_bytes: int, me: object) -> Place | None:
-        """Take some of the room, or else a place in the line."""
+        """Take some of the room, or else a place to wait in."""
         with self._lock:
-            is_full = self.taken_bytes and self.taken_bytes + size_bytes > self._limit_bytes
-            if is_full or self._line[0] is not me:
+            taken = self.taken_bytes
+            if (taken and taken + size_bytes > self._limit_bytes) or self._line[0] is not me:
                 return self._changed.stand()
-            self.taken_bytes += size_bytes
+            self._held[me] = size_bytes
+            self._line.popleft()
             return None
+
+    def _leave(self, me: object) -> None:
+        with self._lock:
+            self._held.pop(me, None)
+            if me in self._line:
+                self._line.remove(me)
+        self._changed.wake_all()
