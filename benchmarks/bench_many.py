@@ -26,6 +26,7 @@ from lance.mem_wal import LsmPointLookupPlanner, ShardSnapshot
 
 import lance_memwal as mw
 from benchmarks.harness import LANCEDB, LIMIT, Bench, Case, Sample, workplace
+from benchmarks.rivals import peer_snapshot
 from lance_memwal.process.cache import CACHE
 
 _GENERATIONS, _FEW_GENERATIONS = 500, 40
@@ -67,10 +68,7 @@ def _streamed(quick: bool) -> tuple[str, ShardSnapshot, int]:
             writer.force_seal_active()
             writer.wait_for_flush_drain()
         manifest = writer.manifest()
-    snapshot = ShardSnapshot(manifest.shard_id).with_current_generation(manifest.current_generation)
-    for sstable in manifest.sstables:
-        snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
-    return uri, snapshot, count * _ROWS
+    return uri, peer_snapshot(manifest), count * _ROWS
 
 
 def _keys(bench: Bench) -> list[int]:

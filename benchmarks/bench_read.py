@@ -24,6 +24,7 @@ from lance.mem_wal import LsmPointLookupPlanner, LsmScanner, ShardSnapshot
 
 import lance_memwal as mw
 from benchmarks.harness import LIMIT, Bench, Case, Sample, base_directory
+from benchmarks.rivals import peer_snapshot
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
 _SCHEMA = pa.schema(
@@ -85,13 +86,9 @@ def _tables(state: str, quick: bool) -> Tables:
             peer_writer = lance.dataset(peer_uri).mem_wal_writer(_SHARD, max_memtable_rows=1_000_000)
         else:
             peer_writer.put(_rows(part, "fresh"))
-    snapshot = ShardSnapshot(_SHARD)
     latest = mw.ShardManifestStore(peer_uri, _SHARD).read_latest()
     assert latest is not None
-    snapshot = snapshot.with_current_generation(latest.current_generation)
-    for sstable in latest.sstables:
-        snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
-    return Tables(ours, our_writer, lance.dataset(peer_uri), peer_writer, snapshot, base_rows, fresh)
+    return Tables(ours, our_writer, lance.dataset(peer_uri), peer_writer, peer_snapshot(latest), base_rows, fresh)
 
 
 def _peer_scanner(tables: Tables, state: str) -> LsmScanner:

@@ -19,10 +19,11 @@ import lance
 import lancedb
 import numpy as np
 import pyarrow as pa
-from lance.mem_wal import LsmVectorSearchPlanner, ShardSnapshot
+from lance.mem_wal import LsmVectorSearchPlanner
 
 import lance_memwal as mw
 from benchmarks.harness import LANCEDB, Bench, Case, Sample, workplace
+from benchmarks.rivals import peer_snapshot
 from lance_memwal.memtable.index import exact_search
 
 _SHARD = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -190,10 +191,7 @@ def _large(quick: bool) -> tuple[mw.Table, LsmVectorSearchPlanner]:
         writer.force_seal_active()
         writer.wait_for_flush_drain()
         manifest = writer.manifest()
-    snapshot = ShardSnapshot(manifest.shard_id).with_current_generation(manifest.current_generation)
-    for sstable in manifest.sstables:
-        snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
-    return table, LsmVectorSearchPlanner(lance.dataset(uri), [snapshot], "vector")
+    return table, LsmVectorSearchPlanner(lance.dataset(uri), [peer_snapshot(manifest)], "vector")
 
 
 def _search_large(bench: Bench) -> Sample:

@@ -23,6 +23,7 @@ import lance
 import lancedb
 import numpy as np
 import pyarrow as pa
+from lance.mem_wal import ShardSnapshot
 
 import lance_memwal as mw
 from benchmarks.harness import Sample
@@ -38,6 +39,7 @@ __all__ = [
     "append",
     "batches",
     "entry_encoder",
+    "peer_snapshot",
     "lancedb_add",
     "limit",
     "limit_buffered",
@@ -304,3 +306,11 @@ def _put_for(put: Put, some: Sequence[pa.RecordBatch], seconds: float, latencies
             break
         put(batch)
         latencies.append(clock() - start)
+
+
+def peer_snapshot(manifest: mw.ShardManifest) -> ShardSnapshot:
+    """What a manifest lists, as pylance's readers want to be told."""
+    snapshot = ShardSnapshot(manifest.shard_id).with_current_generation(manifest.current_generation)
+    for sstable in manifest.sstables:
+        snapshot = snapshot.with_sstable(sstable.generation, sstable.path)
+    return snapshot

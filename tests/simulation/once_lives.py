@@ -13,18 +13,16 @@ from pathlib import Path
 import pyarrow as pa
 
 import lance_memwal as mw
-from lance_memwal.compact.run import Compactor
 from lance_memwal.errors import CollectedError, ConflictError, FencedError, MemWalError, UnavailableError
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
-from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.store.location import Location
 from lance_memwal.types import Transaction
-from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.verify import verify_table
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
+from tests.simulation.chores import collect, compact, newest_base
 from tests.simulation.schedule import ScheduledClock
 from tests.simulation.world import Machine, World, empty_table
 
@@ -130,18 +128,12 @@ class OnceLife:
     def _compactor(self, machine: Machine) -> None:
         """Folds what is published into the base table."""
         for _ in range(2):
-            try:
-                Compactor(machine.location, _newest(machine.location), clock=machine.clock).run()
-            except MemWalError as error:
-                self.world.expect(error, ConflictError)
+            compact(machine)
 
     def _collector(self, machine: Machine) -> None:
         """Collects whatever may go, without grace."""
         for _ in range(2):
-            try:
-                Collector(machine.location, _newest(machine.location), machine.clock).run(grace_seconds=0)
-            except MemWalError as error:
-                self.world.expect(error, ConflictError)
+            collect(machine)
 
     def _consumer(self, machine: Machine) -> None:
         """Reads the changes under a name, and commits what it saw."""
@@ -153,7 +145,7 @@ class OnceLife:
                 self._has_begun_again |= isinstance(error, CollectedError)
 
     def _consume(self, location: Location, clock: ScheduledClock) -> None:
-        reader = Consumer(_newest(location), "life", Request(), until="now", clock=clock)
+        reader = Consumer(newest_base(location), "life", Request(), until="now", clock=clock)
         for batch in reader:
             found = Counter(batch.column("id").to_pylist())
             self._commits_begun += 1  # whether a commit that was cut off landed, nobody knows
@@ -165,7 +157,7 @@ class OnceLife:
 
     def _judge(self, location: Location, clock: ScheduledClock) -> None:
         check = self.world.check
-        newest = _newest(location)
+        newest = newest_base(location)
         found = Reader(newest, clock).scan().to_table().column("id").to_pylist()
         counts = Counter(found)
         possible = Counter(row for number in self.uncertain for row in _ids(number, number in self._large))
@@ -208,7 +200,3 @@ def _ids(number: int, large: bool) -> list[int]:
 def _rows(number: int, large: bool) -> pa.RecordBatch:
     ids = _ids(number, large)
     return pa.record_batch({"id": pa.array(ids, pa.int64()), "value": pa.array([number] * len(ids), pa.int64())})
-
-
-def _newest(location: Location) -> NewestBase:
-    return NewestBase(BaseTable.need(location))

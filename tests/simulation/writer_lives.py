@@ -22,11 +22,11 @@ from lance_memwal.compact.run import Compactor
 from lance_memwal.errors import ClosedError, CollectedError, ConflictError, FencedError, MemWalError, UnavailableError
 from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
-from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.reader import Reader
 from lance_memwal.store.location import Location
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.verify import verify_table
+from tests.simulation.chores import collect, compact, newest_base
 from tests.simulation.schedule import ScheduledClock
 from tests.simulation.world import Machine, World, empty_table
 
@@ -167,7 +167,7 @@ class WriterLife:
 
     def _reader(self, machine: Machine) -> None:
         """Scans the table from another process, fresh rows included."""
-        reader = Reader(_newest(machine.location), machine.clock)
+        reader = Reader(newest_base(machine.location), machine.clock)
         for _ in range(2):
             known, issued = {key: set(values) for key, values in self.possible.items()}, len(self._issued)
             try:
@@ -181,19 +181,13 @@ class WriterLife:
     def _compactor(self, machine: Machine) -> None:
         """Folds what is published into the base table."""
         for _ in range(2):
-            try:
-                Compactor(machine.location, _newest(machine.location), clock=machine.clock).run()
-            except MemWalError as error:
-                self.world.expect(error, ConflictError)
+            compact(machine)
             machine.clock.sleep(self.world.draw.choice((0.01, 0.5)))
 
     def _collector(self, machine: Machine) -> None:
         """Collects, without grace."""
         for _ in range(2):
-            try:
-                Collector(machine.location, _newest(machine.location), machine.clock).run(grace_seconds=0)
-            except MemWalError as error:
-                self.world.expect(error, ConflictError)
+            collect(machine)
             machine.clock.sleep(self.world.draw.choice((0.01, 0.5)))
 
     def _consumer(self, machine: Machine) -> None:
@@ -206,7 +200,7 @@ class WriterLife:
                 self._commits_begun += isinstance(error, CollectedError)  # it must begin again
 
     def _consume(self, location: Location, clock: ScheduledClock) -> None:
-        reader = Consumer(_newest(location), "mirror", Request(), until="now", clock=clock)
+        reader = Consumer(newest_base(location), "mirror", Request(), until="now", clock=clock)
         self._is_mirrored = True
         for batch in reader:
             self._commits_begun += 1  # whether a commit that was cut off landed, nobody knows
@@ -218,7 +212,7 @@ class WriterLife:
     # ------------------------------------------------------------------------------------------------------- verdict
 
     def _judge(self, location: Location, clock: ScheduledClock) -> None:
-        check, newest = self.world.check, _newest(location)
+        check, newest = self.world.check, newest_base(location)
         rows = Reader(newest, clock).scan().to_table()
         self._check_rows("the table", rows, self.possible, len(self._issued))
         writer = ShardWriter.open(location, clock=clock)
@@ -267,7 +261,3 @@ class WriterLife:
 
 def _values(rows: pa.Table) -> dict[int, int]:
     return dict(zip(rows.column("id").to_pylist(), rows.column("value").to_pylist(), strict=True))
-
-
-def _newest(location: Location) -> NewestBase:
-    return NewestBase(BaseTable.need(location))

@@ -216,9 +216,7 @@ class OnceAppender:
         base = for_writing(base, clock)
         self._watch = TableWatch(base, clock)
         self._own = _OwnTransactions(clock)
-        self.copies = (
-            0  # how often the table was found copied back: its logs are others, and claims of before hold no longer
-        )
+        self.copies = 0  # how often the table was found copied back, with other logs: claims of before hold no longer
         self._version = self._version_of(base)
 
     def _version_of(self, base: BaseTable) -> _Version:
