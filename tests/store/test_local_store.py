@@ -143,6 +143,22 @@ def test_sync_tree_flushes_leaves_first_and_then_the_way_up(tmp_path: Path) -> N
     assert order[f"{gen}/b"] < order[gen]
 
 
+def test_sync_tree_leaves_out_what_goes_meanwhile(tmp_path: Path) -> None:
+    names = [f"table/_transactions/{number}" for number in range(5)]
+
+    def flush(fd: int) -> None:
+        """Whatever is made durable first: the others go before their turn comes."""
+        for path in tmp_path.glob("table/_transactions/*"):
+            if not os.path.samestat(path.stat(), os.fstat(fd)):
+                path.unlink()
+
+    store = LocalStore(tmp_path, flush=flush)
+    for name in names:
+        store.put_new(name, b"1")
+    store.sync_tree("table")
+    assert files_below(tmp_path) == []
+
+
 def test_sync_tree_of_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFoundError):
         LocalStore(tmp_path).sync_tree("absent")

@@ -18,7 +18,7 @@ import copy
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -364,11 +364,9 @@ class BaseTable:
     def _durable(self) -> None:
         if not self.location.is_local:  # what the service acknowledged is durable
             return
-        store = self.location.store
-        names = store.list_names("")
         for directory in _DIRECTORIES:
-            if directory in names:
-                store.sync_tree(directory)
+            with suppress(ObjectNotFoundError):  # a table has them as it needs them
+                self.location.store.sync_tree(directory)
 
     def _exists(self, path: str) -> bool:
         try:

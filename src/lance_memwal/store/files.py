@@ -14,6 +14,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 
 from lance_memwal.clock import Clock
 from lance_memwal.errors import CorruptDataError, UnavailableError
@@ -137,12 +138,16 @@ class Syncer:
         self._durable: dict[str, tuple[int, int]] = {}
 
     def below(self, path: str, flush: Flush) -> None:
-        """Return after the file at `path`, or every file and name below that directory, is on the disk; leaves first."""
+        """Return after the file at `path`, or every file and name below that directory, is on the disk; leaves first.
+
+        What others remove below it meanwhile needs no sync.
+        """
         if stat.S_ISDIR(os.lstat(path).st_mode):
             with os.scandir(path) as entries:
                 for entry in entries:
                     if not entry.is_symlink():
-                        self.below(entry.path, flush)
+                        with suppress(FileNotFoundError):
+                            self.below(entry.path, flush)
         self._sync_if_changed(path, flush)
 
     def names(self, directory: str, flush: Flush) -> None:
