@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.rows.keys import as_numbers
+from lance_memwal.rows.streams import stream_of
 
 __all__ = ["PackedKeys"]
 
@@ -48,11 +49,9 @@ class PackedKeys:
 
     @classmethod
     def _of_values(cls, keys: pa.Array) -> PackedKeys:
-        sink = pa.BufferOutputStream()
         batch = pa.RecordBatch.from_arrays([keys], [_NAME])
-        with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=_CODEC)) as writer:
-            writer.write_batch(batch)
-        return cls(keys.type, len(keys), None, 0, sink.getvalue().to_pybytes())
+        data = stream_of(batch.schema, [batch], compression=_CODEC)
+        return cls(keys.type, len(keys), None, 0, data.to_pybytes())
 
     @property
     def size_bytes(self) -> int:

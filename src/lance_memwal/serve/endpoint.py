@@ -31,7 +31,7 @@ __all__ = [
     "is_distrusted",
     "is_every_address",
     "is_for_other_hosts",
-    "is_loopback",
+    "is_of_this_host",
     "own_endpoint",
     "trusted_roots",
 ]
@@ -103,7 +103,7 @@ def _read(name: str, path: str) -> bytes:
         raise InvalidInputError(f"{name}: {path} cannot be read: {error.strerror}") from error
 
 
-def is_loopback(address: str) -> bool:
+def is_of_this_host(address: str) -> bool:
     """Whether an address is a port of this host that nobody reaches from outside."""
     return _NEAR.fullmatch(address) is not None
 

@@ -17,7 +17,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
-from lance_memwal.serve.endpoint import is_for_other_hosts, is_loopback
+from lance_memwal.serve.endpoint import is_for_other_hosts, is_of_this_host
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 
@@ -50,7 +50,7 @@ class OwnerRecords:
             return None
         if not isinstance(owner.address, str) or not isinstance(owner.host, str):
             return None
-        return owner if is_loopback(owner.address) or is_for_other_hosts(owner.address) else None
+        return owner if is_of_this_host(owner.address) or is_for_other_hosts(owner.address) else None
 
     def announce(self, epoch: int, owner: Owner) -> bool:
         """Create the record of an epoch; False if somebody else's is there."""

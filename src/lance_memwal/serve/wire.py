@@ -30,6 +30,7 @@ import pyarrow as pa
 from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.rows.dictionaries import dictionaries
+from lance_memwal.rows.streams import stream_of
 from lance_memwal.serve.numbers import numbers_of
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import EntryTransaction, Transaction
@@ -243,7 +244,7 @@ def encode_request(request: Request, to: ShardName, marks: Sequence[EntryTransac
 
 def _encode(batch: pa.RecordBatch, book: Book, fresh: list[bytes], bodies: list[pa.Buffer]) -> tuple[int | None, int]:
     number = book.number_of(batch.schema, fresh)
-    bodies.append(_stream([batch]) if number is None else batch.serialize())
+    bodies.append(stream_of(batch.schema, [batch]) if number is None else batch.serialize())
     return number, bodies[-1].size
 
 
@@ -282,14 +283,6 @@ def _marks_of(told: Any) -> list[EntryTransaction]:
         marks.append(EntryTransaction(Transaction(str(app), int(version), query, *digest), first_row, rows))
         first_row += rows or 0
     return marks
-
-
-def _stream(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows[0].schema) as stream:
-        for batch in rows:
-            stream.write_batch(batch)
-    return sink.getvalue()
 
 
 def _read(data: bytes) -> Rows:
@@ -337,7 +330,7 @@ def encode_answer(result: WriteResult | bool | int | Numbers | None) -> bytes:
     if not isinstance(result, WriteResult):
         return _message({"plain": result})
     rejected = None if result.rejected is None else result.rejected.to_batches()
-    return _message(_told(result), [_stream(rejected)] if rejected else [])
+    return _message(_told(result), [stream_of(rejected[0].schema, rejected)] if rejected else [])
 
 
 def encode_answers(results: Sequence[WriteResult | Exception]) -> bytes:

@@ -20,13 +20,23 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-
-from lance_memwal.write.once import AppendResult
+from typing import Protocol
 
 __all__ = ["BatchStats", "announce", "collect", "leave", "report", "retire"]
 
 _LOG = logging.getLogger(__name__)
 _RUN = re.compile(r"[0-9a-f-]{36}")
+
+
+class _Appended(Protocol):
+    """What is told of one append, wherever it was made."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def rejected_rows(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class BatchStats:
     rejected_rows: int = 0
 
     @classmethod
-    def of(cls, results: Sequence[AppendResult], sizes: Sequence[int]) -> BatchStats:
+    def of(cls, results: Sequence[_Appended], sizes: Sequence[int]) -> BatchStats:
         """The sum over the appends of one batch; `sizes` are their bytes."""
         written = [(result, size) for result, size in zip(results, sizes, strict=True) if not result.skipped]
         rows, size_bytes = sum(result.rows for result, _ in written), sum(size for _, size in written)

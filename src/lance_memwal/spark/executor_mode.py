@@ -160,12 +160,6 @@ class _Appended:
     log_entries: int
     log_bytes: int
 
-    def stats(self, size_bytes: int) -> BatchStats:
-        """What is reported of it."""
-        if self.skipped:
-            return BatchStats(shards=1, skipped_shards=1)
-        return BatchStats(self.rows, size_bytes, shards=1, rejected_rows=self.rejected_rows)
-
 
 def _append_by_tasks(
     spark: Any, plan: WritePlan, job: str, pieces: Mapping[str, Sequence[Piece]], txn: Transaction
@@ -179,7 +173,7 @@ def _append_by_tasks(
     found = [_Appended(**item) for answer in answers for item in _told(answer)]
     unstage(location, [piece for given in staged.values() for piece in given])
     tidy(plan, {item.shard_id: LogLength(item.log_entries, item.log_bytes) for item in found})
-    return sum((item.stats(sum(piece.size_bytes for piece in pieces[item.shard_id])) for item in found), BatchStats())
+    return BatchStats.of(found, [sum(piece.size_bytes for piece in pieces[item.shard_id]) for item in found])
 
 
 def _append_group(plan: WritePlan, claims: Mapping[str, ShardClaim], txn: Transaction, argument: str) -> str:

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.rows.sharding import Sharding
+from lance_memwal.rows.streams import stream_of
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.refusals import refusing
 from lance_memwal.spark.rows import WritePlan
@@ -188,12 +189,7 @@ class _Collector:
 
 
 def _encode(batches: Sequence[pa.RecordBatch]) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return bytes(stream_of(batches[0].schema, batches))
 
 
 # -------------------------------------------------------------------------------------------------------- at the commit

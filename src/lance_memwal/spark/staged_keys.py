@@ -26,6 +26,7 @@ from lance_memwal.errors import ObjectExistsError
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.key_places import places
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
+from lance_memwal.rows.streams import stream_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 
@@ -68,11 +69,8 @@ def stage_keys(location: Location, job: str, parts: Sequence[pa.Array], most: in
 
 
 def _encoded(keys: pa.Array) -> bytes:
-    sink = pa.BufferOutputStream()
     batch = pa.RecordBatch.from_arrays([keys], [_NAME])
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return bytes(stream_of(batch.schema, [batch]))
 
 
 class StagedKeys:

@@ -28,6 +28,7 @@ from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.streams import stream_of
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -110,10 +111,7 @@ def _columns(schema: TableSchema, sequence: str) -> pa.Schema:
 
 
 def _encode(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    data = sink.getvalue().to_pybytes()
+    data = bytes(stream_of(table.schema, table.to_batches()))
     return b"".join([data, _CRC.pack(zlib.crc32(data)), _MAGIC])
 
 

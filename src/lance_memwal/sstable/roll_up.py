@@ -35,6 +35,7 @@ import pyarrow as pa
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.streams import stream_of
 from lance_memwal.sstable.bloom import BLOCK_BYTES, BLOOM_BLOCKS, folded, has_bits, places
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -177,10 +178,7 @@ def _schema_bytes(columns: pa.Schema | None) -> bytes | None:
 
 
 def _stream_of(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
+    return bytes(stream_of(table.schema, table.to_batches()))
 
 
 def _lists(parts: Sequence[pa.Array | None], kind: pa.DataType) -> pa.Array:
