@@ -1,4 +1,4 @@
-"""A store that answers "exists already" to what is our own file does not fail a compaction."""
+"""A store that answers "exists already" to what is our own file, or to nothing at all, does not fail a compaction."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ from lance_memwal.store.wrap import WrappedStore
 
 
 class _Forgetful(WrappedStore):
-    """The first create below `prefix` takes effect, and a retry below us hides the answer."""
+    """The first create below `prefix` is answered with "exists already".
+
+    It took effect, and a retry below us hid the answer; or not, and two requests were in each other's way.
+    """
 
     prefix = ""
+    takes_effect = True
 
     def around(self, kind: str, call: Callable[..., Any], path: str, *rest: Any, **options: Any) -> Any:
-        result = call(path, *rest, **options)
-        if kind == "put_new" and self.prefix and path.startswith(self.prefix):
-            self.prefix = ""
-            raise ObjectExistsError(path)
-        return result
+        if kind != "put_new" or not self.prefix or not path.startswith(self.prefix):
+            return call(path, *rest, **options)
+        self.prefix = ""
+        if self.takes_effect:
+            call(path, *rest, **options)
+        raise ObjectExistsError(path)
 
 
+@pytest.mark.parametrize("takes_effect", [True, False])
 @pytest.mark.parametrize("prefix", ["_transactions/", "_deletions/", "_versions/"])
-def test_a_file_that_is_ours_already_is_taken_for_written(tmp_path: Path, prefix: str) -> None:
+def test_a_file_that_exists_already_does_not_fail_a_compaction(tmp_path: Path, prefix: str, takes_effect: bool) -> None:
     uri = str(tmp_path / "t")
     rows = pa.table({"id": [1, 2], "value": [1, 1]})
     table = mw.create_table(uri, rows, primary_key="id", sharding=mw.Unsharded())
@@ -45,7 +51,7 @@ def test_a_file_that_is_ours_already_is_taken_for_written(tmp_path: Path, prefix
 
     location = resolve(uri, wrap=wrap)
     newest = NewestBase(BaseTable.need(location))
-    stores[0].prefix = prefix
+    stores[0].prefix, stores[0].takes_effect = prefix, takes_effect
     Compactor(location, newest).run()
     assert stores[0].prefix == ""
     assert table.scan().to_table().sort_by("id").to_pydict() == {"id": [1, 2, 3], "value": [1, 2, 2]}

@@ -35,7 +35,7 @@ from lance.mem_wal import CompactedSsTable
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import ConflictError, MemWalError, ObjectExistsError, ObjectNotFoundError
+from lance_memwal.errors import ConflictError, MemWalError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable, lance_errors
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.lance.details import MemWalDetails
@@ -208,13 +208,13 @@ def write_vector(
 
 
 def _put_own(store: ObjectStore, path: str, data: bytes, *, fsync: bool) -> None:
-    """Create a file whose bytes nobody else writes; `ObjectExistsError` if others are, or were, there."""
+    """Create a file whose bytes nobody else writes; `ConflictError` if others are there, or were, or the store says so."""
     try:
-        found = put_or_find(store, path, data, sync=fsync)
+        is_theirs = put_or_find(store, path, data, sync=fsync) is not None
     except ObjectNotFoundError:
-        found = b""
-    if found is not None:
-        raise ObjectExistsError(path)
+        is_theirs = True
+    if is_theirs:
+        raise ConflictError(f"somebody else created {path}")
 
 
 def commit_by_hand(
@@ -277,19 +277,11 @@ def _publish(base: BaseTable, commit: HandMadeVersion, files: Unheld, *, fsync: 
     reach("compact.before_manifest")
     try:
         with files.offered():
-            _create_manifest(base, commit.version, commit.manifest, fsync=fsync)
+            _put_own(store, base.path_of(commit.version), commit.manifest, fsync=fsync)
     except ConflictError:
         files.drop(commit.transaction_path)
         raise
     return base.refresh()
-
-
-def _create_manifest(base: BaseTable, version: int, manifest: bytes, *, fsync: bool) -> None:
-    """The commit."""
-    try:
-        _put_own(base.location.store, base.path_of(version), manifest, fsync=fsync)
-    except ObjectExistsError:
-        raise ConflictError(f"somebody else committed base version {version}") from None
 
 
 # -------------------------------------------------------------------------------------------------------- by Lance
