@@ -1,6 +1,6 @@
 """Creating an object whose bytes nobody else writes.
 
-Owns `put_or_find`. Invariant: "exists already" is no loss where our own bytes lie there: a retry below us hid the answer to
+Owns `put_or_find` and `found_instead`. Invariant: "exists already" is no loss where our own bytes lie there: a retry below us hid the answer to
 the first attempt. To take that for somebody else's object would give up, or remove, what is there.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from lance_memwal.errors import ObjectExistsError
 from lance_memwal.store.port import ObjectStore
 
-__all__ = ["put_or_find"]
+__all__ = ["found_instead", "put_or_find"]
 
 
 def put_or_find(
@@ -19,9 +19,15 @@ def put_or_find(
     try:
         store.put_new(path, data, sync=sync, make_directory=make_directory)
     except ObjectExistsError:
-        found = store.get(path)
-        if found != data:
-            return found
-        if sync:
-            store.sync_tree(path)
+        return found_instead(store, path, data, sync=sync)
+    return None
+
+
+def found_instead(store: ObjectStore, path: str, data: bytes, *, sync: bool) -> bytes | None:
+    """What `path` holds, unless that is `data`, which is durable then with `sync`: the attempt may have failed at just that."""
+    found = store.get(path)
+    if found != data:
+        return found
+    if sync:
+        store.sync_tree(path)
     return None

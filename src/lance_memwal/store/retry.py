@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import InvalidInputError, ObjectExistsError, ObjectNotFoundError, UnavailableError
 from lance_memwal.process.telemetry import active
+from lance_memwal.store.own import found_instead
 from lance_memwal.store.port import ObjectStore, PutResult
 from lance_memwal.store.wrap import WrappedStore
 
@@ -118,7 +119,7 @@ class RetryingStore(WrappedStore):
                 attempts.failed(error)
                 continue
             try:
-                if self._is_ours(path, data, sync):
+                if found_instead(self.inner, path, data, sync=sync) is None:
                     return PutResult.RECOGNISED
             except ObjectNotFoundError:
                 attempts.failed(UnavailableError(f"{path} existed for the put but not for the read after it"))
@@ -126,14 +127,6 @@ class RetryingStore(WrappedStore):
                 attempts.failed(error)
             else:
                 raise ObjectExistsError(path)
-
-    def _is_ours(self, path: str, data: bytes, sync: bool) -> bool:
-        """Whether `path` holds `data`; if so, it is then durable too: the attempt may have failed at just that."""
-        if self.inner.get(path) != data:
-            return False
-        if sync:
-            self.inner.sync_tree(path)
-        return True
 
     def around(self, kind: str, call: Callable[..., _T], path: str, *rest: Any, **options: Any) -> _T:
         """Carry the call out, again and again if it must be."""
