@@ -34,8 +34,8 @@ BUGS = (
     Bug(
         "an answer that was lost is taken for somebody else's entry",
         "store/own.py",
-        "        if found != data:\n            return found\n",
-        "        return found\n",
+        "    if found != data:\n        return found\n",
+        "    return found\n",
         ("tests/wal/test_appender.py", "tests/faults/test_single_fault_sweep.py"),
     ),
     Bug(

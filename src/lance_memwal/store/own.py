@@ -1,7 +1,7 @@
 """Creating an object whose bytes nobody else writes.
 
-Owns `put_or_find` and `found_instead`. Invariant: "exists already" is no loss where our own bytes lie there: a retry below us hid the answer to
-the first attempt. To take that for somebody else's object would give up, or remove, what is there.
+Owns `put_or_find` and `found_instead`. Invariant: "exists already" is no loss where our own bytes lie there: a retry below us
+hid the answer to the first attempt. To take that for somebody else's object would give up, or remove, what is there.
 """
 
 from __future__ import annotations
