@@ -30,6 +30,7 @@ from lance_memwal.compact.policy import Background, CompactionPolicy
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.memtable import live
 from lance_memwal.process.async_calls import AsyncCalls
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.process.telemetry import spanned
@@ -128,6 +129,8 @@ class TableWriter:
             retake=retake,
             at_once=base.location.at_once(_PARALLEL_SHARDS),
         )
+        if not shared:  # else whoever needs a parked shard takes it
+            live.keep(base.location.key, self._shards)
         self._watch = watch
         self._compaction = Background(compaction, base.location, watch.look, partial(_owned, self._shards))
         weakref.finalize(self, self._compaction.stop).atexit = False

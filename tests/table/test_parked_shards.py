@@ -274,3 +274,35 @@ def test_an_open_shard_takes_writes_while_another_one_is_being_opened(tmp_path: 
             go_on.set()
             late.result(30)
     assert found(table) == {(1, 0): 1, (2, 0): 0}
+
+
+def parked_of(writer: mw.TableWriter) -> set[str]:
+    return writer.owned_shards - set(writer.shard_writers)
+
+
+@pytest.mark.parametrize("upkeep", ["flush", "settle", "optimize"])
+def test_upkeep_of_the_same_process_does_not_fence_parked_shards(tmp_path: Path, upkeep: str) -> None:
+    table = make(tmp_path)
+    with table.writer(fsync=False, max_open_shards=1, max_memtable_age_ms=None, compaction=None) as writer:
+        for tenant in range(3):
+            writer.put([row(tenant, 1, 1)])
+        assert len(parked_of(writer)) == 2
+        if upkeep == "flush":
+            assert len(table.flush(idle_seconds=0).skipped) == 3
+        elif upkeep == "settle":
+            assert table.settle(timeout=20, idle_seconds=0).converged
+        else:
+            table.optimize()
+        for tenant in range(3):
+            writer.put([row(tenant, 1, 2)])
+    assert epochs(table) == {1}
+    assert found(table) == {(tenant, 1): 2 for tenant in range(3)}
+
+
+def test_what_a_closed_writer_had_parked_may_be_claimed(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    writer = table.writer(fsync=False, max_open_shards=1, max_memtable_age_ms=None, compaction=None)
+    for tenant in range(3):
+        writer.put([row(tenant, 1, 1)])
+    writer.abort()
+    assert table.flush(idle_seconds=0).generations == 3

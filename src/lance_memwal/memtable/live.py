@@ -1,6 +1,6 @@
-"""The writers that live in this process, so that reads of a table find their memtables by themselves.
+"""The writers that live in this process, so that reads of a table find their memtables by themselves, and claims spare them.
 
-Owns a registry of weak references. Invariants:
+Owns registries of weak references: of shards that are open, and of keepers of shards that are put away. Invariants:
 
 1. The registry keeps no writer alive.
 2. A forked child knows none of them.
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Collection
 from typing import Protocol
 
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import at_exit
 from lance_memwal.process.forking import run_in_child
 
-__all__ = ["LiveShard", "all_of", "find", "forget", "register"]
+__all__ = ["Keeper", "LiveShard", "all_of", "find", "forget", "is_owned", "keep", "keepers_of", "register"]
 
 
 class LiveShard(Protocol):
@@ -46,8 +47,21 @@ class LiveShard(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """Who has put shards away that are still its own: no memory, no background work, but an epoch."""
+
+    def keeps(self, shard_id: str, epoch: int) -> bool:
+        """Whether it owns the shard under this epoch or a later one, without a writer that is open."""
+        ...
+
+    def publish_kept(self, shards: Collection[str] | None) -> dict[str, str]:
+        """Turn the rows of what it keeps (None: all of it) into SSTables; says of which shards it did not, and why."""
+        ...
+
+
 _lock = threading.RLock()  # reentrant: a signal handler may look or close in the middle of another call
 _shards: dict[tuple[str, str], list[weakref.ref[LiveShard]]] = {}
+_keepers: dict[str, weakref.WeakSet[Keeper]] = {}
 
 
 def register(table_key: str, shard: LiveShard) -> None:
@@ -87,10 +101,34 @@ def all_of(table_key: str) -> list[LiveShard]:
     return [shard for ref in refs if (shard := ref()) is not None]
 
 
+def keep(table_key: str, keeper: Keeper) -> None:
+    """Let claims spare what `keeper` has put away."""
+    run_in_child(_forget_in_child)
+    with _lock:
+        for empty in [key for key, found in _keepers.items() if not found]:
+            del _keepers[empty]
+        _keepers.setdefault(table_key, weakref.WeakSet()).add(keeper)
+
+
+def keepers_of(table_key: str) -> list[Keeper]:
+    """Everybody who may have put shards of the table away."""
+    with _lock:
+        return list(_keepers.get(table_key, ()))
+
+
+def is_owned(table_key: str, shard_id: str, epoch: int) -> bool:
+    """Whether a writer of this process owns the shard under this epoch or a later one, open or put away."""
+    found = find(table_key, shard_id)
+    if found is not None and found.epoch >= epoch:
+        return True
+    return any(keeper.keeps(shard_id, epoch) for keeper in keepers_of(table_key))
+
+
 def _forget_in_child() -> None:
     global _lock
     _lock = threading.RLock()
     _shards.clear()
+    _keepers.clear()
 
 
 def _leave_all(deadline: float) -> None:

@@ -331,8 +331,7 @@ class SharedShard:
 
     def _is_written_here(self, epoch: int) -> bool:
         """Whether a writer of this process has the shard under this epoch."""
-        writer = live.find(self._table.location.key, self.shard_id)
-        return writer is not None and writer.epoch == epoch
+        return live.is_owned(self._table.location.key, self.shard_id, epoch)
 
     def _may_be_claimed(self, manifest: ShardManifest) -> bool:
         return may_be_claimed(self._table.location, manifest, idle_seconds=IDLE_SECONDS, tag=self._table.tag)

@@ -82,6 +82,8 @@ def flush_live(location: Location, timeout_seconds: float, *, shards: Collection
             shard.publish(timeout_seconds)
         except MemWalError as error:
             failed[shard.shard_id] = str(error)
+    for keeper in live.keepers_of(location.key):
+        failed |= keeper.publish_kept(shards)
     return failed
 
 

@@ -5,8 +5,8 @@ Owns `OpenShards`. Invariants:
 1. At most `limit` shard writers are open when no write runs; the ones that were not used for longest are parked first.
 2. A parked shard has everything durable, and keeps its epoch: no claim and no sentinel when it is used again.
 3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
-4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open: whoever looks for
-   logs without a writer does not find it.
+4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open. In this process it is
+   known as owned, so that nobody here claims it (`live.Keeper`).
 5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it.
 6. What is done alone (opening one shard, making room) has an end: a writer that is too busy to be parked stays open, and
    the limit is kept by the next that opens one. Writes to shards that are open wait for none of it, and shards are opened,
@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, in_order
-from lance_memwal.errors import ClosedError, FencedError
+from lance_memwal.errors import ClosedError, FencedError, MemWalError
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
@@ -262,7 +262,28 @@ class OpenShards(Generic[W]):
             self._used.pop(shard_id, None)
             self._watch_age(parked)
 
-    # ------------------------------------------------------------------------------------------------- in background
+    # ------------------------------------------------------------------------------------------------- what is parked
+
+    def keeps(self, shard_id: str, epoch: int) -> bool:
+        """Whether the shard is parked here, or about to be, under this epoch or a later one."""
+        if self.closed:
+            return False
+        writer, parked = self._open.get(shard_id), self._parked.get(shard_id)
+        return (writer is not None and writer.is_parked) or (parked is not None and parked.log.epoch >= epoch)
+
+    def publish_kept(self, shards: Collection[str] | None) -> dict[str, str]:
+        """Flush what is parked and owes that, of these shards; says of which it failed, and why."""
+        failed = {}
+        for shard_id in self._owing():
+            if shards is None or shard_id in shards:
+                try:
+                    self.write(shard_id, _flushed)
+                except MemWalError as error:
+                    failed[shard_id] = str(error)
+        return failed
+
+    def _owing(self) -> dict[str, Parked]:
+        return {shard_id: parked for shard_id, parked in list(self._parked.items()) if parked.owes_flush}
 
     def _watch_age(self, parked: Parked) -> None:
         if self._max_age_seconds is not None and parked.owes_flush:
@@ -274,7 +295,7 @@ class OpenShards(Generic[W]):
         if age is None or self.closed:
             return None
         now = SYSTEM_CLOCK.monotonic()
-        owing = {shard_id: parked.since + age for shard_id, parked in list(self._parked.items()) if parked.owes_flush}
+        owing = {shard_id: parked.since + age for shard_id, parked in self._owing().items()}
         for shard_id in [shard_id for shard_id, due in owing.items() if due <= now]:
             try:
                 self.write(shard_id, _flushed)
@@ -327,7 +348,7 @@ class OpenShards(Generic[W]):
 
         with self._lock:  # a shard that is being parked is among the ones or the others
             names = list(self._open)
-            owing = [shard_id for shard_id, parked in self._parked.items() if parked.owes_flush]
+            owing = list(self._owing())
         for step, shards in ((seal, names), (drain, [*names, *owing])):  # all are sealed first: flushed side by side
             for _ in in_order(partial(self.write, call=step), shards, self._at_once, "memwal-flush"):
                 pass
@@ -363,7 +384,7 @@ class OpenShards(Generic[W]):
                 pass
 
     def _close_parked(self) -> list[Exception]:
-        owing = [(shard_id, parked) for shard_id, parked in self._parked.items() if parked.owes_flush]
+        owing = list(self._owing().items())
         return _failures(lambda item: self._open_shard(*item).close(), owing, max(_CLOSED_AT_ONCE, self._at_once))
 
     def orphan(self) -> None:

@@ -15,8 +15,7 @@ __all__ = ["lives_here", "why_kept"]
 
 def lives_here(location: Location, manifest: ShardManifest) -> bool:
     """Whether the owner of the shard is a writer of this process."""
-    found = live.find(location.key, manifest.shard_id)
-    return found is not None and found.epoch >= manifest.writer_epoch
+    return live.is_owned(location.key, manifest.shard_id, manifest.writer_epoch)
 
 
 def why_kept(location: Location, manifest: ShardManifest, *, silent_seconds: float, idle_seconds: float) -> str | None:
