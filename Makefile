@@ -14,10 +14,11 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/nu
 JOBS ?= 2
 ARGS ?=
 LIVES ?= 1000
+MINUTES ?= 10
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs prove simulate prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs prove simulate soak prove-versions clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -72,6 +73,9 @@ prove: setup ## the full-scale proofs (long: see docs/development.md)
 
 simulate: setup ## whole lives in one seeded order: LIVES=1000 SEED=0, one again with LIVES=1 ARGS=--trace
 	$(BIN)/python -m tests.simulation --lives $(LIVES) --seed $(SEED) $(ARGS)
+
+soak: setup ## hours of a table's life, with kills and faults: MINUTES=10 SEED=0; fails if something is lost or grows
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
 prove-versions: ## the interop tests beside the newest pylance and LanceDB, in an environment of their own
 	$(PYTHON) tools/prove_versions.py $(ARGS)

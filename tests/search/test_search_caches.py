@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ SCHEMA = pa.schema(
         pa.field("vb", pa.list_(pa.float32(), 2)),
     ]
 )
+TITLES = pa.schema([SCHEMA.field("id"), SCHEMA.field("title")])
 ROWS = [
     {"id": i, "title": f"apple t{i}", "body": f"pear b{i}", "va": [float(i), 0.0], "vb": [float(100 - i), 0.0]}
     for i in range(20)
@@ -145,3 +147,25 @@ def test_an_index_of_words_on_the_key_does_not_stand_for_one_of_keys(
     found = BaseLookup().find(base, pa.record_batch([pa.array(["k3"])], names=["id"]), ["id"])
     assert found.column("id").to_pylist() == ["k3"]
     assert (CACHE.size_bytes == before) is finds_keys  # else our own index of keys is built at once
+
+
+def test_files_of_indexes_that_were_replaced_do_not_stay_open_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CACHE, "limit_bytes", 8 << 20)
+    rows = [{"id": i, "title": f"apple t{i} u{i}"} for i in range(6_000)]  # smaller files are not kept open
+    dataset = lance.write_dataset(pa.Table.from_pylist(rows, schema=TITLES), str(tmp_path / "t"))
+    dataset.create_scalar_index("title", "INVERTED", name="by_title")
+    table = mw.enable(str(tmp_path / "t"), primary_key="id", writer_defaults=SETTINGS)
+    with table.writer(compaction=None) as writer:
+        for turn in range(9):
+            writer.put([{"id": turn, "title": f"apple turn{turn}"}])
+            assert table.search(text="apple").num_rows == 10  # with fresh rows we read the files, and so does Lance
+            writer.flush()
+            table.compact()
+            table.dataset.optimize.optimize_indices(num_indices_to_merge=10)
+            for number in range(8):
+                table.dataset.update_config({"turn": str(number)})
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    mine = [name for name in opened if name.startswith(str(tmp_path))]
+    assert len(mine) <= 10, mine

@@ -10,6 +10,8 @@ Owns `BaseTable` and the translation of Lance's exceptions. Invariants:
    no scan, lookup or cache sees its version change.
 5. A table that was dropped and created anew at the same place is noticed, also at the same version number: the manifest
    that this value was opened from is no longer the same object. `origin` tells such tables apart.
+6. What Lance keeps of old versions (open files of their indexes, manifests) is bounded: it lives as long as its session, so
+   a table that moves on gets a new session now and then.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ _FINDING = ("BTreeIndexDetails", "BitmapIndexDetails")  # an index of words or v
 _QUERY = re.compile(r"\?\S+=\S+")
 _MAX_TEXT = 400
 _MAX_TRIES = 8
+_VERSIONS_PER_SESSION = 64  # the caches of Lance count bytes, not open files; a new session begins with cold ones
 _DIRECTORIES = ("data", "_deletions", "_indices", "_transactions", "_versions")  # of a base; the manifests last
 
 
@@ -191,6 +194,7 @@ class BaseTable:
     origin: object = field(repr=False)
     manifest_bytes: bytes = field(repr=False, compare=False)
     manifest: LanceManifest = field(repr=False, compare=False)
+    session_version: int = field(repr=False, compare=False)
 
     @classmethod
     def open(cls, location: Location, *, version: int | None = None) -> BaseTable | None:
@@ -234,13 +238,15 @@ class BaseTable:
         return base
 
     @classmethod
-    def _at(cls, location: Location, dataset: lance.LanceDataset, origin: object) -> BaseTable:
-        """The version of `dataset`, with its manifest."""
+    def _at(
+        cls, location: Location, dataset: lance.LanceDataset, origin: object, session_version: int | None = None
+    ) -> BaseTable:
+        """The version of `dataset`, with its manifest; its session began with that version, or with an earlier one."""
         version = int(dataset.version)
         stamp = at_version(version, location.store.head)
         data = location.store.get(stamp.path)
         manifest = parse_lance_manifest(data, path=stamp.path)
-        return cls(location, dataset, version, stamp, origin, data, manifest)
+        return cls(location, dataset, version, stamp, origin, data, manifest, session_version or version)
 
     @classmethod
     def open_newest_readable(cls, location: Location) -> BaseTable | None:
@@ -308,8 +314,10 @@ class BaseTable:
             return self
         try:
             with lance_errors("opening the newest version of the base table"):
+                if newest - self.session_version >= _VERSIONS_PER_SESSION:
+                    return self._at(self.location, lance_at(self.location).dataset(version=newest), self.origin)
                 dataset = self.dataset.checkout_version(newest)
-            return self._at(self.location, dataset, self.origin)
+            return self._at(self.location, dataset, self.origin, self.session_version)
         except (InvalidInputError, UnavailableError, ObjectNotFoundError):
             if self._exists(self.path_of(newest)):
                 _raise_damage(self.location, None)

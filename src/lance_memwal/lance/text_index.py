@@ -8,6 +8,8 @@ many documents have a term and how long they are, only the files say. Invariants
 2. A layout that we do not know is `UnsupportedFormatError`, before anything is taken from it: whoever asks can do without the
    index. What is known and does not hold together is `CorruptDataError`.
 3. A part says nothing about what happened to its rows later: deletions, and fragments that are gone, are the caller's.
+4. Open files count against the budget of what is kept: maintenance makes new indexes all the time, and nobody says when the
+   last reader of an old one is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +43,16 @@ _VERSIONS = ("1", "2", "3")
 _FRAGMENTS, _BASE_ID = 5, 9  # fields of an entry of the index section
 _ROW_ID, _LENGTH = "_rowid", "_num_tokens"
 _ALL = 1 << 20
+_OPEN_BYTES = 2 << 20  # what an open file of Lance costs: its descriptor, its footer, its buffers
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenLists:
+    """The posting lists of a part, open for reading: by one thread at a time, Lance's reader serves no more."""
+
+    reader: LanceFileReader
+    reading: threading.RLock = field(default_factory=threading.RLock)
+    size_bytes: int = _OPEN_BYTES
 
 
 class TextPart:
@@ -50,8 +62,6 @@ class TextPart:
         self._location = location
         self._tail_codec = tail_codec
         self._postings_path = index_path(uuid, f"part_{number}_invert.lance")
-        self._reading = threading.RLock()  # a reader of Lance serves one thread at a time
-        self._lists: LanceFileReader | None = None
         documents = self._read(index_path(uuid, f"part_{number}_docs.lance"), [_ROW_ID, _LENGTH])
         self.identity = (location.key, uuid, number)
         self.row_ids: npt.NDArray[np.int64] = _numbers(documents, _ROW_ID).astype(np.int64)
@@ -89,15 +99,16 @@ class TextPart:
         number = self._terms.get(term)
         if number is None:
             return None
-        with self._reading:
-            found = lance_read(self._location, self._postings_path, lambda: self._take(number))
+        found = lance_read(self._location, self._postings_path, lambda: self._take(number))
         blocks, length = found.column(0)[0].values, found.column(1)[0].as_py()
         return read_postings(blocks, length, len(self.row_ids), tail_codec=self._tail_codec, path=self._postings_path)
 
     def _take(self, number: int) -> pa.Table:
-        if self._lists is None:
-            self._lists = self._open(self._postings_path, ["_posting", "_length"])
-        found = self._lists.take_rows([number]).to_table()
+        lists = CACHE.fetch(
+            ("posting lists", *self.identity), lambda: _OpenLists(self._open(self._postings_path, ["_posting", "_length"]))
+        )
+        with lists.reading:
+            found = lists.reader.take_rows([number]).to_table()
         found.validate(full=True)
         return found
 

@@ -1,0 +1,240 @@
+"""The processes of a soak: shared writers, an intruder, a keeper, a reader, a follower of the feed.
+
+Owns what each of them does, and says to the parent. Each runs until its stop file is there, or until it is killed. Times are
+those of `time.monotonic`, which processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import wraps
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+import lance_memwal as mw
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.store.location import resolve
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
+from tests.soak.ledger import Kind, Write
+from tests.soak.table import DIM, numbers_of, rows_of
+
+__all__ = ["CONSUMER", "NUMBERS_PER_LIFE", "Life", "follow", "intrude", "keep", "read", "write"]
+
+CONSUMER = "soak"
+NUMBERS_PER_LIFE = 10_000_000
+_FAULTS = frozenset(kind for kind in FaultKind if kind.keeps_contract and not kind.value.startswith("crash"))
+_ROWS_PER_PUT = 20
+_CACHE_BYTES = 64 << 20  # soon full, so that growth beyond it shows
+_INTRUSION_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What one process is told: its table, its keys, the numbers of its writes, and how often it does something."""
+
+    uri: str
+    stop: str
+    seed: int
+    keys: range
+    first_number: int
+    per_second: float
+    fault_rate: float = 0.0
+    keep_seconds: float = 30.0
+
+    def open(self) -> mw.Table:
+        """The table; through a store that fails now and then, if this life has faults."""
+        if not self.fault_rate:
+            return mw.open_table(self.uri)
+        script = FaultScript(FaultPlan(rate=self.fault_rate, kinds=_FAULTS, seed=self.seed))
+        location = resolve(self.uri, wrap=script.wrap)
+        return mw.Table(location, BaseTable.need(location))
+
+    @property
+    def stopped(self) -> bool:
+        return os.path.exists(self.stop)
+
+    def beats(self) -> Any:
+        """Comes back `per_second` times a second, until the stop."""
+        due = time.monotonic()
+        while not self.stopped:
+            due = max(due + 1 / self.per_second, time.monotonic())
+            yield
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _guarded(work: Callable[[Life, Connection], None]) -> Callable[[Life, Connection], None]:
+    @wraps(work)  # by whose name processes find it
+    def guarded(life: Life, pipe: Connection) -> None:
+        mw.set_cache_bytes(_CACHE_BYTES)
+        try:
+            work(life, pipe)
+            pipe.send(("ended",))
+        except BaseException:
+            pipe.send(("broken", traceback.format_exc()))
+
+    return guarded
+
+
+# --------------------------------------------------------------------------------------------------------------- writers
+
+
+class _Hand:
+    """Makes random writes through one writer after the other, and tells of each before and after."""
+
+    def __init__(self, life: Life, pipe: Connection, **options: Any) -> None:
+        self._life, self._pipe, self._options = life, pipe, options
+        self._draw = random.Random(life.seed)
+        self._number = life.first_number
+        self._table: mw.Table | None = None
+        self._writer: mw.TableWriter | None = None
+
+    def once(self) -> None:
+        """One write; after an error the next one is made by a new writer."""
+        draw = self._draw.random()
+        keys = tuple(sorted(self._draw.sample(self._life.keys, _ROWS_PER_PUT)))
+        if draw < 0.65:
+            self._make("put", keys, lambda writer, number: writer.put(rows_of(keys, number)))
+        elif draw < 0.75:
+            self._make("delete", keys[:5], lambda writer, _: writer.delete(list(keys[:5]), count=draw < 0.7))
+        elif draw < 0.85:
+            some = [{"id": key} for key in keys]
+            self._make("update", keys, lambda writer, number: self._change_present(writer, some, number))
+        elif draw < 0.93:
+            named = ", ".join(map(str, keys))
+            self._make("update", keys, lambda w, number: w.update(where=f"id in ({named})", set={"n": str(number)}))
+        else:
+            named = ", ".join(map(str, keys[:3]))
+            self._make("delete", keys[:3], lambda writer, _: writer.delete(where=f"id in ({named})"))
+
+    @staticmethod
+    def _change_present(writer: mw.TableWriter, some: list[dict[str, int]], number: int) -> None:
+        there = writer.lookup([row["id"] for row in some], ["id"]).column("id").to_pylist()
+        if there:
+            writer.update([{"id": key, "n": number} for key in there])
+
+    def _make(self, kind: Kind, keys: tuple[int, ...], call: Callable[[mw.TableWriter, int], object]) -> None:
+        self._number += 1
+        writer = self._open()
+        began = time.monotonic()
+        self._pipe.send(("issued", Write(self._number, kind, keys, began)))
+        try:
+            call(writer, self._number)
+        except mw.MemWalError as error:
+            self._pipe.send(("failed", self._number, time.monotonic(), f"{type(error).__name__}: {error}"))
+            self.abort()
+        else:
+            ended = time.monotonic()
+            self._pipe.send(("acked", self._number, ended, kind, 1000 * (ended - began)))
+
+    def _open(self) -> mw.TableWriter:
+        for attempt in range(20):
+            if self._writer is not None:
+                return self._writer
+            try:
+                self._table = self._table or self._life.open()
+                self._writer = self._table.writer(**self._options)
+            except mw.MemWalError as error:
+                if attempt == 19 or not self._life.fault_rate:
+                    raise
+                self._pipe.send(("refused", f"{type(error).__name__}: {error}"))
+                time.sleep(0.05)
+        raise AssertionError("no writer")
+
+    def abort(self) -> None:
+        """Leave the writer as a crash would."""
+        if self._writer is not None:
+            self._writer.abort()
+        self._writer = None
+
+    def close(self) -> None:
+        """End well; a store that fails may prevent it, and costs nothing but time."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except mw.MemWalError:
+                if not self._life.fault_rate:
+                    raise
+                writer.abort()
+
+
+@_guarded
+def write(life: Life, pipe: Connection) -> None:
+    """A shared writer: puts, updates, deletes."""
+    hand = _Hand(life, pipe, shared=True)
+    for _ in life.beats():
+        hand.once()
+    hand.close()
+
+
+@_guarded
+def intrude(life: Life, pipe: Connection) -> None:
+    """Takes all shards for a second, whoever has them, and leaves."""
+    hand = _Hand(life, pipe, compaction=None, on_fenced="retake")
+    until = time.monotonic() + _INTRUSION_SECONDS
+    for _ in life.beats():
+        hand.once()
+        if time.monotonic() > until:
+            break
+    hand.close()
+
+
+# ------------------------------------------------------------------------------------------------- upkeep, reads, changes
+
+
+@_guarded
+def keep(life: Life, pipe: Connection) -> None:
+    """Calls `maintain`."""
+    table = life.open()
+    for _ in life.beats():
+        began = time.monotonic()
+        table.maintain(versions=timedelta(seconds=life.keep_seconds), grace_seconds=life.keep_seconds)
+        pipe.send(("maintained", time.monotonic() - began))
+
+
+@_guarded
+def read(life: Life, pipe: Connection) -> None:
+    """Gets, look-ups, searches, counts, and now and then all rows; the parent judges what it saw."""
+    table, draw = life.open(), random.Random(life.seed)
+    queries = np.random.default_rng(life.seed)
+    for count, _ in enumerate(life.beats()):
+        keys = draw.sample(life.keys, 20)
+        _read_some(table, pipe, keys, queries.normal(size=DIM).astype(np.float32))
+        if count % 10 == 0:
+            began = time.monotonic()
+            seen = numbers_of(table.scan(["id", "n", "t"]).to_table())
+            pipe.send(("scanned", seen, began, time.monotonic()))
+
+
+def _read_some(table: mw.Table, pipe: Connection, keys: list[int], query: Any) -> None:
+    _told(pipe, "get", keys[:1], lambda: [row for row in [table.get(keys[0])] if row is not None])
+    _told(pipe, "lookup", keys, lambda: table.lookup(keys).to_pylist())
+    _told(pipe, "vector", [], lambda: table.search(vector=query, k=10).to_pylist())
+    _told(pipe, "text", [], lambda: table.search(text=f"word{keys[0] % 500}", k=10).to_pylist())
+
+
+def _told(pipe: Connection, kind: str, keys: list[int], call: Callable[[], list[dict[str, Any]]]) -> None:
+    """`keys` are those that were asked for; a search gives only rows."""
+    began = time.monotonic()
+    rows = call()
+    ended = time.monotonic()
+    seen = {row["id"]: row["n"] for row in rows}
+    pipe.send(("read", kind, seen, keys or list(seen), began, ended))
+
+
+@_guarded
+def follow(life: Life, pipe: Connection) -> None:
+    """A consumer of the feed, which commits what it told. It ends when it is killed."""
+    consumer = life.open().consumer(CONSUMER)
+    for batch in consumer:
+        kept = [batch.column(name).to_pylist() for name in ("id", "n", "_op")]
+        pipe.send(("changes", [(key, None if op == "d" else n) for key, n, op in zip(*kept, strict=True)]))
+        consumer.commit()
