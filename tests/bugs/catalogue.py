@@ -210,7 +210,7 @@ BUGS = (
         "upkeep/gc.py",
         "            if position <= cursor and not stays:\n",
         "            if position <= cursor + 1 and not stays:\n",
-        ("tests/gc", "tests/faults"),
+        ("tests/gc/test_gc_keeps_the_map.py",),
     ),
     Bug(
         "collection takes the newest map of transactions",
@@ -268,13 +268,13 @@ BUGS = (
         "write/sequences.py",
         "return (noted is not None and lowest < noted) or (before is not None and lowest < before)",
         "return False",
-        ("tests/writer",),
+        ("tests/writer/test_merge.py",),
     ),
     Bug(
         "a digest depends on the order of rows",
         "rows/digest.py",
         "int(_mixed(rows + _STEP, 0).sum(dtype=np.uint64))",
         "int(_mixed(rows + np.arange(1, len(rows) + 1, dtype=np.uint64) * _STEP, 0).sum(dtype=np.uint64))",
-        ("tests/schema", "tests/wal", "tests/spark/test_calls_and_replays.py"),
+        ("tests/schema/test_row_digest.py",),
     ),
 )

@@ -61,6 +61,24 @@ def test_entries_above_the_newest_whole_map_stay_although_they_are_flushed_and_c
     assert [entry.is_sentinel for n in (11, 12) if (entry := tailer.read_entry(n)) is not None] == [True, False]
 
 
+def test_entries_that_are_not_flushed_stay_below_a_newer_whole_map(tmp_path: Path) -> None:
+    """A crash leaves them, and the sentinel of the next writer, above them, has a map: only the cursor protects them."""
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, sharding=mw.Unsharded())
+    writer = table.shard_writer(fsync=False)
+    writer.put(rows(0))
+    writer.publish(60)
+    for number in (1, 2, 3):
+        writer.put(rows(number))
+    writer.abort()
+    writer = table.shard_writer(fsync=False)
+    for dry_run in (True, False):  # what is proposed is right, and not only what a second look leaves of it
+        found = table.gc(grace_seconds=0, dry_run=dry_run).objects
+        assert sum(item.kind == "entry" for item in found) == 1
+    writer.abort()
+    with table.shard_writer(fsync=False):
+        assert ids(table) == [0, 1, 2, 3]
+
+
 def test_a_transaction_that_comes_late_into_an_emptied_slot_is_not_believed(tmp_path: Path) -> None:
     """Its process sleeps before its put, and dies right after it: nobody reads its rows, so nobody may skip them."""
     uri = str(tmp_path / "t")

@@ -105,7 +105,8 @@ class TextPart:
 
     def _take(self, number: int) -> pa.Table:
         lists = CACHE.fetch(
-            ("posting lists", *self.identity), lambda: _OpenLists(self._open(self._postings_path, ["_posting", "_length"]))
+            ("posting lists", *self.identity),
+            lambda: _OpenLists(self._open(self._postings_path, ["_posting", "_length"])),
         )
         with lists.reading:
             found = lists.reader.take_rows([number]).to_table()
