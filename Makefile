@@ -15,10 +15,13 @@ JOBS ?= 2
 ARGS ?=
 LIVES ?= 1000
 MINUTES ?= 10
+PAIRS ?= 2000
+STORE ?= local
+INPUTS ?= 1000000
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs prove simulate soak prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs prove simulate soak faults fuzz prove-versions clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -76,6 +79,12 @@ simulate: setup ## whole lives in one seeded order: LIVES=1000 SEED=0, one again
 
 soak: setup ## hours of a table's life, with kills and faults: MINUTES=10 SEED=0; fails if something is lost or grows
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(ARGS)
+
+faults: setup ## one life per store call and kind of fault, and PAIRS=2000 with two faults; STORE=local or s3
+	$(BIN)/python -m tests.faults --store $(STORE) --pairs $(PAIRS) --seed $(SEED) $(ARGS)
+
+fuzz: setup ## INPUTS=1000000 mutated inputs for every decoder; ARGS="bloom wal_entry" chooses some
+	$(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)
 
 prove-versions: ## the interop tests beside the newest pylance and LanceDB, in an environment of their own
 	$(PYTHON) tools/prove_versions.py $(ARGS)

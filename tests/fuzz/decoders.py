@@ -1,4 +1,4 @@
-"""The decoders that are fuzzed, each with its corpus.
+"""The decoders that are fuzzed, each with its corpus; those of logs and manifests are here.
 
 Owns the table `TARGETS`: to add a decoder, write a function that takes bytes and a function that returns honest bytes,
 and list them. A decode function may go on to check what it got (a round trip, say): an `AssertionError` is a failure.
@@ -13,14 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import message_decoders as messages
+import stored_decoders as stored
+
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 class Target(NamedTuple):
-    """One decoder under fuzz; `decode` is the name of a function of this module."""
+    """One decoder under fuzz; `is_asked`: what it is given comes from a caller, who may be told that the call is wrong."""
 
-    decode: str
+    decode: Callable[[bytes], None]
     corpus: Callable[[], list[bytes]]
+    is_asked: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where the decoder is, as "module:function"."""
+        return f"{self.decode.__module__}:{self.decode.__name__}"
 
 
 def _files(pattern: str) -> list[bytes]:
@@ -193,18 +202,42 @@ def deletion_vector_corpus() -> list[bytes]:
 
 
 TARGETS: dict[str, Target] = {
-    target.decode: target
+    target.decode.__name__: target
     for target in (
-        Target("shard_manifest", shard_manifest_corpus),
-        Target("index_details", index_details_corpus),
-        Target("wal_entry", wal_entry_corpus),
-        Target("wal_stream_behind_a_true_footer", wal_stream_corpus),
-        Target("wal_extension_behind_a_true_footer", wal_extension_corpus),
-        Target("wal_messages_behind_a_known_schema", wal_messages_corpus),
-        Target("wal_extension_tail", wal_extension_tail_corpus),
-        Target("bloom", bloom_corpus),
-        Target("lance_manifest", lance_manifest_corpus),
-        Target("deletion_vector", deletion_vector_corpus),
+        Target(shard_manifest, shard_manifest_corpus),
+        Target(index_details, index_details_corpus),
+        Target(wal_entry, wal_entry_corpus),
+        Target(wal_stream_behind_a_true_footer, wal_stream_corpus),
+        Target(wal_extension_behind_a_true_footer, wal_extension_corpus),
+        Target(wal_messages_behind_a_known_schema, wal_messages_corpus),
+        Target(wal_extension_tail, wal_extension_tail_corpus),
+        Target(bloom, bloom_corpus),
+        Target(lance_manifest, lance_manifest_corpus),
+        Target(deletion_vector, deletion_vector_corpus),
+        Target(stored.cursor, stored.cursor_corpus, is_asked=True),
+        Target(stored.snapshot, stored.snapshot_corpus, is_asked=True),
+        Target(stored.consumer_record, stored.consumer_record_corpus),
+        Target(stored.checkpoint_record, stored.checkpoint_record_corpus),
+        Target(stored.floor_record, stored.floor_record_corpus),
+        Target(stored.owner_record, stored.owner_record_corpus),
+        Target(stored.transaction_map, stored.transaction_map_corpus),
+        Target(stored.compaction_marks, stored.compaction_marks_corpus),
+        Target(stored.merge_setting, stored.merge_setting_corpus),
+        Target(stored.lance_transaction, stored.lance_transaction_corpus),
+        Target(stored.remembered_deletes, stored.remembered_deletes_corpus),
+        Target(stored.deletes_behind_a_true_checksum, stored.deletes_stream_corpus),
+        Target(stored.roll_up, stored.roll_up_corpus),
+        Target(stored.roll_up_footer_behind_a_true_checksum, stored.roll_up_footer_corpus),
+        Target(stored.roll_up_facts_behind_a_true_checksum, stored.roll_up_facts_corpus),
+        Target(stored.term_map, stored.term_map_corpus),
+        Target(stored.posting_list, stored.posting_list_corpus),
+        Target(stored.covered_fragments, stored.covered_fragments_corpus),
+        Target(messages.forwarded_write, messages.forwarded_write_corpus, is_asked=True),
+        Target(messages.conversation, messages.conversation_corpus, is_asked=True),
+        Target(messages.owners_answer, messages.owners_answer_corpus),
+        Target(messages.debezium_envelope, messages.debezium_envelope_corpus, is_asked=True),
+        Target(messages.filter_text, messages.filter_text_corpus, is_asked=True),
+        Target(messages.typed_key, messages.typed_key_corpus, is_asked=True),
     )
 }
 

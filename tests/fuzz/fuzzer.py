@@ -1,8 +1,8 @@
 """Feed a decoder hostile bytes in a child process and fail if it does anything but answer or refuse.
 
 Owns `fuzz_decoder` and the child that it starts. A decoder may return, or raise `CorruptDataError` or
-`UnsupportedFormatError`. Everything else is a failure: another exception, a crash of the process, more memory than
-the limit, more time for one input than the limit. Invariants:
+`UnsupportedFormatError`; one that is asked by a caller also `InvalidInputError`. Everything else is a failure: another
+exception, a crash of the process, more memory than the limit, more time for one input than the limit. Invariants:
 
 1. A failure names the decoder, the seed and the number of the input, also after a crash: the child notes the number
    in a mapped file before each input.
@@ -33,20 +33,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from mutations import every_cut_and_flip, mutate
 
-from lance_memwal.errors import CorruptDataError, UnsupportedFormatError
+from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 
 HEADROOM_BYTES = 1 << 30
 SECONDS_PER_INPUT = 20
 SEED = int(os.environ.get("LANCE_MEMWAL_FUZZ_SEED", "20240614"))
 
 
+class FuzzError(AssertionError):
+    """A decoder did what it must not; `number` is that of the input."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+
+
 def fuzz_decoder(
-    name: str, corpus: Sequence[bytes], runs: int, *, seed: int = SEED, headroom_bytes: int = HEADROOM_BYTES
+    name: str,
+    corpus: Sequence[bytes],
+    runs: int,
+    *,
+    is_asked: bool = False,
+    seed: int = SEED,
+    first: int = 0,
+    headroom_bytes: int = HEADROOM_BYTES,
 ) -> dict[str, int]:
     """Run `runs` mutated inputs through the decoder `name` ("module:function"), or raise an `AssertionError`.
 
-    `runs=0` means every cut and every single-bit flip of the corpus instead. Returns how many inputs were taken and
-    how many refused.
+    The inputs are numbered from `first` on. `runs=0` means every cut and every single-bit flip of the corpus instead.
+    Returns how many inputs were taken and how many refused.
     """
     assert corpus, f"no corpus for {name}"
     with tempfile.TemporaryDirectory() as scratch:
@@ -54,7 +69,8 @@ def fuzz_decoder(
         for number, data in enumerate(corpus):
             (folder / f"{number:04d}.corpus").write_bytes(data)
         (folder / "progress").write_bytes(bytes(8))
-        job = {"name": name, "runs": runs, "seed": seed, "headroom": headroom_bytes, "seconds": SECONDS_PER_INPUT}
+        job = {"name": name, "runs": runs, "seed": seed, "first": first, "is_asked": is_asked}
+        job |= {"headroom": headroom_bytes, "seconds": SECONDS_PER_INPUT}
         (folder / "job.json").write_text(json.dumps(job))
         command = [sys.executable, "-X", "faulthandler", __file__, scratch]
         child = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -63,13 +79,13 @@ def fuzz_decoder(
             return result
         at = struct.unpack("<Q", (folder / "progress").read_bytes())[0]
     how = f"signal {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"status {child.returncode}"
-    raise AssertionError(f"{name}: seed {seed}, input {at}: child ended with {how}\n{child.stderr[-3_000:]}")
+    raise FuzzError(f"{name}: seed {seed}, input {at}: child ended with {how}\n{child.stderr[-3_000:]}", at)
 
 
 def _inputs(job: dict[str, Any], corpus: Sequence[bytes]) -> Iterator[bytes]:
     if job["runs"] == 0:
         return every_cut_and_flip(corpus)
-    return (mutate(job["seed"], number, corpus) for number in range(job["runs"]))
+    return (mutate(job["seed"], number, corpus) for number in range(job["first"], job["first"] + job["runs"]))
 
 
 def _limit_memory(headroom_bytes: int) -> None:
@@ -90,15 +106,16 @@ def _child(folder: Path) -> None:
         decode(data)  # imports what the decoder imports late, and proves that the corpus is honest
     _limit_memory(job["headroom"])
     signal.signal(signal.SIGALRM, _out_of_time)
+    refusals = (CorruptDataError, UnsupportedFormatError, *((InvalidInputError,) if job["is_asked"] else ()))
     counts = {"taken": 0, "refused": 0}
     with (folder / "progress").open("r+b") as file, mmap.mmap(file.fileno(), 8) as progress:
-        for number, data in zip(itertools.count(), _inputs(job, corpus), strict=False):
+        for number, data in zip(itertools.count(job["first"]), _inputs(job, corpus), strict=False):
             progress[:] = struct.pack("<Q", number)
             signal.alarm(job["seconds"])
             try:
                 decode(data)
                 counts["taken"] += 1
-            except (CorruptDataError, UnsupportedFormatError):
+            except refusals:
                 counts["refused"] += 1
             except BaseException:
                 signal.alarm(0)

@@ -7,6 +7,7 @@ reproduced from the two numbers that it prints.
 from __future__ import annotations
 
 import random
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,6 +34,29 @@ _VARINTS = (
     b"\xff" * 4 + b"\x07",
     b"\x80" * 12,
     b"\x80\x80\x00",
+)
+_TOKEN = re.compile(rb'-?[0-9]+|"[^"]*"|null|true|false')
+_TOKENS = (
+    b"null",
+    b"true",
+    b"-1",
+    b"0",
+    b"1.5",
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e400",
+    b"18446744073709551616",
+    b"9" * 400,
+    b"9" * 5_000,
+    b'""',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b'"../../etc/passwd"',
+    b"[]",
+    b"{}",
+    b"[[]]",
+    b'{"":null}',
 )
 _NESTED = b"".join(b"\x0a" + struct.pack("B", size) for size in range(126, 0, -2))
 
@@ -125,6 +149,13 @@ def _nest(rng: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
     return data[:at] + deep + data[at:]
 
 
+def _hostile_token(rng: random.Random, data: bytes, _: Sequence[bytes]) -> bytes:
+    """A number or a text becomes something that its reader may not have thought of."""
+    found = [match.span() for match in _TOKEN.finditer(data[:4_096])]
+    start, end = rng.choice(found) if found else (_at(rng, data),) * 2
+    return data[:start] + rng.choice(_TOKENS) + data[end:]
+
+
 def _garbage(rng: random.Random, _: bytes, __: Sequence[bytes]) -> bytes:
     return rng.randbytes(rng.choice((0, 1, 7, 28, 64, 1_000)))
 
@@ -139,6 +170,7 @@ _KINDS: tuple[tuple[Callable[[random.Random, bytes, Sequence[bytes]], bytes], in
     (_insert, 8),
     (_repeat, 6),
     (_splice, 8),
+    (_hostile_token, 10),
     (_bomb, 2),
     (_nest, 1),
     (_garbage, 1),

@@ -16,15 +16,17 @@ SMALL = [name for name in TARGETS if name != "bloom"]  # a bloom filter has one 
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutated_bytes_are_refused_or_decoded(name: str) -> None:
     runs = scaled(ci=5_000, prove=100_000)
-    counts = fuzz_decoder(f"decoders:{name}", TARGETS[name].corpus(), runs)
+    target = TARGETS[name]
+    counts = fuzz_decoder(target.place, target.corpus(), runs, is_asked=target.is_asked)
     assert sum(counts.values()) == runs
     assert counts["refused"] > runs // 20, "the mutations hardly hurt: they do not reach the decoder"
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_cut_and_every_flipped_bit_is_refused_or_decoded(name: str) -> None:
-    small = [data for data in TARGETS[name].corpus() if len(data) <= SMALL_BYTES][:2]
-    counts = fuzz_decoder(f"decoders:{name}", small, 0)
+    target = TARGETS[name]
+    small = [data for data in target.corpus() if len(data) <= SMALL_BYTES][:2]
+    counts = fuzz_decoder(target.place, small, 0, is_asked=target.is_asked)
     assert sum(counts.values()) == sum(len(data) * 9 for data in small)
     assert counts["refused"] > 0
 

@@ -8,10 +8,11 @@ import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from services.process import running
+from .process import running
 
 _BUCKET = "memwal-tests"
 # One request at a time: moto shares a file position between requests for one object, so a read that overlaps its put
@@ -51,9 +52,9 @@ server.serve_forever()
 """
 
 
-@pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """The address of an S3 service that knows no bucket but `memwal-tests`."""
+@contextmanager
+def s3_service() -> Iterator[str]:
+    """An S3 service that knows no bucket but `memwal-tests`; its address."""
     with running([sys.executable, "-c", _SERVER], r"ready (http://\S+)") as ready:
         endpoint = ready.group(1)
         request = urllib.request.Request(f"{endpoint}/{_BUCKET}", method="PUT")
@@ -62,17 +63,29 @@ def s3_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(scope="session")
-def s3_location_options(s3_endpoint: str) -> tuple[str, dict[str, str]]:
-    """A URI to put tables under, and the storage options for it, for memwal and Lance alike."""
+def options_of(endpoint: str) -> tuple[str, dict[str, str]]:
+    """A URI of the service to put tables under, and the storage options for it, for memwal and Lance alike."""
     options = {
         "aws_access_key_id": "memwal-tests",
         "aws_secret_access_key": "memwal-tests-secret",
         "aws_region": "us-east-1",
-        "aws_endpoint": s3_endpoint,
+        "aws_endpoint": endpoint,
         "allow_http": "true",
     }
     return f"s3://{_BUCKET}", options
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of an S3 service."""
+    with s3_service() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def s3_location_options(s3_endpoint: str) -> tuple[str, dict[str, str]]:
+    """A URI to put tables under, and the storage options for it."""
+    return options_of(s3_endpoint)
 
 
 @pytest.fixture

@@ -38,8 +38,10 @@ from lance_memwal.process.telemetry import active
 from lance_memwal.process.waiting import Waiters
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.snapshot import Snapshot
-from lance_memwal.read.tiers import missing_is_collected
+from lance_memwal.read.tiers import Tiers, missing_is_collected
+from lance_memwal.rows.adapt import in_columns_of
 from lance_memwal.rows.filter import FilterLike
+from lance_memwal.rows.schema import TableSchema
 
 __all__ = ["ChangeFeed", "Request"]
 
@@ -256,17 +258,15 @@ class ChangeFeed:
             return
         tiers = tiers_of(self._base.location, self._snapshot)
         stored = self._shape.stored.shown
-        merge = Merge(tiers, Projection(tuple(stored.columns.names)), None)
         skip = self._snapshot_rows
         with missing_is_collected(REMEDY):
-            for batch in merge.batches(in_order=True):
+            for batch in _rows_in_order(tiers, stored):
                 if skip >= batch.num_rows:
                     skip -= batch.num_rows
                     continue
                 rows, skip = batch.slice(skip), 0
                 self._snapshot_rows += rows.num_rows
-                arrays = [rows.column(name) for name in stored.nullable.names]
-                changes = ChangedRows.of_snapshot(pa.RecordBatch.from_arrays(arrays, schema=stored.nullable))
+                changes = ChangedRows.of_snapshot(rows)
                 handed_out = self._shape.dressed(changes, pa.repeat(self._request.insert, rows.num_rows))
                 if handed_out.num_rows:
                     yield handed_out
@@ -329,3 +329,17 @@ class ChangeFeed:
             if not self._stopped:
                 place.sleep(pause.left_seconds)
             self._waiters.leave(place)
+
+
+def _rows_in_order(tiers: Tiers, wanted: TableSchema) -> Iterator[pa.RecordBatch]:
+    """The rows of a moment in the columns that are wanted now; the table may have had others then."""
+    then = tiers.schema
+    is_same = all(then.column_facts(name) == wanted.column_facts(name) for name in wanted.columns.names)
+    read = wanted if is_same else then
+    batches = Merge(tiers, Projection(tuple(read.columns.names)), None).batches(in_order=True)
+    if not is_same:
+        yield from in_columns_of(wanted, then, batches)
+        return
+    for batch in batches:
+        arrays = [batch.column(name) for name in wanted.nullable.names]
+        yield pa.RecordBatch.from_arrays(arrays, schema=wanted.nullable)

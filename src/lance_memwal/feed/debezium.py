@@ -149,7 +149,15 @@ def _write(
     kind: Literal["put", "delete"], rows: list[dict[str, Any]], schema: pa.Schema, key: list[str]
 ) -> DebeziumWrite:
     columns = schema.remove_metadata() if kind == "put" else pa.schema([schema.field(name) for name in key])
-    return DebeziumWrite(kind, pa.Table.from_pylist(rows, schema=columns))
+    arrays = [_column([row[field.name] for row in rows], field) for field in columns]
+    return DebeziumWrite(kind, pa.Table.from_arrays(arrays, schema=columns))
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        raise InvalidInputError(f"a message holds a value of column {field.name!r} that is no {field.type}") from None
 
 
 def _writes(
@@ -194,8 +202,15 @@ def _key(row: Mapping[str, Any], key: list[str]) -> list[Any]:
 def _types(message: Any) -> dict[str, Mapping[str, Any]]:
     """What the schema of a message says of its fields."""
     schema = message.get("schema") if isinstance(message, Mapping) else None
-    images = [f for f in (schema or {}).get("fields", ()) if f.get("field") in ("before", "after")]
-    return {field["field"]: field for image in images for field in image.get("fields", ())}
+    images = [image for image in _fields(schema) if image["field"] in ("before", "after")]
+    return {field["field"]: field for image in images for field in _fields(image)}
+
+
+def _fields(schema: Any) -> list[Mapping[str, Any]]:
+    """The fields of a schema that have a name; none, if it is no schema."""
+    fields = schema.get("fields") if isinstance(schema, Mapping) else None
+    listed = fields if isinstance(fields, list) else []
+    return [field for field in listed if isinstance(field, Mapping) and isinstance(field.get("field"), str)]
 
 
 def _decoded(
@@ -203,6 +218,8 @@ def _decoded(
 ) -> dict[str, Any] | None:
     if row is None:
         return None
+    if not isinstance(row, Mapping):
+        raise InvalidInputError("not an envelope of Debezium: what it calls a row is none")
     unknown = sorted(set(row) - set(schema.names))
     if unknown:
         raise InvalidInputError(f"a message has a column {unknown[0]!r}, which the table has not")
@@ -214,7 +231,7 @@ def _decoded(
 def _value(value: Any, kind: pa.DataType, told: Mapping[str, Any], name: str) -> Any:
     try:
         return value if value is None or isinstance(value, bool) else _converted(value, kind, told)
-    except (ValueError, OverflowError, ArithmeticError) as error:
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise InvalidInputError(f"a message holds a value of column {name!r} that is no {kind}: {error}") from None
 
 

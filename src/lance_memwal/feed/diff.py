@@ -25,7 +25,7 @@ from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.lookup import lookup_rows
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.tiers import ShardView, Tiers
-from lance_memwal.rows.adapt import RowAdapter
+from lance_memwal.rows.adapt import in_columns_of
 from lance_memwal.rows.blobs import shows_blobs
 from lance_memwal.rows.keys import first_of_each, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
@@ -222,10 +222,7 @@ def _in_columns_of(after: Tiers, tiers: Tiers, rows: pa.Table) -> pa.Table:
     schema = after.schema.nullable
     if tiers.schema == after.schema:
         return pa.Table.from_arrays(rows.columns, schema=schema)
-    adapter = RowAdapter(after.schema)
-    stored = pa.schema(list(tiers.schema.with_ids)[:-1])
-    parts = [adapter.adapt(pa.RecordBatch.from_arrays(part.columns, schema=stored))[0] for part in rows.to_batches()]
-    return pa.Table.from_batches(parts, schema=schema)
+    return pa.Table.from_batches(list(in_columns_of(after.schema, tiers.schema, rows.to_batches())), schema=schema)
 
 
 def _positions(wanted: pa.Array, found: pa.Array) -> npt.NDArray[np.int64]:

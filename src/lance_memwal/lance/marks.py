@@ -86,5 +86,5 @@ def encode_marks(marks: Mapping[str, int]) -> bytes:
 def _decode_marks(text: bytes) -> dict[str, int]:
     try:
         return {check_shard_id(shard_id): int(number) for shard_id, number in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError, InvalidInputError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, InvalidInputError) as error:
         raise CorruptDataError(f"the schema metadata {METADATA_KEY} of the base table is malformed") from error

@@ -37,12 +37,13 @@ from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.keys import one_array
 from lance_memwal.store.location import Location
 
-__all__ = ["TextPart", "TextSegment", "open_segment"]
+__all__ = ["TextPart", "TextSegment", "fragments_of", "open_segment"]
 
 _VERSIONS = ("1", "2", "3")
 _FRAGMENTS, _BASE_ID = 5, 9  # fields of an entry of the index section
 _ROW_ID, _LENGTH = "_rowid", "_num_tokens"
 _ALL = 1 << 20
+_MOST_FRAGMENTS = 1 << 22
 _OPEN_BYTES = 2 << 20  # what an open file of Lance costs: its descriptor, its footer, its buffers
 
 
@@ -153,7 +154,7 @@ def open_segment(base: BaseTable, entry: IndexEntry) -> TextSegment:
         raise UnsupportedFormatError("a text index of a table with features that are not known here", path=path)
     location = base.location
     numbers, codec, gone = CACHE.fact(("text segment", location.key, entry.uuid), lambda: _layout(location, path))
-    covered = frozenset(_bitmap(message.data(_FRAGMENTS), path))
+    covered = fragments_of(message.data(_FRAGMENTS), path)
     if covered & gone:
         raise UnsupportedFormatError("a text index that covers what it says to be gone", path=path)
     return TextSegment(entry.uuid, covered, tuple(_part(location, entry.uuid, number, codec) for number in numbers))
@@ -183,19 +184,23 @@ def _layout(location: Location, path: str) -> tuple[tuple[int, ...], str, frozen
     )
     if not known:
         raise UnsupportedFormatError("a text index in a layout that is not known here", path=path)
-    gone = frozenset(number for value in table.column(0).to_pylist() for number in _bitmap(value, path))
+    gone = frozenset(number for value in table.column(0).to_pylist() for number in fragments_of(value, path))
     try:
         numbers: Any = json.loads(told["partitions"])
         return tuple(int(number) for number in numbers), codec, gone
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CorruptDataError("a text index does not name its parts", path=path) from error
 
 
-def _bitmap(data: bytes, path: str) -> Iterator[int]:
+def fragments_of(data: bytes, path: str) -> frozenset[int]:
+    """The fragments that a bitmap names; `path` is the file that it belongs to, for errors."""
     try:
-        return iter(BitMap.deserialize(data))
+        found = BitMap.deserialize(data)
     except (ValueError, IndexError) as error:
         raise CorruptDataError("the fragments of a text index are no bitmap", path=path) from error
+    if len(found) > _MOST_FRAGMENTS:  # a few hostile bytes can name four billion
+        raise CorruptDataError("a text index names more fragments than a table can have", path=path)
+    return frozenset(found)
 
 
 def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:

@@ -84,7 +84,8 @@ class Snapshot:
     def parse(cls, text: str) -> Snapshot:
         """The snapshot that `str` gave this text; `InvalidInputError` if it is none."""
         if not isinstance(text, str) or not is_snapshot_text(text):
-            raise InvalidInputError(f"a snapshot is the text that str(snapshot) gave, not {text!r}")
+            what = repr(text[:80]) if isinstance(text, str) else type(text).__name__
+            raise InvalidInputError(f"a snapshot is the text that str(snapshot) gave, not {what}")
         form, _, rest = text.partition(":")
         if form != _FORM:
             raise UnsupportedFormatError(f"a snapshot of the form {form!r} was made by another version of lance-memwal")

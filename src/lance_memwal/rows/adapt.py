@@ -11,7 +11,7 @@ Owns `RowAdapter`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from lance_memwal.rows.normal_form import normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["RowAdapter", "tombstone_flags", "with_flags"]
+__all__ = ["RowAdapter", "in_columns_of", "tombstone_flags", "with_flags"]
 
 
 class RowAdapter:
@@ -84,6 +84,13 @@ def _normal(batch: pa.RecordBatch, index: int, fit: Fit, position: int | None) -
         return normal(fit.apply(batch.column(index)))
     except InvalidInputError as error:
         raise CorruptDataError(f"column {batch.schema.field(index).name!r}: {error}", position=position) from None
+
+
+def in_columns_of(schema: TableSchema, stored: TableSchema, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of a moment at which the table had the columns `stored`, all of which they have, in the columns `schema`."""
+    adapter, columns = RowAdapter(schema), pa.schema(list(stored.with_ids)[:-1])
+    for part in rows:
+        yield adapter.adapt(pa.RecordBatch.from_arrays(part.columns, schema=columns))[0]
 
 
 def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:

@@ -112,8 +112,9 @@ def stored_merge(text: str | None, column_ids: Mapping[str, int]) -> Merge | Non
         kind = stored["kind"]
         if kind == _FIRST_ROW:
             return FirstRow()
-        field, remember_ms = int(stored["field"]), int(stored["remember_deletes_ms"])
-    except (ValueError, KeyError, TypeError):
+        field, remembered = int(stored["field"]), timedelta(milliseconds=int(stored["remember_deletes_ms"]))
+        kind = kind if remembered >= timedelta(0) else None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         kind = None
     if kind != _LAST_WRITE:
         raise UnsupportedFormatError(f"the table merges rows in a way that this version does not know: {text[:80]!r}")
@@ -122,7 +123,7 @@ def stored_merge(text: str | None, column_ids: Mapping[str, int]) -> Merge | Non
         raise InvalidInputError(
             "the sequence column of the table was dropped: its rows cannot be put in order any more"
         )
-    return LastWrite(names[0], timedelta(milliseconds=remember_ms))
+    return LastWrite(names[0], remembered)
 
 
 def text_of_merge(merge: Merge | None) -> str:

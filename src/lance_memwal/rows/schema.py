@@ -165,6 +165,13 @@ class TableSchema:
         ids = None if self.field_ids is None else tuple(self.field_ids[i] for i in map(self._place, self.primary_key))
         return TableSchema(pa.schema([self.columns.field(name) for name in self.primary_key]), self.primary_key, ids)
 
+    def column_facts(self, name: str) -> tuple[pa.DataType, FieldId | None] | None:
+        """The type and the field ids of a column, as far as they are known; None if there is no such column."""
+        place = self.columns.get_field_index(name)
+        if place < 0:
+            return None
+        return self.columns.field(place).type, None if self.field_ids is None else self.field_ids[place]
+
     def _place(self, column: str) -> int:
         place: int = self.columns.get_field_index(column)
         return place

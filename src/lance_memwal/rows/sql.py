@@ -62,6 +62,8 @@ _KEYWORDS = frozenset({"and", "between", "false", "in", "is", "like", "not", "nu
 _SMALLEST = -(1 << 63)
 _APART = frozenset({"and", "or", "when", "then", "else"})
 _MAX_CHAIN = 500  # from about 1,000 parts on, the stack of a thread of Lance overflows, which ends the process
+_MAX_DEPTH = 200  # Lance refuses less
+_MOST_DIGITS = 1_000  # Python refuses to read integers of more than 4,300
 Token: TypeAlias = tuple[str, str]
 
 
@@ -146,19 +148,22 @@ def parse(sql: str) -> Parsed:
     """What the text of a filter says, as far as it is understood."""
     tokens = tokens_of(sql)
     unclear = any(kind in ("foreign", "comment") or (kind == "other" and text in "'\"`") for kind, text in tokens)
-    names, depth, previous, fault = set(), 0, "", None
+    names, depth, deepest, previous, fault = set(), 0, 0, "", None
     for kind, text in tokens:
         if kind == "comment":
             continue
         if kind == "name" and previous != ".":
             names.add(unquoted(text).lower())
         depth += (text == "(") - (text == ")")
+        deepest = max(deepest, depth)
         if depth < 0:
             fault = "the filter cannot be applied: it closes a parenthesis that it did not open"
         previous = text
     if longest_chain(tokens) > _MAX_CHAIN:
         fault = f"the filter cannot be applied: one of its terms has more than {_MAX_CHAIN} parts; make it shorter"
-    demands = () if unclear else tuple(_demands(tokens))
+    if deepest > _MAX_DEPTH:
+        fault = f"the filter cannot be applied: it nests more than {_MAX_DEPTH} parentheses; make it simpler"
+    demands = () if unclear or deepest > _MAX_DEPTH else tuple(_demands(tokens))
     return Parsed(frozenset(names), demands, fault if previous else "the filter is empty")
 
 
@@ -298,7 +303,7 @@ def _literal(tokens: list[Token]) -> object | None:
     negative = tokens[:1] == [("sign", "-")]
     kind, text = tokens[-1] if len(tokens) == 1 + negative else ("", "")
     if kind == "number":
-        number = int(text) if text.isdecimal() else float(text)
+        number = int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else float(text)
         return -number if negative else number
     if negative:
         return None

@@ -28,7 +28,7 @@ def typed_key(schema: TableSchema, text: str) -> Any:
         return typed_value(text, columns[0])
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and set(value) == set(names):
         value = [value[name] for name in names]

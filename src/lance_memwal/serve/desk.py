@@ -28,6 +28,7 @@ from lance_memwal.serve.wire import (
     perform,
     perform_together,
     request_of,
+    shard_name,
 )
 from lance_memwal.shard_writer import ShardWriter
 
@@ -84,10 +85,10 @@ class Desk:
             header = _understood(body).header
             if "shard" not in header:
                 return encode_answer(THERE)
-            table_id, shard_id, epoch = header["shard"]
-            if (table_id, shard_id) in self._starting:
+            name = shard_name(header["shard"])
+            if name[:2] in self._starting:
                 return encode_answer(STARTING)
-            return encode_answer(self.writer_of((table_id, shard_id, epoch)).shard_time_ms)
+            return encode_answer(self.writer_of(name).shard_time_ms)
         except Exception as error:
             return encode_error(error)
 

@@ -20,6 +20,7 @@ from lance_memwal.errors import ObjectExistsError, ObjectNotFoundError
 from lance_memwal.serve.endpoint import is_for_other_hosts, is_of_this_host
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.records import is_count
 
 __all__ = ["Owner", "OwnerRecords"]
 
@@ -48,7 +49,8 @@ class OwnerRecords:
             owner = Owner(value["address"], value["host"], value["pid"], value["started_ms"])
         except (ObjectNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        if not isinstance(owner.address, str) or not isinstance(owner.host, str):
+        texts, numbers = (owner.address, owner.host), (owner.pid, owner.started_ms)
+        if not all(isinstance(text, str) for text in texts) or not all(map(is_count, numbers)):
             return None
         return owner if is_of_this_host(owner.address) or is_for_other_hosts(owner.address) else None
 

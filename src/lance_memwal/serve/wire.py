@@ -52,6 +52,7 @@ __all__ = [
     "perform",
     "perform_together",
     "request_of",
+    "shard_name",
 ]
 
 _LENGTH = struct.Struct("<I")
@@ -66,6 +67,7 @@ _KINDS = {
 }
 _ATTRIBUTES = ("our_epoch", "current_epoch", "ambiguous", "retryable", "path", "position")
 
+_UNREADABLE = (KeyError, TypeError, ValueError, IndexError, OverflowError, EOFError, OSError, pa.ArrowException)
 Rows = list[pa.RecordBatch]
 ShardName = tuple[str, str, int]  # table, shard, epoch
 Numbers = dict[str, int | float]
@@ -180,7 +182,7 @@ class Book:
         """Give the next numbers to what was received."""
         if len(self._shards) + len(shards) > _MOST_SHARDS or len(self._schemas) + len(schemas) > _MOST_SCHEMAS:
             raise InvalidInputError("an exchange about too many shards or schemas")
-        self._shards += [(str(table), str(shard), int(epoch)) for table, shard, epoch in shards]
+        self._shards += map(shard_name, shards)
         for data in schemas:
             schema = pa.ipc.read_schema(pa.py_buffer(data))
             self._schemas.append((schema, data, _is_aligned_by_8(schema)))
@@ -199,6 +201,15 @@ class Book:
         batch = pa.ipc.read_record_batch(room, schema)
         batch.validate(full=True)
         return [batch]
+
+
+def shard_name(told: Any) -> ShardName:
+    """The shard that a message names; `InvalidInputError` if it names none."""
+    try:
+        table, shard, epoch = told
+        return str(table), str(shard), int(epoch)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInputError("a message names a shard by its table, its id and its epoch") from None
 
 
 def _at(known: list[_T], number: int) -> _T:
@@ -267,7 +278,7 @@ def request_of(message: Message, book: Book) -> tuple[ShardName, Request, list[E
             parts.append(None if told is None else rows)
         request = Request(str(header["verb"]), tuple(parts), dict(header.get("options", ())))
         return book.shard(header["to"]), request, _marks_of(header["marks"])
-    except (KeyError, TypeError, ValueError, IndexError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise InvalidInputError(f"not a request that this version understands: {error}") from error
 
 
@@ -358,11 +369,17 @@ def _told_error(error: BaseException) -> dict[str, Any]:
 
 
 def decode_answer(data: Any) -> Any:
-    """What the owner answered; raises the error that it met. Puts that shared a message get a list: results and errors."""
-    message = decode(data)
-    if "all" in message.header:
-        return [_result_of(told, message.body) for told in message.header["all"]]
-    result = _result_of(message.header, message.body)
+    """What the owner answered; raises the error that it met. Puts that shared a message get a list: results and errors.
+
+    `UnavailableError` if it cannot be read: nobody knows what the owner did.
+    """
+    try:
+        message = decode(data)
+        if "all" in message.header:
+            return [_result_of(told, message.body) for told in message.header["all"]]
+        result = _result_of(message.header, message.body)
+    except _UNREADABLE as error:
+        raise UnavailableError(f"the owner of the shard answered what cannot be read: {error}") from error
     if isinstance(result, Exception):
         raise result
     return result
@@ -371,7 +388,8 @@ def decode_answer(data: Any) -> Any:
 def _result_of(told: Mapping[str, Any], body: memoryview) -> Any:
     if "error" in told:
         kind, text, kept = told["error"]
-        return errors.rebuilt(_KINDS.get(kind, MemWalError), (text,), kept)
+        known = {name: kept[name] for name in _ATTRIBUTES if name in kept}
+        return errors.rebuilt(_KINDS.get(kind, MemWalError), (str(text),), known)
     if "result" not in told:
         return told.get("plain")
     start, stop, skipped, written, matched, has_rejected = told["result"]

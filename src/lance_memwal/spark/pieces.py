@@ -26,7 +26,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.rows.sharding import Sharding
-from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.streams import read_stream, stream_of
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.refusals import refusing
 from lance_memwal.spark.rows import WritePlan
@@ -214,8 +214,7 @@ def load_pieces(location: Location, pieces: Sequence[Piece]) -> list[pa.RecordBa
         data = piece.data
         if data is None:
             data = location.store.get_range(str(piece.path), piece.start, piece.size_bytes)
-        with pa.ipc.open_stream(data) as reader:
-            batches += list(reader)
+        batches += read_stream(data, "a piece of staged rows", path=piece.path).to_batches()
     return batches
 
 

@@ -26,7 +26,7 @@ from lance_memwal.errors import ObjectExistsError
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.key_places import places
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
-from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.streams import read_stream, stream_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 
@@ -113,5 +113,5 @@ class StagedKeys:
         return CACHE.fetch(("staged keys", self._location.key), build, parts)
 
     def _read(self, part: KeyPart) -> pa.Array:
-        with pa.ipc.open_stream(self._location.store.get_range(part.path, part.start, part.length)) as reader:
-            return reader.read_all().column(_NAME).combine_chunks()
+        data = self._location.store.get_range(part.path, part.start, part.length)
+        return read_stream(data, "a part of staged keys", path=part.path).column(_NAME).combine_chunks()

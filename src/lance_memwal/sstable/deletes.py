@@ -17,7 +17,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,7 @@ from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.streams import read_stream, stream_of
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -119,11 +118,7 @@ def _decode(data: bytes, columns: pa.Schema, path: str) -> pa.Table:
     stream, crc, magic = data[:-12], data[-12:-8], data[-8:]
     if magic != _MAGIC or _CRC.pack(zlib.crc32(stream)) != crc:
         raise CorruptDataError("a file of remembered deletes is damaged", path=path)
-    try:
-        table: Any = pa.ipc.open_stream(stream).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, ValueError) as error:
-        raise CorruptDataError(f"a file of remembered deletes cannot be read: {error}", path=path) from None
+    table = read_stream(stream, "a file of remembered deletes", path=path)
     if table.schema.types != columns.types:
         raise CorruptDataError("remembered deletes have other columns than the table", path=path)
     return pa.Table.from_arrays([one_array(column) for column in table.columns], schema=columns)

@@ -35,10 +35,11 @@ import pyarrow as pa
 from lance_memwal.errors import CorruptDataError, MemWalError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.process.cache import CACHE, Slot
 from lance_memwal.rows.keys import one_array
-from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.streams import read_stream, stream_of
 from lance_memwal.sstable.bloom import BLOCK_BYTES, BLOOM_BLOCKS, folded, has_bits, places
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
+from lance_memwal.store.records import is_count
 from lance_memwal.types import SsTable
 
 __all__ = [
@@ -139,6 +140,9 @@ def _listed(sstable: SsTable) -> list[Any]:
 
 def _parsed(listed: Sequence[Any]) -> SsTable:
     generation, path, in_memory_bytes, rows, key_bytes, unknown = listed
+    numbers = (generation, in_memory_bytes, rows, key_bytes)
+    if not isinstance(path, str) or not all(number is None or is_count(number) for number in numbers):
+        raise ValueError("not what a manifest says of a generation")
     return SsTable(generation, path, in_memory_bytes, rows, key_bytes, bytes.fromhex(unknown))
 
 
@@ -212,7 +216,7 @@ class RollUp:
             self._blocks = int(footer["blocks"])
             self._facts_at = _Span(*map(int, footer["facts"]))
             self._rows_at = tuple(_Span(*map(int, item)) for item in footer["rows"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise CorruptDataError(f"the footer of a roll-up is malformed: {error!r}", path=path) from None
         count = len(self.sstables)
         if not 0 < count <= _MOST_GENERATIONS or len(self._rows_at) != count or self._blocks not in _POSSIBLE:
@@ -304,12 +308,7 @@ class RollUp:
         return data
 
     def _stream(self, span: _Span) -> pa.Table:
-        try:
-            table = pa.ipc.open_stream(self._checked(span)).read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise CorruptDataError(f"a roll-up cannot be read: {error}", path=self.path) from None
-        return table
+        return read_stream(self._checked(span), "a roll-up", path=self.path)
 
     def _count(self) -> None:
         CACHE.keep(_slot(self._location, self.path), self, self.size_bytes, let_go=self.let_go)
@@ -325,7 +324,7 @@ class RollUp:
 
     def _load_facts(self) -> tuple[Facts, ...]:
         table = self._stream(self._facts_at)
-        if table.schema.names != _FACTS or table.num_rows != len(self.sstables):
+        if not _are_facts(table.schema) or table.num_rows != len(self.sstables):
             raise CorruptDataError("the facts of a roll-up are malformed", path=self.path)
         arrays = dict(zip(_FACTS, (one_array(column) for column in table.columns), strict=True))
         found = tuple(_decoded_facts(arrays, self.sstables, self.path))
@@ -344,13 +343,31 @@ def _decoded_facts(arrays: Mapping[str, pa.Array], sstables: Sequence[SsTable], 
     plain = [arrays[name].to_pylist() for name in ("manifest", "columns")]
     for sstable, values, offsets, tombstones, manifest, stored in zip(sstables, *lists, *plain, strict=True):
         if stored not in schemas:  # most generations have the same
-            schemas[stored] = pa.ipc.read_schema(pa.py_buffer(stored))
+            schemas[stored] = _schema(stored, path)
         keys = None
         if values is not None:
+            if offsets is None or tombstones is None or offsets.null_count or tombstones.null_count:
+                raise CorruptDataError("a roll-up lacks the offsets of keys", path=path)
             keys = Keys(values, offsets.to_numpy(), tombstones.to_numpy())
             if not _fits(keys, sstable.physical_rows or 0):
                 raise CorruptDataError("a roll-up contradicts itself", path=path)
         yield Facts(manifest, keys, schemas[stored])
+
+
+def _are_facts(schema: pa.Schema) -> bool:
+    """Whether these are the columns of facts; keys may have any type."""
+    if schema.names != _FACTS:
+        return False
+    offsets = pa.large_list(pa.int64())
+    manifest, columns, tombstones, keys, at = schema.types
+    return manifest == columns == pa.binary() and tombstones == at == offsets and pa.types.is_large_list(keys)
+
+
+def _schema(data: bytes, path: str) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, ValueError, TypeError, OSError) as error:
+        raise CorruptDataError(f"the columns in a roll-up cannot be read: {error}", path=path) from None
 
 
 def _fits(keys: Keys, rows: int) -> bool:

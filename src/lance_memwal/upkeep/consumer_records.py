@@ -152,7 +152,8 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
     maybe = [value.get(key) for key in ("table", "snapshot")]
     shards = value.get("shards")
     if (
-        value.get("state") not in _STATES
+        not value.keys() >= {"table", "snapshot"}
+        or value.get("state") not in _STATES
         or not all(map(is_count, numbers))
         or not all(isinstance(text, str) for text in texts)
         or not all(text is None or isinstance(text, str) for text in maybe)

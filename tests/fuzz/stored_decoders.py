@@ -1,0 +1,366 @@
+"""Decoders of what stands beside the log: records, cursors, maps, remembered deletes, roll-ups, and parts of text indexes.
+
+Each function takes the bytes of one object, or of one text in it, and asks everything that the engine asks of it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+SHARD = "00112233-4455-4677-8899-aabbccddeeff"
+CORPUS = Path(__file__).resolve().parent / "corpus"
+_CURSOR = f"c1,0a1b2c3d,{SHARD}=17,11112233-4455-4677-8899-aabbccddeeff=20+500"
+_SNAPSHOT = "memwal1:0a1b2c3d:7:ABEiM0RVRneImaq7zN3u_w.3.17.20"
+
+
+class OneObject:
+    """A store that holds the same bytes under every name, and lists one record."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def get(self, path: str) -> bytes:
+        return self.data
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        return self.data[start : start + length]
+
+    def get_tail(self, path: str, length: int) -> bytes:
+        return self.data[-length:] if length else b""
+
+    def list_names(self, prefix: str) -> list[str]:
+        return ["1.json"]
+
+    def list(self, prefix: str) -> list[Any]:
+        from lance_memwal.store.port import ObjectMeta
+
+        return [ObjectMeta(f"{prefix}/one", len(self.data), 1)]
+
+
+def _location(data: bytes) -> Any:
+    from lance_memwal.store.location import Location
+    from lance_memwal.store.metering import Recorder
+
+    store: Any = OneObject(data)
+    return Location("memory://fuzz", store, store, None, Recorder(""), True, None, "memory://fuzz")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+# -------------------------------------------------------------------------------------------------------------- moments
+
+
+def cursor(data: bytes) -> None:
+    from lance_memwal.feed.cursor import Cursor
+
+    found = Cursor.parse(_text(data))
+    assert Cursor.parse(str(found)) == found
+
+
+def cursor_corpus() -> list[bytes]:
+    return [_CURSOR.encode(), b"c1,-", f"{_CURSOR}/300/{_SNAPSHOT}".encode()]
+
+
+def snapshot(data: bytes) -> None:
+    from lance_memwal.read.snapshot import Snapshot
+
+    found = Snapshot.parse(_text(data))
+    assert Snapshot.parse(str(found)) == found
+
+
+def snapshot_corpus() -> list[bytes]:
+    return [_SNAPSHOT.encode(), b"memwal1:-:0"]
+
+
+# -------------------------------------------------------------------------------------------------------------- records
+
+
+def consumer_record(data: bytes) -> None:
+    from lance_memwal.upkeep import consumer_records
+
+    found = consumer_records.consumer_record(_location(data), "name")
+    assert found is not None
+    assert consumer_records.ConsumerFloors.of([found]).needs(SHARD, 18) in (True, False)
+
+
+def consumer_record_corpus() -> list[bytes]:
+    value = {"format": 1, "state": "active", "table": "0a", "reader": "r", "epoch": 3, "ms": 1_700_000_000_000}
+    more = {"max_age_ms": 86_400_000, "cursor": _CURSOR, "shards": {SHARD: 17}, "snapshot": None}
+    return [json.dumps(value | more).encode(), json.dumps(value | more | {"snapshot": _SNAPSHOT}).encode()]
+
+
+def checkpoint_record(data: bytes) -> None:
+    from lance_memwal.upkeep import checkpoint_records
+
+    found = checkpoint_records.checkpoint_record(_location(data), "name")
+    assert found is not None
+    assert found.is_too_old(1) in (True, False)
+
+
+def checkpoint_record_corpus() -> list[bytes]:
+    value = {"format": 1, "state": "active", "table": None, "snapshot": _SNAPSHOT, "created_ms": 1, "by": "u"}
+    return [json.dumps(value | {"expires_ms": expires}).encode() for expires in (None, 5)]
+
+
+def floor_record(data: bytes) -> None:
+    from lance_memwal.log.floor import Floor
+
+    floor = Floor(_location(data), SHARD)
+    assert min(floor.position(), floor.manifest()) >= 0
+
+
+def floor_record_corpus() -> list[bytes]:
+    return [b'{"by":"u","manifest":3,"position":17}', b'{"position":0}']
+
+
+def owner_record(data: bytes) -> None:
+    """A record that is not understood is none; what is understood leads to a place that may be asked."""
+    from lance_memwal.errors import CorruptDataError
+    from lance_memwal.serve.endpoint import is_for_other_hosts, is_loopback
+    from lance_memwal.serve.record import OwnerRecords
+
+    found = OwnerRecords(_location(data), SHARD).find(1)
+    if found is None:
+        raise CorruptDataError("no owner")
+    assert is_loopback(found.address) or is_for_other_hosts(found.address)
+    assert isinstance(found.pid, int)
+    assert isinstance(found.started_ms, int)
+
+
+def owner_record_corpus() -> list[bytes]:
+    near = {"address": "grpc+tcp://127.0.0.1:4711", "host": "h", "pid": 7, "started_ms": 1_700_000_000_000}
+    return [json.dumps(near).encode(), json.dumps(near | {"address": "grpc+tls://a.example:4711"}).encode()]
+
+
+def transaction_map(data: bytes) -> None:
+    from lance_memwal.log.transactions import load_generation_maps
+    from lance_memwal.types import ShardManifest, ShardStatus, SsTable
+
+    tables = (SsTable(1, "00c0ffee_gen_1", 1, 1, None),)
+    manifest = ShardManifest(1, SHARD, 0, (), 1, 0, 0, 2, tables, ShardStatus.ACTIVE)
+    load_generation_maps(_location(data), manifest)
+
+
+def transaction_map_corpus() -> list[bytes]:
+    from lance_memwal.log.transactions import encode_map
+    from lance_memwal.types import SeenTransaction
+
+    digests = ((6, "0" * 32), (7, None))
+    return [encode_map({"app": SeenTransaction(7, 1_700_000_000_000, "q", digests), "b": SeenTransaction(1, 2, None)})]
+
+
+# ------------------------------------------------------------------------------------------------ texts of the base table
+
+
+def compaction_marks(data: bytes) -> None:
+    from types import SimpleNamespace
+
+    from lance_memwal.lance import marks
+
+    manifest = SimpleNamespace(schema_metadata=lambda: {marks.METADATA_KEY: data})
+    base: Any = SimpleNamespace(manifest=manifest, details=SimpleNamespace(compacted={}))
+    assert all(number > 0 for number in marks.unmarked(base).values())
+
+
+def compaction_marks_corpus() -> list[bytes]:
+    return [json.dumps({SHARD: 17, "11112233-4455-4677-8899-aabbccddeeff": 2}).encode()]
+
+
+def merge_setting(data: bytes) -> None:
+    from lance_memwal.errors import InvalidInputError
+    from lance_memwal.rows.merging import stored_merge
+
+    try:
+        stored_merge(_text(data), {"id": 0, "seq": 3})
+    except InvalidInputError as error:  # the column was dropped: a user put the table into that state
+        if "dropped" not in str(error):
+            raise
+
+
+def merge_setting_corpus() -> list[bytes]:
+    return [b'{"kind": "first_row"}', b'{"kind": "last_write", "field": 3, "remember_deletes_ms": 86400000}']
+
+
+def lance_transaction(data: bytes) -> None:
+    from lance_memwal.lance.transaction import parse_transaction
+
+    parse_transaction(data)
+
+
+def lance_transaction_corpus() -> list[bytes]:
+    from lance_memwal.lance import wire
+    from lance_memwal.lance.transaction import UPDATE
+
+    shard = wire.join([wire.bytes_field(1, bytes.fromhex(SHARD.replace("-", "")))])
+    mark = wire.join([wire.bytes_field(1, shard), wire.varint_field(2, 7)])
+    update = wire.join([wire.bytes_field(5, mark), wire.bytes_field(5, mark)])
+    return [wire.join([wire.varint_field(1, 3), wire.bytes_field(2, b"uuid"), wire.bytes_field(UPDATE, update)])]
+
+
+# --------------------------------------------------------------------------------------------------- remembered deletes
+
+
+def remembered_deletes(data: bytes) -> None:
+    import pyarrow as pa
+
+    from lance_memwal.process.cache import CACHE
+    from lance_memwal.rows.schema import TableSchema
+    from lance_memwal.sstable.deletes import remembered_deletes
+
+    CACHE.clear()
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("seq", pa.int64())])
+    found = remembered_deletes(_location(data), SHARD, TableSchema(columns, ("id",)), "seq", since_ms=0)
+    found.find([pa.array([1, 2, 3], pa.int64())])
+
+
+def remembered_deletes_corpus() -> list[bytes]:
+    return [_with_checksum(_deletes_stream())]
+
+
+def deletes_behind_a_true_checksum(data: bytes) -> None:
+    remembered_deletes(_with_checksum(data))
+
+
+def deletes_stream_corpus() -> list[bytes]:
+    return [_deletes_stream()]
+
+
+def _with_checksum(stream: bytes) -> bytes:
+    return stream + struct.pack("<I", zlib.crc32(stream)) + b"MWALDEL1"
+
+
+def _deletes_stream() -> bytes:
+    import pyarrow as pa
+
+    return _stream_of(pa.table({"k0": pa.array([1, 2, 5], pa.int64()), "sequence": pa.array([7, 8, None], pa.int64())}))
+
+
+def _stream_of(table: Any) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+# ------------------------------------------------------------------------------------------------------------ roll-ups
+
+
+def roll_up(data: bytes) -> None:
+    """All that readers ask of a roll-up; one that turns out to be damaged later is of no use from then on."""
+    import logging
+
+    import numpy as np
+
+    from lance_memwal.errors import CorruptDataError
+    from lance_memwal.process.cache import CACHE
+    from lance_memwal.sstable.roll_up import RollUp
+
+    logging.disable()
+    CACHE.clear()
+    found = RollUp(_location(data), "roll-up")
+    for number in range(min(3, len(found.sstables))):
+        found.rows_of(number)
+        found.facts_of(number)
+    if found.might_contain(np.array([0, 1 << 63, (1 << 64) - 1], np.uint64)) is None:
+        raise CorruptDataError("of no use")
+
+
+def roll_up_corpus() -> list[bytes]:
+    import numpy as np
+    import pyarrow as pa
+
+    from lance_memwal.sstable.roll_up import Copy, Keys, encode_roll_up
+    from lance_memwal.types import SsTable
+
+    rows = pa.table({"id": [1, 2, 3], "v": ["a", None, "c"]})
+    keys = Keys(pa.array([1, 2, 3]), np.array([0, 1, 2]), np.array([1]))
+    tables = [SsTable(n, f"{n:08x}_gen_{n}", 100, 3, 24) for n in (1, 2)]
+    copies = [Copy(tables[0], bytes(range(256)) * 128, b"manifest", keys, rows, rows.schema), Copy(tables[1])]
+    return [encode_roll_up(copies)]
+
+
+def roll_up_footer_behind_a_true_checksum(data: bytes) -> None:
+    (whole,) = roll_up_corpus()
+    (length, _, _) = struct.unpack("<II8s", whole[-16:])
+    roll_up(whole[: -16 - length] + data + struct.pack("<II8s", len(data), zlib.crc32(data), b"MWALROL1"))
+
+
+def roll_up_footer_corpus() -> list[bytes]:
+    (whole,) = roll_up_corpus()
+    (length, _, _) = struct.unpack("<II8s", whole[-16:])
+    return [whole[-16 - length : -16]]
+
+
+def roll_up_facts_behind_a_true_checksum(data: bytes) -> None:
+    (whole,) = roll_up_corpus()
+    footer = json.loads(roll_up_footer_corpus()[0])
+    start = footer["facts"][0]
+    footer["facts"] = [start, len(data), zlib.crc32(data)]
+    footer["rows"] = [[0, 0, 0], footer["facts"]]
+    footer["sstables"][1][3] = 2
+    text = json.dumps(footer).encode()
+    roll_up(whole[:start] + data + text + struct.pack("<II8s", len(text), zlib.crc32(text), b"MWALROL1"))
+
+
+def roll_up_facts_corpus() -> list[bytes]:
+    (whole,) = roll_up_corpus()
+    start, length, _ = json.loads(roll_up_footer_corpus()[0])["facts"]
+    return [whole[start : start + length]]
+
+
+# --------------------------------------------------------------------------------------------------------- text indexes
+
+
+def term_map(data: bytes) -> None:
+    from lance_memwal.lance.term_map import TermMap
+
+    terms = TermMap(data)
+    for word in ("amber", "teal", "é", ""):
+        terms.get(word)
+    for _, _ in zip(terms.near("ambre", 2, 1), range(50), strict=False):
+        pass
+
+
+def term_map_corpus() -> list[bytes]:
+    return [file.read_bytes() for file in sorted(CORPUS.glob("terms-*.bin"))]
+
+
+def posting_list(data: bytes) -> None:
+    """`length, documents, codec`, then blocks with their lengths."""
+    import pyarrow as pa
+
+    from lance_memwal.lance.posting_list import TAIL_CODECS, read_postings
+
+    length, documents, codec = struct.unpack("<IIB", data[:9].ljust(9, b"\0"))
+    blocks, at = [], 9
+    while at + 4 <= len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        blocks.append(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    array = pa.array(blocks, pa.large_binary())
+    found = read_postings(array, length, documents, tail_codec=TAIL_CODECS[codec % len(TAIL_CODECS)])
+    assert len(found) == length
+
+
+def posting_list_corpus() -> list[bytes]:
+    return [file.read_bytes() for file in sorted(CORPUS.glob("postings-*.bin"))]
+
+
+def covered_fragments(data: bytes) -> None:
+    from lance_memwal.lance.text_index import fragments_of
+
+    fragments_of(data, "index")
+
+
+def covered_fragments_corpus() -> list[bytes]:
+    from pyroaring import BitMap
+
+    return [bytes(BitMap(numbers).serialize()) for numbers in ([], [0], range(5, 9_000), range(0, 70_000, 7))]

@@ -1,0 +1,435 @@
+"""The canonical life of a table under faults, and the oracle outside that judges it.
+
+Owns `TableLife`: made, written, updated, deleted from, flushed, kept as of then, consumed, loaded in bulk, compacted, given
+a column, collected, taken over, appended to exactly once, maintained. Clients behave as users do: what failed is noted as
+*maybe*, a writer that failed is opened again, and a look at the row decides what to do next. After a crash another process
+goes on where the first one stopped. Invariants of the oracle:
+
+1. It knows the possible rows of every key: one after an acknowledgement, more while an answer is out.
+2. It judges through a store without faults, after every effect that was late has come.
+3. An error that leaves the library must be one of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import lance
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.errors import CollectedError, CorruptDataError, FencedError, InvalidInputError, MemWalError
+from lance_memwal.process.cache import CACHE
+from lance_memwal.store.location import Location, resolve
+from lance_memwal.testing import FaultScript, SimulatedCrash
+from lance_memwal.testing.clocks import SkippingClock
+from lance_memwal.types import Transaction
+from lance_memwal.write.once import OnceAppender
+
+__all__ = ["STEPS", "Place", "TableLife"]
+
+_T = TypeVar("_T")
+_SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.int64()), ("note", pa.string())])
+_SETTINGS: dict[str, Any] = {"max_entry_bytes": 3_000, "wal_persist_retry_base_delay_ms": 1}
+_BULK = range(1_000, 1_200)
+_TRIES = 4
+_SHARD = mw.shard_id_for(mw.Unsharded())
+_NOW = timedelta(0)
+_STALE = 100
+_ZERO = [{"id": _STALE, "value": 0, "note": None}]
+
+Row = tuple[int, str | None]
+Change = Callable[[Row | None], Row | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where lives happen: one table each."""
+
+    prefix: str
+    options: Mapping[str, str] | None = None
+
+    def location(self, name: str, script: FaultScript | None = None) -> Location:
+        """The table of this name, as one process sees it."""
+        wrap = None if script is None else script.wrap
+        return resolve(f"{self.prefix}/{name}", self.options, clock=SkippingClock(), wrap=wrap)
+
+
+@dataclass
+class Oracle:
+    """What clients did and what they were told."""
+
+    possible: dict[int, set[Row | None]] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    mirror: dict[int, Row] = field(default_factory=dict)
+    then: dict[int, Row] | None = None
+    began_again: int = 0
+    crashed_at: str = ""
+
+
+class TableLife:
+    """One life at `place`; `scripts` have the faults of its processes, one after another."""
+
+    def __init__(self, place: Place, name: str, scripts: Sequence[FaultScript]) -> None:
+        self.oracle = Oracle()
+        self._place, self._name = place, name
+        self._scripts = list(scripts)
+        self._values = itertools.count(1)
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        """A process starts, with nothing but what is on storage."""
+        CACHE.clear()
+        self.script = self._scripts.pop(0) if self._scripts else FaultScript()
+        self._location = self._place.location(self._name, self.script)
+        self._table: mw.Table | None = None
+        self._writer: mw.TableWriter | None = None
+        self._writers: list[mw.TableWriter] = []
+
+    # ------------------------------------------------------------------------------------------------------------- life
+
+    def run(self) -> list[str]:
+        """Live it to the end, over crashes; what is wrong after it."""
+        scripts = [self.script, *self._scripts]
+        for step in STEPS:
+            try:
+                step(self)
+            except SimulatedCrash:
+                self.oracle.crashed_at += f" {step.__name__}"
+                self._abandon()
+                self.script.settle()
+                self._begin_process()
+                if step is TableLife.make:
+                    step(self)
+            except MemWalError as error:
+                self._refuse(step.__name__, error)
+            except Exception as error:
+                self.oracle.broken.append(f"{step.__name__} raised {error!r}, which is none of our errors")
+        self._abandon()
+        for script in scripts:
+            script.settle()
+        self._scripts.clear()
+        self._begin_process()
+        found = list(self._verdict())
+        return [*self.oracle.broken, *found]
+
+    def _abandon(self) -> None:
+        """The process, or its writer, ends here, without a farewell."""
+        while self._writers:
+            writer = self._writers.pop()
+            with suppress(MemWalError, SimulatedCrash):
+                writer.abort()
+            writer.orphan()  # whatever the abort could not do: nobody of this process finds it any more
+        self._writer = None
+
+    def _refuse(self, what: str, error: MemWalError) -> None:
+        if isinstance(error, InvalidInputError):
+            self.oracle.broken.append(f"{what}: nothing is wrong with the call, but {error}")
+        self.oracle.refused.append(f"{what}: {type(error).__name__}: {error}")
+
+    @property
+    def table(self) -> mw.Table:
+        """The table, opened when it is needed."""
+        if self._table is None:
+            self._table = self._again("open", lambda: mw.open_table(self._location))
+        return self._table
+
+    @property
+    def writer(self) -> mw.TableWriter:
+        """The writer, opened when it is needed."""
+        if self._writer is None:
+            self._writer = self._again("writer", lambda: self.table.writer(compaction=None, **_SETTINGS))
+            self._writers.append(self._writer)
+        return self._writer
+
+    def _again(self, what: str, call: Callable[[], _T]) -> _T:
+        """Call until it succeeds, a few times."""
+        for _ in range(_TRIES - 1):
+            try:
+                return call()
+            except MemWalError as error:
+                self._refuse(what, error)
+        return call()
+
+    def _write(self, keys: Iterable[int], change: Change, call: Callable[[], object]) -> bool:
+        """Write what turns the rows of `keys` into others; whether it was acknowledged."""
+        possible = self.oracle.possible
+        before = {key: set(possible.get(key, {None})) for key in keys}
+        for key, rows in before.items():
+            possible[key] = rows | {change(row) for row in rows}
+        try:
+            call()
+        except MemWalError as error:
+            self._refuse("write", error)
+            self._abandon()
+            return False
+        for key, rows in before.items():
+            possible[key] = {change(row) for row in rows}
+        return True
+
+    def _put(self, *keys: int, note: str | None = None, txn: tuple[str, int] | None = None, **more: Any) -> bool:
+        value = next(self._values)
+        rows = [{"id": key, "value": value, "note": note, **more} for key in keys]
+        return self._write(keys, lambda _: (value, note), lambda: self.writer.put(rows, txn=txn, missing="null"))
+
+    def _look(self, key: int) -> Row | None:
+        """The row of a key, as a client sees it; from now on no other is possible."""
+        found = self._again("get", lambda: self.writer.get(key))
+        row = None if found is None else (found["value"], found["note"])
+        if row not in self.oracle.possible.get(key, {None}):
+            self.oracle.broken.append(f"I7: get({key}) gives {row}, possible is {self.oracle.possible.get(key)}")
+        self.oracle.possible[key] = {row}
+        return row
+
+    # ------------------------------------------------------------------------------------------------------------ steps
+
+    def make(self) -> None:
+        def create() -> mw.Table:
+            return mw.create_table(self._location, _SCHEMA, primary_key="id", exist_ok=True)
+
+        self._table = self._again("create", create)
+
+    def write(self) -> None:
+        self._put(1, 2, 3, 4, note="first")
+        self._put(5)
+
+    def change(self) -> None:
+        if (row := self._look(1)) is not None:
+            changed = (row[0], "changed")
+            rows = [{"id": 1, "note": "changed"}]
+            self._write([1], lambda _: changed, lambda: self.writer.update(rows))
+        self._write([2], lambda _: None, lambda: self.writer.delete([2]))
+        if self._put(6, txn=("app", 1)) and not self.writer.put(_ZERO, txn=("app", 1)).skipped:
+            self.oracle.broken.append("a transaction that was acknowledged was written again")
+
+    def flush(self) -> None:
+        self._upkeep(lambda: self.writer.flush())
+
+    def write_more(self) -> None:
+        self._put(1, 7, note="second")
+        value = next(self._values)
+        rows = [{"id": 3, "value": value, "note": None}]
+        self._write([3], lambda _: (value, None), lambda: self.writer.put_nowait(rows).wait(60))
+        self._look(2)
+
+    def keep(self) -> None:
+        self._again("checkpoint", self._keep)
+
+    def _keep(self) -> None:
+        rows = self._scan()
+        if self._is_kept():
+            self.oracle.then = rows  # an answer that was lost: nothing was written since
+            return
+        self.table.checkpoint_create("then")
+        self.oracle.then = rows
+
+    def consume(self) -> None:
+        try:
+            self._again("consume", self._consume)
+        except CollectedError as error:
+            self._refuse("consume", error)
+            self.oracle.began_again += 1
+            self.oracle.mirror.clear()
+            self.table.drop_consumer("mirror")
+            self._consume()
+
+    def _consume(self) -> None:
+        reader = self.table.consumer("mirror", start="snapshot", until="now")
+        mirror = self.oracle.mirror
+        for batch in reader:
+            for row in batch.to_pylist():
+                if row["_op"] == "d":
+                    mirror.pop(row["id"], None)
+                else:
+                    mirror[row["id"]] = (row["value"], row["note"])
+            reader.commit()
+
+    def load(self) -> None:
+        value = next(self._values)
+        rows = pa.table({"id": list(_BULK), "value": [value] * len(_BULK), "note": ["bulk"] * len(_BULK)})
+        self._write(_BULK, lambda _: (value, "bulk"), lambda: self.writer.put(rows))
+
+    def compact(self) -> None:
+        self._upkeep(lambda: self.table.compact())
+
+    def add_column(self) -> None:
+        if "extra" not in self.table.schema.names:
+            clean = lance.dataset(self._location.dataset_uri, storage_options=self._location.storage_options)
+            clean.add_columns(pa.schema([("extra", pa.string())]))
+        self._upkeep(lambda: self.writer.evolve_schema())
+        self._put(8, note="wide", extra="x")
+
+    def collect(self) -> None:
+        self._upkeep(lambda: self.table.gc(grace_seconds=0))
+
+    def take_over(self) -> None:
+        self._put(9)
+        stale, self._writer = self._writer, None
+        is_taken = self._put(10, note="new owner")
+        if stale is None:
+            return
+        try:
+            stale.put(_ZERO, missing="null")
+        except MemWalError as error:
+            if is_taken and not isinstance(error, FencedError):
+                self._refuse("stale", error)
+        else:
+            if is_taken:
+                self.oracle.broken.append("I9: a writer acknowledged after a takeover")
+            else:
+                self.oracle.possible[_STALE] = {(0, None)}
+
+    def close(self) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.close()
+            finally:
+                self._abandon()
+
+    def append_once(self) -> None:
+        once = OnceAppender(self._location, max_entry_bytes=3_000)
+        claim = self._again("claim", lambda: once.claim(_SHARD))
+        value = next(self._values)
+        rows = pa.RecordBatch.from_pylist(
+            [{"id": key, "value": value, "note": "once"} for key in (11, 12)], self.table.schema
+        )
+
+        def append() -> bool:
+            return self._again("append", lambda: once.append(claim, [rows], txn=Transaction("sink", 1))).skipped
+
+        if self._write([11, 12], lambda _: (value, "once"), append) and not append():
+            self.oracle.broken.append("an append that was acknowledged was written again")
+        self._upkeep(lambda: once.flush_tail(claim))
+
+    def look_back(self) -> None:
+        def compare() -> None:
+            if not self._is_kept():
+                if self.oracle.then is not None:
+                    self.oracle.broken.append("a checkpoint that was made is not there")
+                return
+            found = _by_key(self.table.at("then").scan().to_table(), self.oracle.broken, "then")
+            if self.oracle.then is not None and found != self.oracle.then:
+                self.oracle.broken.append(f"the table at a checkpoint shows {found}, not {self.oracle.then}")
+
+        self._again("look back", compare)
+        self.oracle.then = None
+        self._upkeep(self._forget)
+
+    def _forget(self) -> None:
+        if self._is_kept():
+            self.table.checkpoint_drop("then")
+
+    def _is_kept(self) -> bool:
+        return "then" in [checkpoint.name for checkpoint in self.table.checkpoints()]
+
+    def maintain(self) -> None:
+        self._upkeep(lambda: self.table.maintain(versions=_NOW, grace_seconds=0))
+
+    def read(self) -> None:
+        self._again("scan", self._scan)
+        self.close()
+
+    def _upkeep(self, call: Callable[[], object]) -> None:
+        """What may be done again at any time."""
+        try:
+            self._again("upkeep", call)
+        except (FencedError, mw.WriterPoisonedError) as error:
+            self._refuse("upkeep", error)
+            self._abandon()
+
+    def _scan(self) -> dict[int, Row]:
+        rows = _by_key(self.table.scan().to_table(), self.oracle.broken, "a scan")
+        self.oracle.broken += self._impossible("a scan", rows)
+        return rows
+
+    # ---------------------------------------------------------------------------------------------------------- verdict
+
+    def _impossible(self, what: str, rows: Mapping[int, Row]) -> Iterator[str]:
+        possible = self.oracle.possible
+        for key in possible.keys() | rows.keys():
+            if rows.get(key) not in possible.get(key, {None}):
+                yield f"I1, I2: {what} shows {rows.get(key)} for key {key}, possible is {possible.get(key)}"
+
+    def _verdict(self) -> Iterator[str]:
+        """What is wrong; damage that storage was left with may be told instead."""
+        try:
+            yield from self._judge()
+        except CorruptDataError as error:
+            yield f"damaged: {error}" if error.path is None else f"damaged at {error.path}: {error}"
+        except Exception as error:
+            yield f"the verdict failed: {error!r}"
+        finally:
+            self._abandon()
+
+    def _judge(self) -> Iterator[str]:
+        found = list[str]()
+        rows = self._scan()
+        keys = [*range(13), _STALE, *_BULK[::40]]
+        looked = _by_key(self.table.lookup(keys), found, "a lookup")
+        if looked != {key: row for key, row in rows.items() if key in keys}:
+            found.append(f"I7: a lookup gives {looked}, not {rows}")
+        for opens in (1, 2):
+            writer = self.writer
+            again = _by_key(writer.scan().to_table(), found, "a writer")
+            if again != rows:
+                found.append(f"I6: open {opens} shows other rows: {_difference(again, rows)}")
+            self._abandon()
+        self._put(13, note="after all")
+        self.close()
+        rows = self._scan()
+        self._consume()
+        if self.oracle.mirror != rows:
+            found.append(f"the mirror of a consumer differs: {_difference(self.oracle.mirror, rows)}")
+        self.table.compact(flush=True)
+        self.table.maintain(versions=_NOW, grace_seconds=0)
+        base = lance.dataset(self._location.dataset_uri, storage_options=self._location.storage_options)
+        for what, table in (("after maintenance", self.table.scan()), ("the base table", base)):
+            later = _by_key(table.to_table(), found, what)
+            if later != rows:
+                found.append(f"I8: {what} shows other rows: {_difference(later, rows)}")
+        problems = self.table.verify().problems
+        if problems:
+            found.append(f"verify finds a fault: {problems[:2]}")
+        yield from found
+
+
+STEPS: tuple[Callable[[TableLife], None], ...] = (
+    TableLife.make,
+    TableLife.write,
+    TableLife.change,
+    TableLife.flush,
+    TableLife.write_more,
+    TableLife.keep,
+    TableLife.consume,
+    TableLife.load,
+    TableLife.compact,
+    TableLife.add_column,
+    TableLife.collect,
+    TableLife.take_over,
+    TableLife.close,
+    TableLife.append_once,
+    TableLife.consume,
+    TableLife.look_back,
+    TableLife.maintain,
+    TableLife.read,
+)
+
+
+def _by_key(rows: pa.Table, broken: list[str], what: str) -> dict[int, Row]:
+    columns = [rows.column(name).to_pylist() for name in ("id", "value", "note")]
+    twice = [key for key, count in Counter(columns[0]).items() if count > 1]
+    if twice:
+        broken.append(f"I5: {what} shows keys twice: {twice[:3]}")
+    return {key: (value, note) for key, value, note in zip(*columns, strict=True)}
+
+
+def _difference(one: Mapping[int, Any], other: Mapping[int, Any]) -> dict[int, Any]:
+    keys = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
+    return {key: (one.get(key), other.get(key)) for key in sorted(keys)[:4]}
