@@ -122,13 +122,13 @@ def floor_record_corpus() -> list[bytes]:
 def owner_record(data: bytes) -> None:
     """A record that is not understood is none; what is understood leads to a place that may be asked."""
     from lance_memwal.errors import CorruptDataError
-    from lance_memwal.serve.endpoint import is_for_other_hosts, is_loopback
+    from lance_memwal.serve.endpoint import is_for_other_hosts, is_of_this_host
     from lance_memwal.serve.record import OwnerRecords
 
     found = OwnerRecords(_location(data), SHARD).find(1)
     if found is None:
         raise CorruptDataError("no owner")
-    assert is_loopback(found.address) or is_for_other_hosts(found.address)
+    assert is_of_this_host(found.address) or is_for_other_hosts(found.address)
     assert isinstance(found.pid, int)
     assert isinstance(found.started_ms, int)
 

@@ -55,7 +55,7 @@ class Planned:
 
     def scripts(self) -> list[FaultScript]:
         """The scripts of the processes."""
-        return [FaultScript(FaultPlan(at=at, seed=self.seed, late_after_calls=self.late_after_calls)) for at in self.at]
+        return [FaultScript(_Aimed(at=at, seed=self.seed, late_after_calls=self.late_after_calls)) for at in self.at]
 
 
 @dataclass

@@ -360,7 +360,7 @@ def _are_facts(schema: pa.Schema) -> bool:
         return False
     offsets = pa.large_list(pa.int64())
     manifest, columns, tombstones, keys, at = schema.types
-    return manifest == columns == pa.binary() and tombstones == at == offsets and pa.types.is_large_list(keys)
+    return bool(manifest == columns == pa.binary() and tombstones == at == offsets and pa.types.is_large_list(keys))
 
 
 def _schema(data: bytes, path: str) -> pa.Schema:
