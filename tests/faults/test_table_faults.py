@@ -1,0 +1,99 @@
+"""One fault, and two, at the store calls of a whole life of a table: nothing is lost, doubled, invented or hidden.
+
+A sample in every run; `make faults` is all of it, `make prove` more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lance_memwal.errors import UnavailableError
+from lance_memwal.log import wal
+from lance_memwal.process.cache import CACHE
+from lance_memwal.store import memory
+from lance_memwal.store.own import put_or_find
+from lance_memwal.testing import FaultKind
+from tests.harness.profile import scaled
+from tests.kit.table_faults import Planned, Sweep, pairs, record, singles
+from tests.kit.table_life import Place
+
+_PLACE = "table-faults"
+
+
+@pytest.fixture
+def sweep() -> Iterator[Sweep]:
+    """Lives on a local store whose syncs cost nothing."""
+    yield Sweep(Place(f"memory://{_PLACE}"))
+    memory.reset(_PLACE)
+
+
+def shown(sweep: Sweep) -> str:
+    return "\n".join(line[:800] for line in sweep.broken[:3])
+
+
+def test_the_life_without_faults_is_refused_nothing_and_makes_every_kind_of_call(sweep: Sweep) -> None:
+    calls = record(sweep)
+    assert sweep.broken == []
+    assert not sweep.refused
+    kinds = {"put_new", "put", "get", "get_tail", "head", "list", "list_names", "delete", "sync_tree", "make_directory"}
+    assert {call.kind for call in calls} == kinds
+    assert len(list(singles(calls))) > 780
+
+
+@pytest.mark.scaled
+def test_no_single_fault_breaks_a_table(sweep: Sweep) -> None:
+    every = list(singles(record(sweep)))
+    count = scaled(ci=10, prove=len(every))
+    for planned in random.Random(count).sample(every, count):
+        sweep.live(planned)
+    assert sweep.broken == [], shown(sweep)
+    assert sweep.met["1 faults"] > 0.9 * count
+
+
+@pytest.mark.scaled
+def test_no_two_faults_break_a_table(sweep: Sweep) -> None:
+    count = scaled(ci=5, prove=4_000)
+    for planned in pairs(sweep, record(sweep), count, seed=5):
+        sweep.live(planned)
+    assert sweep.broken == [], shown(sweep)
+    assert sweep.met["2 faults"] > 0.8 * count
+
+
+@pytest.mark.scaled
+@pytest.mark.xdist_group("s3")
+def test_no_fault_breaks_a_table_on_s3(s3_table: tuple[str, dict[str, str]]) -> None:
+    sweep = Sweep(Place(*s3_table))
+    every = list(singles(record(sweep)))
+    for planned in random.Random(7).sample(every, scaled(ci=1, prove=800)):
+        sweep.live(planned)
+    assert sweep.broken == [], shown(sweep)
+
+
+def test_the_life_finds_a_write_that_was_acknowledged_and_never_made(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(store: Any, path: str, data: bytes, **options: Any) -> bytes | None:
+        try:
+            return put_or_find(store, path, data, **options)
+        except UnavailableError:
+            return None
+
+    entries = [call for call in record(sweep) if call.kind == "put_new" and "/wal/" in call.path]
+    monkeypatch.setattr(wal, "put_or_find", put)
+    at = entries[1].index  # and a crash, before a flush makes it good
+    sweep.live(Planned(({at: FaultKind.ERROR_BEFORE, at + 1: FaultKind.CRASH_BEFORE},)))
+    assert sweep.met["2 faults"] == 1
+    assert any("I1" in line or "I7" in line for line in sweep.broken), shown(sweep)
+
+
+def test_the_life_finds_a_consumer_that_is_not_waited_for(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lance_memwal.upkeep.consumer_records import ConsumerFloors
+
+    CACHE.clear()
+    monkeypatch.setattr(ConsumerFloors, "needs", lambda *_: False)
+    record(sweep)
+    assert sweep.refused["CollectedError"] or sweep.broken, "collection passed a consumer, and nobody noticed"
