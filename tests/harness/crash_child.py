@@ -161,6 +161,8 @@ def _end(writer: ShardWriter, life: Life, voice: _Voice) -> None:
         voice.say("closed")
     elif life.ending == "abort":
         writer.abort()
+    elif life.ending == "wait":
+        signal.pause()  # for the kill, in the background
 
 
 class _Scribe:

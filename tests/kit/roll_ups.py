@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,18 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.sstable.rolling import roll_up
 from lance_memwal.store.location import resolve
+from tests.kit.writers import wait_for
 
 GENERATIONS, ROWS = 72, 6
 
 
-def fill(table: mw.Table, keys: dict[str, pa.Array], generations: int = GENERATIONS) -> None:
-    """Generation n replaces some keys of others, writes one twice, and deletes one; `keys` are the key columns, many rows."""
+def fill(
+    table: mw.Table, keys: dict[str, pa.Array], generations: int = GENERATIONS, rolled: Sequence[str] = ()
+) -> None:
+    """Generation n replaces some keys of others, writes one twice, and deletes one; `keys` are the key columns, many rows.
+
+    The writer stays open until the roll-ups of these ranges are there.
+    """
     rng, total = np.random.default_rng(3), len(next(iter(keys.values())))
     with table.writer(compaction=None, fsync=False) as writer:
         for number in range(generations):
@@ -30,6 +37,12 @@ def fill(table: mw.Table, keys: dict[str, pa.Array], generations: int = GENERATI
             writer.put(rows.slice(1, 1).cast(table.schema))
             writer.delete([key_of(rows, 2)])
             writer.flush()
+        wait_for(lambda: set(rolled) <= ranges(table.uri))
+
+
+def ranges(uri: str) -> set[str]:
+    """The ranges of generations that a table has roll-ups of, as in "1-8"."""
+    return {path.name.rpartition("-")[0] for path in roll_ups(uri)}
 
 
 def key_of(rows: pa.Table, at: int) -> Any:

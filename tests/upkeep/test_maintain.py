@@ -68,7 +68,7 @@ def test_one_call_leaves_one_file_one_part_per_index_and_no_garbage(tmp_path: Pa
     assert report.garbage.count("sstable") > 0
     assert report.postponed == {}
     assert [told for told in steps if told[0] == "maintenance steps"] == [
-        ("maintenance steps", n, 6) for n in range(1, 7)
+        ("maintenance steps", n, 7) for n in range(1, 8)
     ]
     assert table.verify().ok
     lance.dataset(table.uri).validate()

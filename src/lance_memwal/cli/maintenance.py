@@ -59,6 +59,7 @@ def maintain(
         "files_removed": report.files_removed,
         "files_added": report.files_added,
         "versions_removed": report.versions_removed,
+        "roll_ups": report.roll_ups,
         "objects_removed": len(report.garbage.objects),
         "seconds": report.seconds,
     }

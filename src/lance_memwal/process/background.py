@@ -11,6 +11,7 @@ returned. Invariants:
 5. When the program ends nothing new is begun, no task enters Lance again, and what runs is waited for, up to
    `EXIT_SECONDS`: a thread that comes back from native code into an interpreter that is being taken down would abort
    the whole process. After that a task runs in whichever thread needs its work (`run_here`).
+6. Work that nobody needs (`_SPARED`) keeps nobody who stops it: after a moment it ends by itself.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ __all__ = ["EXIT_SECONDS", "JOIN_SECONDS", "Kind", "Task", "at_exit", "is_ending
 
 _LOG = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["ticker", "flush", "index", "compact", "async"]
-_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 8, "index": 1, "compact": 2, "async": 4}
+Kind: TypeAlias = Literal["ticker", "flush", "index", "compact", "async", "roll-up"]
+_LIMITS: dict[Kind, int] = {"ticker": 4, "flush": 8, "index": 1, "compact": 2, "async": 4, "roll-up": 1}
 EXIT_SECONDS = 20.0
 JOIN_SECONDS = 60.0
+_SPARED: dict[Kind, float] = {"roll-up": 0.25}  # work that nobody needs: how long a stop waits for it, at most
 
 
 class Task:
@@ -88,7 +90,7 @@ class Task:
         lane = self._lane
         if lane is None:
             return
-        if not lane.runs_here(self) and self._turn.acquire(timeout=seconds):
+        if not lane.runs_here(self) and self._turn.acquire(timeout=min(seconds, _SPARED.get(self._kind, seconds))):
             self._turn.release()
         lane.forget(self)
         lane.join_if_over(seconds)
@@ -262,12 +264,13 @@ class _Pool:
         for lane in tuple(self.lanes.values()):
             lane.end()
 
-    def join_if_over(self, seconds: float) -> None:
-        """Return when the threads have ended, if they are to; after `seconds` at the latest."""
+    def join_if_over(self, seconds: float, *, whole: bool = False) -> None:
+        """Return when the threads have ended, if they are to; after `seconds` at the latest. `whole`: spared work, too."""
         if not self.over:
             return
-        deadline = SYSTEM_CLOCK.monotonic() + seconds
+        began = SYSTEM_CLOCK.monotonic()
         for lane in tuple(self.lanes.values()):
+            deadline = began + (seconds if whole else min(seconds, _SPARED.get(lane.kind, seconds)))
             for thread in tuple(lane.threads):
                 if thread is not threading.current_thread():
                     thread.join(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
@@ -340,7 +343,7 @@ def _end() -> None:
     _ending, pool = True, _pool
     if pool is not None:
         pool.close()
-        pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic())
+        pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic(), whole=True)
     for hook in [hook for hook, after_threads in _exit_hooks.items() if after_threads]:
         hook(deadline)
 

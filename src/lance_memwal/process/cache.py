@@ -140,6 +140,11 @@ class Cache:
             self.keep(slot, found, SMALL_BYTES)
         return found[0]
 
+    def forget(self, slot: Slot) -> None:
+        """Empty `slot`; what was in it lets go."""
+        with self._lock:
+            self._drop(slot)
+
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:

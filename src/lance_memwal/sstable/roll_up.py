@@ -50,6 +50,8 @@ __all__ = [
     "Rolled",
     "encode_roll_up",
     "find_rolled",
+    "forget_roll_up",
+    "is_torn",
     "listed_roll_ups",
     "path_of_roll_up",
 ]
@@ -268,6 +270,13 @@ class RollUp:
         """The rows of one of its generations, which are not held; None if it has none of them, or is of no use."""
         return self._if_whole(lambda: self._rows(number))
 
+    def has_whole_filters(self) -> bool:
+        """Whether all slices are as they were written; reads them."""
+        size = len(self.sstables) * BLOCK_BYTES + _CRC.size
+        data = self._location.store.get_range(self.path, 0, self._blocks * size)
+        slices = [data[start : start + size] for start in range(0, self._blocks * size, size)]
+        return all(zlib.crc32(item[: -_CRC.size]) == int.from_bytes(item[-_CRC.size :], "little") for item in slices)
+
     def _if_whole(self, read: Callable[[], _T]) -> _T | None:
         """What `read` gives; None, and so from then on, if something is damaged or gone."""
         if self._is_useless:
@@ -434,6 +443,22 @@ def _open(location: Location, path: str) -> RollUp | None:
     except (CorruptDataError, UnsupportedFormatError, ObjectNotFoundError) as error:
         _unused(path, error)
         return None
+
+
+def forget_roll_up(location: Location, path: str) -> None:
+    """Hold nothing of a roll-up any more: another one may come in its place."""
+    CACHE.forget(_slot(location, path))
+
+
+def is_torn(location: Location, path: str) -> bool:
+    """Whether a roll-up has no footer that can be read, so that nobody uses it; costs one small read."""
+    try:
+        RollUp(location, path)
+    except CorruptDataError:
+        return True
+    except (UnsupportedFormatError, ObjectNotFoundError):  # of a newer version, or gone meanwhile
+        return False
+    return False
 
 
 def _slot(location: Location, path: str) -> Slot:

@@ -12,7 +12,7 @@ Owns the blocks of generations that are rolled up together (RFC 0031). Invariant
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
@@ -37,7 +37,11 @@ _SMALL_ROWS = 16_384  # of a generation whose keys are copied
 _SMALL_BYTES = 512 << 10  # of one whose rows are copied
 _MOST_BYTES = 32 << 20
 _OFFSET_BYTES = 8
-_COPY_AT_ONCE = 8  # each waits for several small files, and the next flush of the shard for all of them
+_COPY_AT_ONCE = 8  # each waits for several small files
+
+
+def _go_on() -> None:
+    """Nothing speaks against it."""
 
 
 def may_be_due(generation: int) -> bool:
@@ -50,14 +54,17 @@ def roll_up(
     manifest: ShardManifest,
     schema: TableSchema,
     *,
+    above: int = 0,
     at_most: int | None = None,
     few_generations: int = _FEW_GENERATIONS,
+    refuse: Callable[[], None] = _go_on,
 ) -> list[str]:
     """Write the roll-ups that the shard should have and has not, the largest first, `at_most` so many; returns their paths.
 
-    A shard with less than `few_generations` needs none.
+    Generations up to `above` are compacted, and none of a roll-up; a shard with less than `few_generations` others needs
+    none. `refuse` raises when it is to end: it is asked before every generation that is copied, and before the put.
     """
-    listed = manifest.above(0)
+    listed = manifest.above(above)
     if not schema.primary_key or len(listed) < few_generations:
         return []
     present = listed_roll_ups(location, manifest.shard_id)
@@ -67,11 +74,10 @@ def roll_up(
     for block in _blocks(listed):
         if at_most is not None and len(written) >= at_most:
             break
-        is_there = (
-            path_of_roll_up(manifest.shard_id, block) in present
-        )  # where it is not found: it is damaged, and stays so
+        # One that is there and not found is damaged: it is collected, and made again after that.
+        is_there = path_of_roll_up(manifest.shard_id, block) in present
         if not is_there and any(together.get(sstable.path, 0) < len(block) for sstable in block):
-            written.append(_write(location, manifest.shard_id, block, schema))
+            written.append(_write(location, manifest.shard_id, block, schema, refuse))
             together |= {sstable.path: len(block) for sstable in block}
     return written
 
@@ -109,12 +115,18 @@ def _has_small_rows(sstable: SsTable) -> bool:
     return sstable.in_memory_bytes is not None and sstable.in_memory_bytes <= _SMALL_BYTES
 
 
-def _write(location: Location, shard_id: str, block: Sequence[SsTable], schema: TableSchema) -> str:
+def _write(
+    location: Location, shard_id: str, block: Sequence[SsTable], schema: TableSchema, refuse: Callable[[], None]
+) -> str:
+    def copied(reader: SsTableReader) -> Copy:
+        refuse()
+        return copy_of(reader, schema)
+
     readers = [SsTableReader(location, shard_id, sstable) for sstable in block]
     use_roll_ups(readers)
-    at_once = location.at_once(_COPY_AT_ONCE)
-    data = encode_roll_up(list(in_order(partial(copy_of, schema=schema), readers, at_once, "memwal-roll-up")))
+    data = encode_roll_up(list(in_order(copied, readers, location.at_once(_COPY_AT_ONCE), "memwal-roll-up")))
     path = path_of_roll_up(shard_id, block)
+    refuse()
     reach("rollup.before_put")
     location.store.make_directory(paths.roll_up_dir(shard_id))
     try:

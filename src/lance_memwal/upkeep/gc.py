@@ -22,7 +22,8 @@ it), delete. Invariants:
    before the first delete, and the pins are read once more after that: whoever pins meanwhile sees the floor.
 8. The rows of a bulk write stay as long as an entry at the position of its mark would: a consumer reads them there. One that
    was silent for longer than it may be is told so by a record, and then passed.
-9. A roll-up goes when no generation of its range is listed any more: nobody needs it, so that nobody can pin it.
+9. A roll-up goes when no generation of its range is listed any more, or when its footer cannot be read, so that it can be
+   made again: nobody needs it, so that nobody can pin it.
 10. A shard that verify faults is refused whole; quarantined bytes are never touched.
 
 A crash between any two deletes leaves a state from which the same rules go on.
@@ -50,6 +51,7 @@ from lance_memwal.log.manifest_codec import encode_hint
 from lance_memwal.log.shards import list_shards
 from lance_memwal.process.telemetry import active
 from lance_memwal.sstable.catch_up import CatchUp
+from lance_memwal.sstable.roll_up import is_torn
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectMeta
@@ -237,8 +239,12 @@ class Collector:
     def _roll_ups(self, shard: _Shard, witness: ShardManifest, grace_ms: int) -> Iterator[CollectedObject]:
         oldest_ms = self._clock.now_ms() - grace_ms
         for item in shard.below(paths.roll_up_dir(shard.shard_id)):
-            if item.modified_ms <= oldest_ms and all(_is_over(item.path, known) for known in (shard.newest, witness)):
+            if item.modified_ms > oldest_ms or paths.parse_roll_up_name(item.path.rpartition("/")[2]) is None:
+                continue
+            if all(_is_over(item.path, known) for known in (shard.newest, witness)):
                 yield CollectedObject(item.path, item.size_bytes, "rollup")
+            elif is_torn(self._location, item.path):
+                yield CollectedObject(item.path, item.size_bytes, "torn")
 
     def _deletes(self, shard: _Shard, grace_ms: int) -> Iterator[CollectedObject]:
         """Deletes that were remembered for as long as the table says."""
@@ -413,8 +419,8 @@ def _still_dead(item: CollectedObject, shard_id: str, newest: ShardManifest, thr
         return not listed and compacted
     if item.kind == "rollup":
         return _is_over(item.path, newest)
-    if item.kind == "deletes":
-        return True  # its age alone decides, and that only grows
+    if item.kind in ("deletes", "torn"):
+        return True  # its age alone decides, which only grows, or its bytes, which do not change
     version = paths.parse_manifest_name(item.path.rpartition("/")[2])
     return version is not None and version < newest.version
 

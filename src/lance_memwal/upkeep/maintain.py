@@ -1,7 +1,8 @@
 """One call that keeps a table healthy: every step that somebody would otherwise schedule, in the order that makes sense.
 
 Owns `Maintenance`. The steps: logs without a live writer become SSTables, SSTables become base rows, indexes take these in,
-small base files become one, old versions go, what nobody needs is collected. Invariants:
+small base files become one, old versions go, what nobody needs is collected, and if many generations are left, they are
+rolled up (RFC 0031). Invariants:
 
 1. No step changes what a read of the table shows, and none fences a living writer: only logs are claimed that are older
    than twice the age at which a live writer flushes by itself.
@@ -37,7 +38,10 @@ from lance_memwal.lance.optimize import (
     remove_versions,
     rewrite_files,
 )
+from lance_memwal.log.shards import newest_manifests
+from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.sstable.maintained import with_names
+from lance_memwal.sstable.rolling import roll_up
 from lance_memwal.upkeep.checkpoint_records import tidy_checkpoints
 from lance_memwal.upkeep.gc import Collector
 from lance_memwal.upkeep.pins import read_pins
@@ -50,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 _TRIES = 4
 _BACK_OFF = BackOff(0.05, 1.0)
 _MANY_PARTS = 8  # of an index: every search asks all of them
-_STEPS = 6
+_STEPS = 7
 DEFAULT_VERSIONS = timedelta(days=14)  # as Lance's own clean-up
 IndexUpkeep: TypeAlias = Literal["catch_up", "defer"]
 
@@ -115,6 +119,8 @@ class Maintenance:
         self._did(5)
         garbage = self._collect(grace_seconds)
         self._did(6)
+        rolled_up = self._roll_up()
+        self._did(7)
         return MaintenanceReport(
             flushed=flushed,
             compaction=compaction,
@@ -122,6 +128,7 @@ class Maintenance:
             files_removed=files.removed,
             files_added=files.added,
             versions_removed=removed,
+            roll_ups=rolled_up,
             garbage=garbage,
             postponed=self._postponed,
             seconds=self._clock.monotonic() - started,
@@ -181,6 +188,15 @@ class Maintenance:
     def _collect(self, grace_seconds: float) -> GcReport:
         collector = Collector(self._location, self._watch.look, self._clock)
         return collector.run(grace_seconds=grace_seconds, progress=self._progress)
+
+    def _roll_up(self) -> int:
+        """Roll up what compaction left of shards with many generations (RFC 0031); how many roll-ups were made."""
+        base = self._watch.look()
+        made, marks = 0, CatchUp.of(base).compacted
+        for manifest in newest_manifests(self._location):
+            above = marks.get(manifest.shard_id, 0)
+            made += len(roll_up(self._location, manifest, base.columns, above=above))
+        return made
 
     def _postpone(self, step: str) -> None:
         self._postponed[step] = f"others changed the base table during {_TRIES} attempts; the next maintenance does it"

@@ -97,7 +97,7 @@ class GcReport:
         return sum(item.size_bytes for item in self.objects)
 
     def count(self, kind: str) -> int:
-        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, staging."""
+        """Objects of one kind: entry, sstable, orphan, manifest, deletes, rollup, torn (a roll-up), staging."""
         return sum(item.kind == kind for item in self.objects)
 
     def _repr_html_(self) -> str:
@@ -158,7 +158,8 @@ class FlushReport:
 class MaintenanceReport:
     """One call of `Table.maintain`: what every step did.
 
-    `indexes` are those that got new parts, or fewer. `postponed` says which steps others kept from being done, and why.
+    `indexes` are those that got new parts, or fewer; `roll_ups` counts those that were made. `postponed` says which steps
+    others kept from being done, and why.
     """
 
     flushed: FlushReport
@@ -168,6 +169,7 @@ class MaintenanceReport:
     files_removed: int = 0
     files_added: int = 0
     versions_removed: int = 0
+    roll_ups: int = 0
     postponed: dict[str, str] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
 

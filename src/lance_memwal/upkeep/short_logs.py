@@ -7,7 +7,8 @@ Owns `LogLimits`, `LogLength` and `ShortLogs`. Invariants:
    the threads of background work, fails no commit, and is tried again after the next one.
 3. A log is bounded: one that is four times as long as its limit, because the background is behind, is flushed before the
    commit returns.
-4. Flushes have a sink of their own, so that they hold up no append: appends meet the seal and read it. Memory holds the rows
+4. Generations that are not compacted are rolled up (RFC 0031) beside that.
+5. Flushes have a sink of their own, so that they hold up no append: appends meet the seal and read it. Memory holds the rows
    of at most four generations.
 """
 
@@ -27,6 +28,7 @@ from lance_memwal.process.background import Task, is_ending
 from lance_memwal.store.location import Location
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender, ShardTail
+from lance_memwal.write.rolling_up import RollingUp
 
 __all__ = ["UNKNOWN_LENGTH", "LogLength", "LogLimits", "ShortLogs"]
 
@@ -106,6 +108,7 @@ class ShortLogs:
         self._policy = self._limits.policy()
         self._compaction = Background(self._policy, location, newest_base, self._shards_to_compact, clock)
         self._flushes, self._upkeep = Task("flush", clock), Task("compact", clock)
+        self._roll_ups = RollingUp(location, lambda: newest_base().columns, lambda: None, clock)
         self._started = False
 
     # ------------------------------------------------------------------------------------------------------- being told
@@ -152,12 +155,15 @@ class ShortLogs:
             self._since.pop(shard_id, None)
         done = self._quietly("a flush", lambda: self._sink().flush(shard_id))
         with self._lock:
+            flushes = self._flushed.get(shard_id, 0) + done
             self._flushing.discard(shard_id)
             if done:
-                self._flushed[shard_id] = self._flushed.get(shard_id, 0) + 1
+                self._flushed[shard_id] = flushes
             else:
                 self._lengths.setdefault(shard_id, UNKNOWN_LENGTH)
                 self._since.setdefault(shard_id, self._clock.monotonic())
+        if done and self._started:
+            self._roll_ups.published(shard_id, flushes)  # others publish, too, and look when it is their turn
         return done
 
     def _sink(self) -> Sink:
@@ -194,15 +200,19 @@ class ShortLogs:
 
     def stop(self) -> None:
         """Begin nothing new; may be called anywhere."""
-        self._flushes.cancel()
-        self._upkeep.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._compaction.stop()
+
+    @property
+    def _tasks(self) -> tuple[Task, ...]:
+        return self._roll_ups.task, self._flushes, self._upkeep
 
     def join(self) -> None:
         """Return when nothing runs any more, at most a minute later."""
         self.stop()
-        self._flushes.stop()
-        self._upkeep.stop()
+        for task in self._tasks:
+            task.stop()
         self._compaction.join()
 
     def _run_flushes(self) -> float | None:

@@ -5,8 +5,8 @@ Owns `inspect_roll_ups`, which checks
 V-14 Every roll-up can be read, and of each generation that is listed it has the filter, manifest, keys and rows that the
      generation has.
 
-It is no part of what collection and repair look at: readers do without a roll-up that is damaged. One of another version is not
-damaged, and left alone.
+It holds neither collection nor repair back: readers do without a roll-up that is damaged. One of another version is not damaged,
+and left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lance_memwal.upkeep.reports import Problem
 
 __all__ = ["inspect_roll_ups"]
 
-_REMEDY = "delete it: readers open the files that it is a copy of instead"
+_REMEDY = "run repair, which deletes it: readers open the files that it is a copy of, until it is made again"
 
 
 def inspect_roll_ups(base: BaseTable, manifests: Iterable[ShardManifest]) -> list[Problem]:
@@ -50,6 +50,11 @@ def _faults(base: BaseTable, shard_id: str, path: str, listed: dict[str, SsTable
         return
     except CorruptDataError as error:
         yield f"the roll-up cannot be read: {error}"
+        return
+    try:
+        if not roll_up.has_whole_filters():
+            yield "the filters of the roll-up are damaged"
+    except ObjectNotFoundError:  # collected meanwhile
         return
     for number, sstable in enumerate(roll_up.sstables):
         if listed.get(sstable.path) == sstable:

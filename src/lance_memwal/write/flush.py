@@ -12,7 +12,7 @@ Owns `flush_once`, `flush_frozen` and the background tasks of a writer. Invarian
    above ours.
 6. The memory of what is prepared in the whole process has a limit; the number of threads has, too.
 7. The table is looked at before an SSTable is written and before it is committed: nothing is published into another one.
-8. Roll-ups (RFC 0031) are made after a generation was published and its waiters went on; nothing depends on them.
+8. Roll-ups (RFC 0031) are made by a task of their own (`lance_memwal.write.rolling_up`), which is told what was published.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from lance_memwal.log.manifest import ShardManifestStore, with_generation
 from lance_memwal.memtable.memtable import MemTable
 from lance_memwal.process.room import Room
 from lance_memwal.process.telemetry import spanned
-from lance_memwal.sstable.rolling import may_be_due, roll_up
 from lance_memwal.sstable.write import commit_sstable, discard_sstable, not_published
 from lance_memwal.types import FlushResult, ShardManifest, SsTable
 from lance_memwal.write.shard import Shard
@@ -35,7 +34,6 @@ from lance_memwal.write.shard import Shard
 __all__ = ["Flushing", "Ticking", "flush_frozen", "flush_once", "publish"]
 
 _LOG = logging.getLogger(__name__)
-_ROLLED_AT_ONCE = 4  # a shard that has none yet catches up in steps
 _SIDE_BY_SIDE = 3
 _SIDE_BY_SIDE_BYTES = 256 << 20  # of the rows of one shard
 _ROOM = Room(512 << 20)  # for the rows that are being prepared in this process: they are copied
@@ -168,24 +166,13 @@ class Flushing:
             self._failures += 1
             self._not_before = shard.clock.monotonic() + delay
             return delay
-        if any(may_be_due(result.sstable.generation) for result in flushed):
-            _roll_up(shard)
+        for result in flushed:
+            shard.roll_ups.published(shard.log.shard_id, result.sstable.generation)
         return 0.0 if self._has_work() else None
 
     def _has_work(self) -> bool:
         with self._shard.health.lock:
             return bool(self._shard.tables.frozen) and self._shard.health.is_alive
-
-
-def _roll_up(shard: Shard) -> None:
-    """Roll up generations, if it is time; if that fails, readers open more files, and nothing else is lost."""
-    try:
-        shard.health.look_at_table()
-        manifest = shard.manifests.read_latest()
-        if manifest is not None:
-            roll_up(shard.manifests.location, manifest, shard.columns.target.schema, at_most=_ROLLED_AT_ONCE)
-    except Exception as error:
-        _LOG.warning("generations were not rolled up [shard=%s]: %s", shard.log.shard_id, error)
 
 
 class Ticking:

@@ -20,6 +20,7 @@ from lance_memwal.log.wal import OpenedLog
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import Kind, Task
 from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.mirrors import IndexSet
 from lance_memwal.sstable.target import ShardTarget
 from lance_memwal.types import SsTable
@@ -28,6 +29,7 @@ from lance_memwal.write.gate import WriteGate
 from lance_memwal.write.group_commit import GroupCommit
 from lance_memwal.write.health import Health
 from lance_memwal.write.indexing import Indexing
+from lance_memwal.write.rolling_up import RollingUp
 from lance_memwal.write.sequences import HighestSequence
 from lance_memwal.write.stats import MemTableStats, StatsHandle
 from lance_memwal.write.tables import Tables, WalOnly
@@ -82,6 +84,7 @@ class Shard:
         self.sequences = HighestSequence()
         self.ticker, self.flusher, self.grower = (Task(kind, clock) for kind in _TASKS)
         self.health = health = Health(log.shard_id, log.epoch, target.watch, clock, self.ticker, self.flusher)
+        self.roll_ups = RollingUp(manifests.location, self._columns_now, health.refuse_writes, clock)
         self.stats = StatsHandle(health.lock) if stats is None else stats
         self.stats.use_lock(health.lock)
         self.tables: Tables | WalOnly
@@ -108,9 +111,14 @@ class Shard:
         )
 
     @property
-    def tasks(self) -> tuple[Task, Task, Task]:
+    def tasks(self) -> tuple[Task, ...]:
         """What runs beside the callers, in the order in which it ends."""
-        return self.grower, self.flusher, self.ticker
+        return self.roll_ups.task, self.grower, self.flusher, self.ticker
+
+    def _columns_now(self) -> TableSchema:
+        """The columns that the shard has now; `TableReplacedError` if the table is another one."""
+        self.health.look_at_table()
+        return self.columns.target.schema
 
     def write_sstable(self, generation: int, rows: pa.Table | Iterator[pa.RecordBatch]) -> SsTable:
         """Write all rows of a generation (`_tombstone` last) as a complete, unpublished SSTable, in a new directory."""
