@@ -51,6 +51,7 @@ __all__ = ["ManifestUpdate", "ShardManifestStore", "with_generation"]
 
 _LOG = logging.getLogger(__name__)
 _MAX_TRIES = 64
+_MANY_VERSIONS = 64  # to list them takes longer than two small requests
 _BACK_OFF = BackOff(0.005, 0.25)
 
 ManifestUpdate = Callable[[ShardManifest], ShardManifest]
@@ -102,6 +103,7 @@ class ShardManifestStore:
         self._clock = clock
         self._last_read: ShardManifest | None = None
         self._sighting: _Sighting | None = None
+        self._listed = 0  # names, in the last listing
         self._turn = turn_of(("manifest", self.location.key, shard_id), clock)
 
     def __repr__(self) -> str:
@@ -112,6 +114,7 @@ class ShardManifestStore:
     def list_versions(self) -> list[int]:
         """Every version on storage, ascending; collection may have left gaps."""
         names = self.location.store.list_names(self._directory)
+        self._listed = len(names)
         return sorted(v for v in map(paths.parse_manifest_name, names) if v is not None)
 
     def written_ms(self) -> dict[int, int]:
@@ -180,6 +183,23 @@ class ShardManifestStore:
     def read_latest(self) -> ShardManifest | None:
         """The newest version, or None for a shard that nobody claimed yet."""
         return self._read_newest(self._read_once)
+
+    def read_again(self) -> ShardManifest | None:
+        """As `read_latest`, for a store that only reads, and asks often.
+
+        Where many versions are listed, one that was the newest is looked at: two small requests, however many there are.
+        """
+        known = self._trusted()
+        if known is not None:
+            return known
+        latest = self.read_latest()
+        if latest is not None and self._listed > _MANY_VERSIONS:
+            sighting = self._sighting
+            if sighting is None or sighting.manifest is not latest:
+                self.sight(latest)
+            else:  # this listing has shown it as the newest, after it was looked at
+                self._sighting = replace(sighting, is_trusted=True)
+        return latest
 
     def _read_once(self, version: int) -> ShardManifest:
         """One version; the newest is never collected and never changes, so the last one read need not be read again."""

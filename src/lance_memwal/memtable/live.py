@@ -18,7 +18,19 @@ from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.background import at_exit
 from lance_memwal.process.forking import run_in_child
 
-__all__ = ["Keeper", "LiveShard", "all_of", "find", "forget", "is_owned", "keep", "keepers_of", "register"]
+__all__ = [
+    "Keeper",
+    "LiveShard",
+    "all_of",
+    "count_of",
+    "find",
+    "forget",
+    "ids_of",
+    "is_owned",
+    "keep",
+    "keepers_of",
+    "register",
+]
 
 
 class LiveShard(Protocol):
@@ -60,7 +72,7 @@ class Keeper(Protocol):
 
 
 _lock = threading.RLock()  # reentrant: a signal handler may look or close in the middle of another call
-_shards: dict[tuple[str, str], list[weakref.ref[LiveShard]]] = {}
+_tables: dict[str, dict[str, list[weakref.ref[LiveShard]]]] = {}  # by the key of the table and the id of the shard
 _keepers: dict[str, weakref.WeakSet[Keeper]] = {}
 
 
@@ -69,7 +81,7 @@ def register(table_key: str, shard: LiveShard) -> None:
     run_in_child(_forget_in_child)
     at_exit(_leave_all)
     with _lock:
-        known = _shards.setdefault((table_key, shard.shard_id), [])
+        known = _tables.setdefault(table_key, {}).setdefault(shard.shard_id, [])
         known[:] = [ref for ref in known if ref() is not None]
         known.append(weakref.ref(shard))
 
@@ -77,27 +89,41 @@ def register(table_key: str, shard: LiveShard) -> None:
 def forget(table_key: str, shard: LiveShard) -> None:
     """Remove `shard`; unknown is fine."""
     with _lock:
-        known = _shards.get((table_key, shard.shard_id), [])
+        shards = _tables.get(table_key, {})
+        known = shards.get(shard.shard_id, [])
         known[:] = [ref for ref in known if ref() is not None and ref() is not shard]
         if not known:
-            _shards.pop((table_key, shard.shard_id), None)
+            shards.pop(shard.shard_id, None)
+        if not shards:
+            _tables.pop(table_key, None)
 
 
 def find(table_key: str, shard_id: str) -> LiveShard | None:
     """The registered writer of the highest epoch, the newest of equal ones (a table made anew at its place), if any."""
-    if not _shards:  # nor has anybody asked for news of forks
+    if not _tables:  # nor has anybody asked for news of forks
         return None
     with _lock:
-        shards = [shard for ref in _shards.get((table_key, shard_id), []) if (shard := ref()) is not None]
+        shards = [shard for ref in _tables.get(table_key, {}).get(shard_id, ()) if (shard := ref()) is not None]
     return max(reversed(shards), key=lambda shard: shard.epoch, default=None)
+
+
+def ids_of(table_key: str) -> frozenset[str]:
+    """The shards of the table that have registered writers, or had some that were dropped."""
+    with _lock:
+        return frozenset(_tables.get(table_key, ()))
+
+
+def count_of(table_key: str) -> int:
+    """How many shards `ids_of` has."""
+    return len(_tables.get(table_key, ()))
 
 
 def all_of(table_key: str) -> list[LiveShard]:
     """Every registered writer of the table."""
-    if not _shards:
+    if not _tables:
         return []
     with _lock:
-        refs = [ref for (key, _), refs in _shards.items() if key == table_key for ref in refs]
+        refs = [ref for refs in _tables.get(table_key, {}).values() for ref in refs]
     return [shard for ref in refs if (shard := ref()) is not None]
 
 
@@ -127,13 +153,11 @@ def is_owned(table_key: str, shard_id: str, epoch: int) -> bool:
 def _forget_in_child() -> None:
     global _lock
     _lock = threading.RLock()
-    _shards.clear()
+    _tables.clear()
     _keepers.clear()
 
 
 def _leave_all(deadline: float) -> None:
-    for refs in list(_shards.values()):
-        for ref in list(refs):
-            shard = ref()
-            if shard is not None:
-                shard.leave(deadline)
+    for table_key in list(_tables):
+        for shard in all_of(table_key):
+            shard.leave(deadline)

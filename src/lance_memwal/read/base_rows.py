@@ -13,7 +13,7 @@ the cache. Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,6 +71,22 @@ class BaseLookup:
             return no_rows(schema)
         rows = rows_by_id(base, row_ids, wanted)
         return rows if index.exact else _verified(rows, keys, base.primary_key)
+
+    def find_one(
+        self, base: BaseTable, held: Any, key: Callable[[], pa.RecordBatch], columns: Sequence[str]
+    ) -> pa.Table | None:
+        """The row of `base` with one key, `columns` at least; None if there is none.
+
+        The key is given as memtables hold it (`held`), and, if that does not do, as columns.
+        """
+        if base.dataset.count_rows() == 0:
+            return None
+        index = self._index_for(base, 1)
+        row_ids = None if index is None else index.propose_one(held)
+        if row_ids is None:
+            rows = self.find(base, key(), columns)
+            return rows if rows.num_rows else None
+        return rows_by_id(base, row_ids, columns) if len(row_ids) else None
 
     def row_id(self, base: BaseTable, key: pa.RecordBatch) -> int | None:
         """The row id of the row of `base` that has this one key, or None."""
@@ -211,6 +227,19 @@ class _HashIndex:
     def size_bytes(self) -> int:
         """Resident bytes."""
         return int(self._hashes.nbytes + self._row_ids.nbytes)
+
+    def propose_one(self, held: Any) -> npt.NDArray[np.uint64] | None:
+        """The row ids of one key, as memtables hold it; None if the hash alone cannot tell."""
+        if not self.exact or not isinstance(held, int):
+            return None
+        try:
+            wanted = self._hashes.dtype.type(held)
+        except OverflowError:
+            return None
+        if int(wanted) != held:
+            return None
+        low, high = (int(self._hashes.searchsorted(wanted, side=side)) for side in ("left", "right"))
+        return self._row_ids[low:high]
 
     def propose(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint64]:
         """Row ids whose key has the hash of one of `keys`, which are columns (or whole keys, as one)."""

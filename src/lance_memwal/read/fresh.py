@@ -12,8 +12,9 @@ Owns `FreshIndex`, kept per shard and followed as its list of SSTables changes, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +108,19 @@ class FreshIndex:
         if self._slots is None:
             self._slots = KeySlots(self.keys)
         return self._slots.find(keys)
+
+    def locate_one(self, held: Any, whole: Callable[[], pa.Array]) -> int:
+        """`locate` for one key, as memtables hold it; `whole` gives it as an array, if that does not do."""
+        ascending = self._sorted
+        if isinstance(ascending, np.ndarray) and isinstance(held, int):
+            try:
+                wanted = ascending.dtype.type(held)
+            except OverflowError:
+                wanted = None
+            if wanted is not None and int(wanted) == held:
+                at = int(ascending.searchsorted(wanted, side="right")) - 1
+                return at if at >= 0 and ascending[at] == wanted else -1
+        return int(self.locate(whole())[0])
 
 
 _NONE = np.empty(0, dtype=np.int64)

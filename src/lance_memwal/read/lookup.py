@@ -34,9 +34,7 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.several import find_newest
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD, ShardManifest
 
-__all__ = ["UNDECIDED", "Undecided", "get_from_memory", "lookup_rows"]
-
-_KEPT_BYTES = 16 << 20
+__all__ = ["UNDECIDED", "Undecided", "get_from_memory", "lookup_rows", "memory_row"]
 
 
 def lookup_rows(
@@ -147,8 +145,7 @@ def _from_sstables(
     for owner in np.unique(index.owners[known]).tolist():
         offsets = index.offsets[known[index.owners[known] == owner]]
         reader = merge.readers[owner]
-        if (reader.sstable.in_memory_bytes or _KEPT_BYTES + 1) <= _KEPT_BYTES:
-            reader.all_rows(snapshot.schema)  # small: read once, then every key of it is a look into memory
+        reader.keep_if_small(snapshot.schema)
         parts.append(reader.take(snapshot.schema, offsets, columns))
     return left[entries < 0]
 
@@ -185,12 +182,14 @@ def get_from_memory(
     shards: Iterable[LiveShard],
     table_id: str | None,
     schema: TableSchema,
-    key: Any,
+    held: Any,
     columns: Sequence[str] | None,
     newest_manifest: Callable[[str], ShardManifest | None],
 ) -> dict[str, Any] | Undecided | None:
-    """The row of `key`, None if it was deleted, or `UNDECIDED` if no memtable of `shards` has it."""
-    held = schema.key_form.hashable(key)
+    """The row of a key, None if it was deleted, or `UNDECIDED` if no memtable of `shards` has it.
+
+    `held` is the key as memtables hold it; None if that cannot be told.
+    """
     if held is None:
         return UNDECIDED
     for shard in shards:
@@ -206,11 +205,12 @@ def get_from_memory(
                 return UNDECIDED
             if ref.generation < manifest.current_generation or ref.memtable.schema != schema:
                 return UNDECIDED
-            return _row(ref, row, columns)
+            return memory_row(ref, row, columns)
     return UNDECIDED
 
 
-def _row(ref: InMemoryMemTableRef, row: int, columns: Sequence[str] | None) -> dict[str, Any] | None:
+def memory_row(ref: InMemoryMemTableRef, row: int, columns: Sequence[str] | None) -> dict[str, Any] | None:
+    """One row of a memtable, `columns` or all of them; None if it is a tombstone."""
     arrays, at = ref.locate(row)
     if arrays[TOMBSTONE][at].as_py():
         return None

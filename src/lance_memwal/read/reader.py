@@ -20,7 +20,6 @@ from lance_memwal.arguments import check_flag
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, NewestBase
-from lance_memwal.log.shards import list_shards
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.telemetry import spanned
@@ -28,6 +27,7 @@ from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob, with_bytes
 from lance_memwal.read.late_rows import column_parts, highest_of, highest_of_base, with_remembered
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
+from lance_memwal.read.one_row import OneKey, find_row, live_writers
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Snapshot
@@ -137,12 +137,27 @@ class Reader:
         schema = base.columns
         if columns is not None:
             columns = checked_paths(columns, schema.shown.columns)
-        shards = live.all_of(base.location.key) if writer is None else [writer]
-        row = get_from_memory(shards, base.table_id, schema, key, columns, self._newest_manifest)
+        one = OneKey(key, schema)
+        writers = live_writers(base, one) if writer is None else [writer]
+        row = get_from_memory(writers, base.table_id, schema, one.held, columns, self._newest_manifest)
         if not isinstance(row, Undecided):
             return row
-        found = self._rows_of(base, [key], columns, shards=None if writer is None else [writer.shard_id])
+        shards = None if writer is None else [writer.shard_id]
+        if one.held is not None:
+            return self._row_of(base, one, columns, shards)
+        found = self._rows_of(base, [key], columns, shards)
         return found.to_pylist()[0] if found.num_rows else None
+
+    def _row_of(
+        self, base: BaseTable, key: OneKey, columns: Sequence[str] | None, shards: Collection[str] | None
+    ) -> dict[str, Any] | None:
+        def of_key(base: BaseTable, listed: Collection[str]) -> Collection[str] | None:
+            return key.shards(_sharding(base), base.primary_key, listed)
+
+        def read(snapshot: Tiers) -> dict[str, Any] | None:
+            return find_row(snapshot, self._lookup, key, checked_paths(columns, snapshot.schema.columns))
+
+        return with_restarts(lambda: self._snapshots.capture(shards=shards, candidates=of_key, before=base), read)
 
     def get_blob(self, key: Any, column: str, *, writer: live.LiveShard | None = None) -> BlobFile | None:
         """The blob of the live row of one key, as a file; None if there is no row, or its blob is null."""
@@ -263,8 +278,8 @@ class Reader:
         """What `read` finds of `keys` in the shards that can hold them, and in the base table."""
         named = key_batch(keys, base.columns)
 
-        def of_keys(base: BaseTable) -> Collection[str] | None:
-            return shards_of_keys(_sharding(base), named, base.primary_key, partial(list_shards, base.location))
+        def of_keys(base: BaseTable, listed: Collection[str]) -> Collection[str] | None:
+            return shards_of_keys(_sharding(base), base.primary_key, named.column, listed)
 
         def capture() -> Tiers:
             return self._snapshots.capture(shards=shards, in_memory=in_memory, candidates=of_keys, before=base)
@@ -277,13 +292,12 @@ class Reader:
         return with_restarts(lambda: self._snapshots.capture(consistency=consistency), lambda s: search(s, request))
 
     def _newest_manifest(self, shard_id: str) -> ShardManifest | None:
-        return self._snapshots.manifests(shard_id).read_latest()
+        return self._snapshots.manifests(shard_id).read_again()
 
 
-def _of_filter(filter: FilterLike | None, base: BaseTable) -> Collection[str] | None:  # noqa: A002
-    """The shards in which rows can match, or None for all."""
-    listed = partial(list_shards, base.location)
-    return shards_of_filter(_sharding(base), filter, base.schema, base.primary_key, listed)
+def _of_filter(filter: FilterLike | None, base: BaseTable, shards: Collection[str]) -> Collection[str] | None:  # noqa: A002
+    """Those of `shards` in which rows can match, or None for all."""
+    return shards_of_filter(_sharding(base), filter, base.schema, base.primary_key, shards)
 
 
 def _sharding(base: BaseTable) -> Sharding:

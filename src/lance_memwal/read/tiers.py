@@ -68,8 +68,8 @@ __all__ = [
 ]
 
 Consistency = Literal["fresh", "flushed"]
-Candidates: TypeAlias = Callable[[BaseTable], Collection[str] | None]
-"""The shards of a table that can hold matching rows; None: all of them."""
+Candidates: TypeAlias = Callable[[BaseTable, Collection[str]], Collection[str] | None]
+"""Those of the given shards of a table that can hold matching rows; None: all of them."""
 
 T = TypeVar("T")
 _MAX_TRIES = 64
@@ -79,7 +79,7 @@ PARALLEL_READS = 8
 PARALLEL_LOOKS = 32  # which hold no rows
 
 
-def _all_shards(base: BaseTable) -> None:
+def _all_shards(base: BaseTable, shards: Collection[str]) -> None:
     """Every shard can hold matching rows."""
 
 
@@ -237,8 +237,9 @@ class TierSource:
         """The base version, looked at last, what was found of each shard with its mark, and the shards that were pruned."""
         for attempt in range(_MAX_TRIES):
             before = self._base(None if attempt else looked_at)
-            possible = candidates(before)
-            known = [s for s in list_shards(self.location) if shards is None or s in shards]
+            listed = list_shards(self.location)
+            possible = candidates(before, listed)
+            known = listed if shards is None else [s for s in listed if s in shards]
             wanted = known if possible is None else [s for s in known if s in possible]
             try:
                 found = read(before, wanted)
@@ -279,7 +280,7 @@ class TierSource:
         manifests = self.manifests(shard_id)
         if memtables is None and consistency == "fresh" and (known := self._followed(manifests, base)) is not None:
             return known
-        manifest = manifests.read_latest()
+        manifest = manifests.read_again()
         if manifest is None or consistency == "flushed":
             return None if manifest is None else ShardView(manifest)
         if memtables is not None and memtables.epoch == manifest.writer_epoch:

@@ -74,7 +74,7 @@ def column_at(path: str, rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.Chunk
     return pc.struct_field(rows.column(root), inner)
 
 
-def value_at(path: str, columns: Mapping[str, pa.Array], row: int) -> Any:
+def value_at(path: str, columns: Mapping[str, pa.Array] | pa.Table, row: int) -> Any:
     """One value of a column of the answer, as Python has it; `columns` are those of the table, by name."""
     if "." not in path:
         return columns[path][row].as_py()

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,7 +57,6 @@ MAX_BUCKETS = 1024
 SPEC_ID = 1
 _FIELD_ID = "bucket"  # of every transform, as the public layout has it
 _Groups = list[tuple[str, npt.NDArray[np.int64]]]
-_Listed = Callable[[], Iterable[str]]
 _Routed = list[tuple[str, pa.RecordBatch]]
 
 
@@ -80,6 +80,10 @@ class _Sharding(ABC):
     def shard_ids(self) -> list[str] | None:
         """All shards that rows are routed to; None where they are open (identity, manual)."""
         return None
+
+    def strangers(self, shards: frozenset[str]) -> frozenset[str]:
+        """Those of `shards` that no row is routed to: whoever opened them by hand may have put any row there."""
+        return shards.difference(self.shard_ids() or ())
 
     @property
     def num_shards(self) -> int:
@@ -176,6 +180,10 @@ class _ByColumn(_Sharding):
         """Return only if a column of this type can name shards."""
 
     @abstractmethod
+    def _shard_of(self, array: pa.Array) -> str:
+        """The shard of the one value of a column."""
+
+    @abstractmethod
     def _groups(self, array: pa.Array) -> _Groups:
         """(shard id, row numbers ascending) per shard that gets rows of a column that is not empty."""
 
@@ -197,13 +205,15 @@ class _ByColumn(_Sharding):
             kind = _plain_type(value) if plain else value.type
         array = _to_array([value] if plain else pa.repeat(value, 1), kind)
         self._check_type(array.type)
-        return self._groups(array)[0][0]
+        return self._shard_of(array)
 
     def shards_for(self, values: Iterable[Any] | pa.Array, kind: pa.DataType) -> frozenset[str] | None:
         try:
             array = _to_array(values, kind)
         except InvalidInputError:
             return None
+        if len(array) == 1:
+            return frozenset({self._shard_of(array)})
         return frozenset(shard_id for shard_id, _ in self._groups(array)) if len(array) else frozenset()
 
     def route(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> _Routed:
@@ -253,7 +263,13 @@ class Bucket(_ByColumn):
         return _spec("bucket", field_ids[self.column], parameters={"num_buckets": str(self.num_buckets)})
 
     def shard_ids(self) -> list[str] | None:
-        return [bucket_shard_id(number) for number in range(self.num_buckets)]
+        return list(_bucket_shards(self.num_buckets))
+
+    def strangers(self, shards: frozenset[str]) -> frozenset[str]:
+        return shards - _bucket_shards(self.num_buckets).keys()
+
+    def _shard_of(self, array: pa.Array) -> str:
+        return bucket_shard_id(int(bucket_of(array, self.num_buckets)[0]))
 
     def _groups(self, array: pa.Array) -> _Groups:
         keys = bucket_of(array, self.num_buckets).astype(np.uint16)  # 16 bits: numpy sorts them by radix
@@ -277,11 +293,22 @@ class Identity(_ByColumn):
         listed = values if isinstance(values, pa.Array) else [value for value in values if value is not None]
         return _ByColumn.shards_for(self, listed.drop_null() if isinstance(listed, pa.Array) else listed, kind)
 
-    def _groups(self, array: pa.Array) -> _Groups:
+    def strangers(self, shards: frozenset[str]) -> frozenset[str]:
+        # Those of values cannot be listed, but they are UUIDs of version 5, which nobody draws at random.
+        return frozenset(shard_id for shard_id in shards if shard_id[14] != "5")
+
+    def _shard_of(self, array: pa.Array) -> str:
+        self._refuse_nulls(array)
+        return identity_shard_id(array[0].as_py(), array.type)
+
+    def _refuse_nulls(self, array: pa.Array) -> None:
         if array.null_count:
             raise InvalidInputError(
                 f"a null in {self.column!r} cannot choose a shard: fill it, or shard by another column"
             )
+
+    def _groups(self, array: pa.Array) -> _Groups:
+        self._refuse_nulls(array)
         encoded = array.dictionary_encode()
         values, keys = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
         if len(values) <= 1 << 16:
@@ -377,9 +404,9 @@ def route(batch: pa.RecordBatch, sharding: Sharding, schema: pa.Schema | None = 
 
 
 def shards_of_filter(
-    sharding: Sharding, given: object, columns: pa.Schema, primary_key: Sequence[str], shards: _Listed
-) -> set[str] | None:
-    """Those of `shards`, which are asked for only then, in which rows can match the filter `given`; None: any of them."""
+    sharding: Sharding, given: object, columns: pa.Schema, primary_key: Sequence[str], shards: Collection[str]
+) -> frozenset[str] | None:
+    """Those of `shards` in which rows can match the filter `given`; None: any of them."""
     column = sharding.column
     if not isinstance(given, str | pc.Expression) or column is None or (primary_key and column not in primary_key):
         return None
@@ -389,22 +416,33 @@ def shards_of_filter(
 
 
 def shards_of_keys(
-    sharding: Sharding, keys: pa.RecordBatch, primary_key: Sequence[str], shards: _Listed
-) -> set[str] | None:
-    """Those of `shards`, which are asked for only then, that can hold these keys, in key order; None: any of them."""
+    sharding: Sharding,
+    primary_key: Sequence[str],
+    values_of_column: Callable[[int], pa.Array],
+    shards: Collection[str],
+) -> frozenset[str] | None:
+    """Those of `shards` that can hold some keys; None: any of them.
+
+    `values_of_column` gives a column of the keys, by its place in the key; it is asked only if the shard depends on it.
+    """
     if sharding.column is None or sharding.column not in primary_key:
         return None
-    column = keys.column(primary_key.index(sharding.column))
+    column = values_of_column(primary_key.index(sharding.column))
     return _candidates(sharding, column, column.type, shards)
 
 
-def _candidates(sharding: Sharding, values: Any, kind: pa.DataType, shards: _Listed) -> set[str] | None:
+def _candidates(sharding: Sharding, values: Any, kind: pa.DataType, shards: Collection[str]) -> frozenset[str] | None:
     named = sharding.shards_for(values, kind)
     if named is None:
         return None
-    derived = frozenset(sharding.shard_ids() or ())
-    # Those of `Identity` cannot be listed, but they are UUIDs of version 5, which nobody draws at random.
-    return {s for s in shards() if s in named or not (s in derived if derived else s[14] == "5")}
+    there = frozenset(shards)
+    return (there & named) | sharding.strangers(there)
+
+
+@lru_cache(maxsize=16)
+def _bucket_shards(num_buckets: int) -> dict[str, int]:
+    """The shards of all buckets, with their numbers."""
+    return {bucket_shard_id(number): number for number in range(num_buckets)}
 
 
 def _split(keys: npt.NDArray[Any]) -> list[tuple[int, npt.NDArray[np.int64]]]:

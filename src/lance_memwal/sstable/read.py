@@ -76,6 +76,7 @@ from lance_memwal.rows.field_match import ColumnMatch
 from lance_memwal.rows.filter import FilterLike, Pushdown, RowFilter, pushdown
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import one_array
+from lance_memwal.rows.projection import roots_of, value_at
 from lance_memwal.rows.schema import FieldId, TableSchema, tagged
 from lance_memwal.rows.sorted_keys import find_sorted, searchable
 from lance_memwal.sstable.roll_up import Keys, Rolled
@@ -91,6 +92,7 @@ _PARTS = frozenset({"data", VERSIONS_DIR})
 _KEPT_SHARE = 8
 _PART_BYTES = 8 << 20
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
+_SMALL_BYTES = 16 << 20
 _FLAG_ROWS = 1 << 20  # of one column with two values
 _PART_ROWS = 1 << 16  # where nobody knows how wide rows are
 # What Lance stores in one form and shows in another.
@@ -594,6 +596,22 @@ class SsTableReader:
             return rolled
         with self.reading():
             return self._open_file(file).read_all().to_table().combine_chunks()
+
+    def keep_if_small(self, schema: TableSchema) -> None:
+        """Keep all its rows, unless they are many: then every key of it is a look into memory."""
+        if self._rows is None and (self.sstable.in_memory_bytes or _SMALL_BYTES + 1) <= _SMALL_BYTES:
+            self.all_rows(schema)
+
+    def row_at(self, schema: TableSchema, offset: int, columns: Sequence[str]) -> dict[str, Any] | None:
+        """One row, `columns` or fields of it; None if it is a tombstone."""
+        kept = self._rows
+        if kept is not None and (kept.schema is schema or kept.schema == schema):
+            table, at = kept.table, int(kept.offsets.searchsorted(offset))
+        else:
+            table, at = self.take(schema, np.array([offset]), roots_of(columns)), 0
+        if table.column(TOMBSTONE)[at].as_py():
+            return None
+        return {name: value_at(name, table, at) for name in columns}
 
     def take(self, schema: TableSchema, offsets: Offsets, columns: Sequence[str]) -> pa.Table:
         """The rows at `offsets`, in that order, `columns` and `_tombstone`."""

@@ -1,0 +1,118 @@
+"""One key through all tiers: its live row as a dict, without a table that is made for one row.
+
+Owns `OneKey`, `find_row` and `live_writers`. Invariants:
+
+1. It answers as `lance_memwal.read.lookup.lookup_rows` does for that key: within a shard the newest tier that has the key
+   decides, also by a tombstone; the base table is asked only if no shard has it.
+2. A key in several shards (see `allow_keys_across_shards`) is found in the first of them that has it alive.
+3. Writers are left out only if no row of the key can be in their shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.errors import InvalidInputError
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.memtable import live
+from lance_memwal.read.base_rows import BaseLookup
+from lance_memwal.read.fresh import ShardMerge, fresh_index
+from lance_memwal.read.lookup import memory_row
+from lance_memwal.read.tiers import ShardView, Tiers
+from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.keys import key_array
+from lance_memwal.rows.projection import column_at, roots_of
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.sharding import Sharding, shards_of_keys
+from lance_memwal.sstable.several import find_newest
+
+__all__ = ["OneKey", "find_row", "live_writers"]
+
+_FEW_WRITERS = 4  # to ask them all costs less than to find out which of them to ask
+
+
+class OneKey:
+    """One key of a table, as somebody gave it, as memtables hold it (`held`, None if that cannot be told), and as columns."""
+
+    __slots__ = ("_made", "_schema", "given", "held")
+
+    def __init__(self, given: Any, schema: TableSchema) -> None:
+        self.given = given
+        self.held = schema.key_form.hashable(given)
+        self._schema = schema
+        self._made: pa.RecordBatch | None = None
+
+    @property
+    def columns(self) -> pa.RecordBatch:
+        """The key columns; `InvalidInputError` if it is no key of the table."""
+        if self._made is None:
+            self._made = key_batch([self.given], self._schema)
+        return self._made
+
+    @property
+    def values(self) -> pa.Array:
+        """The key as an array of one."""
+        return key_array(self.columns.columns)
+
+    def part(self, place: int) -> pa.Array:
+        """One of its columns."""
+        return self.columns.column(place)
+
+    def shards(self, sharding: Sharding, primary_key: Sequence[str], shards: Collection[str]) -> Collection[str] | None:
+        """Those of `shards` that can hold it; None: any of them."""
+        return shards_of_keys(sharding, primary_key, self.part, shards)
+
+
+def live_writers(base: BaseTable, key: OneKey) -> Sequence[live.LiveShard]:
+    """The writers of this process that may hold the key."""
+    place = base.location.key
+    if live.count_of(place) > _FEW_WRITERS and key.held is not None:
+        try:
+            possible = key.shards(base.sharding, base.primary_key, live.ids_of(place))
+        except InvalidInputError:  # whoever reads further says what is wrong with it
+            possible = None
+        if possible is not None:
+            return [writer for shard_id in possible if (writer := live.find(place, shard_id)) is not None]
+    return live.all_of(place)
+
+
+def find_row(snapshot: Tiers, base_lookup: BaseLookup, key: OneKey, columns: Sequence[str]) -> dict[str, Any] | None:
+    """The live row of the key, `columns` or fields of it; None if there is none."""
+    is_fresh = False
+    for view in snapshot.shards:
+        found, row = _of_shard(view, snapshot, key, columns)
+        if row is not None:
+            return row
+        is_fresh = is_fresh or found
+    if is_fresh or snapshot.base_table is None:
+        return None
+    base = snapshot.base
+    rows = base_lookup.find_one(base, key.held, lambda: key.columns, roots_of(columns) or base.primary_key)
+    return None if rows is None else {name: column_at(name, rows)[0].as_py() for name in columns}
+
+
+def _of_shard(
+    view: ShardView, snapshot: Tiers, key: OneKey, columns: Sequence[str]
+) -> tuple[bool, dict[str, Any] | None]:
+    """Whether the shard has the key, and its row, None if that is a tombstone."""
+    for ref in reversed(view.memory):
+        at = ref.find_one(key.held)
+        if at >= 0:
+            return True, memory_row(ref, at, columns)
+    if not view.sstables:
+        return False, None
+    readers = ShardMerge(view, snapshot).readers
+    index = fresh_index(readers, keys=1)
+    if index is None:
+        for reader, _, offsets in find_newest(readers, key.columns.columns):
+            return True, reader.row_at(snapshot.schema, int(offsets[0]), columns)
+        return False, None
+    entry = index.locate_one(key.held, lambda: key.values)
+    if entry < 0:
+        return False, None
+    reader = readers[int(index.owners[entry])]
+    reader.keep_if_small(snapshot.schema)
+    return True, reader.row_at(snapshot.schema, int(index.offsets[entry]), columns)

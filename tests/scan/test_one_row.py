@@ -1,0 +1,140 @@
+"""A get finds what a lookup of the same key finds, in whichever tier, and asks no shard that cannot have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.process.cache import CACHE
+from tests.kit.tables import watched_table
+
+TOTAL = 60
+NUMBERS = list(range(TOTAL))
+KEYS: dict[str, dict[str, pa.Array]] = {
+    "int64": {"k": pa.array([n * 3 - 50 for n in NUMBERS])},
+    "int8": {"k": pa.array(NUMBERS, pa.int8())},
+    "uint64": {"k": pa.array([(1 << 64) - 1 - n for n in NUMBERS], pa.uint64())},
+    "string": {"k": pa.array([f"key {n}" for n in NUMBERS])},
+    "binary": {"k": pa.array([bytes([n, 0]) for n in NUMBERS])},
+    "date": {"k": pa.array([date(1969, 12, 20) + timedelta(days=n) for n in NUMBERS])},
+    "timestamp": {"k": pa.array([datetime(2020, 1, 1) + timedelta(seconds=n) for n in NUMBERS], pa.timestamp("us"))},
+    "two columns": {"a": pa.array([f"t{n % 5}" for n in NUMBERS]), "b": pa.array(NUMBERS)},
+}
+SHARDS = 8
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept() -> Iterator[None]:
+    CACHE.clear()
+    yield
+    CACHE.clear()
+
+
+def rows_of(keys: dict[str, pa.Array], chosen: slice, word: str) -> pa.Table:
+    numbers = np.arange(TOTAL)[chosen]
+    columns = {name: column.take(pa.array(numbers)) for name, column in keys.items()}
+    values = pa.array([f"{word} {n}" for n in numbers])
+    nested = pa.array([None if n % 7 == 0 else {"x": int(n)} for n in numbers], pa.struct([("x", pa.int64())]))
+    return pa.table({**columns, "v": values, "s": nested})
+
+
+def made(place: Path, kind: str, sharding: Any) -> tuple[mw.Table, mw.TableWriter, list[Any]]:
+    """Rows in the base table, two SSTables and a memtable, each of which supersedes and deletes some of the older ones."""
+    keys = KEYS[kind]
+    first = rows_of(keys, slice(0, 40), "base")
+    schema = pa.schema([f.with_nullable(f.name not in keys) for f in first.schema])
+    table = mw.create_table(
+        str(place), schema, primary_key=list(keys), sharding=sharding, writer_defaults={"fsync": False}
+    )
+    lance.write_dataset(first.cast(schema).cast(table.schema), table.uri, mode="append")
+    table = mw.open_table(str(place))
+    given = pa.table(keys).to_pylist()
+    named = [next(iter(k.values())) if len(k) == 1 else tuple(k.values()) for k in given]
+    writer = table.writer(compaction=None)
+    for chosen, dead, word in (
+        (slice(10, 50, 2), 12, "one"),
+        (slice(20, 52, 3), 23, "two"),
+        (slice(5, 55, 5), 15, "new"),
+    ):
+        writer.put(rows_of(keys, chosen, word))
+        writer.delete([named[dead]])
+        if word != "new":
+            writer.flush()
+    return table, writer, named
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_get_is_a_lookup_of_one_key_in_every_tier(tmp_path: Path, kind: str) -> None:
+    table, writer, named = made(tmp_path / "t", kind, mw.Unsharded())
+    with writer:
+        readers = {"beside the writer": table, "without it": None}
+        for name, columns in (("all", None), ("some", ["v", "s.x"]), ("none", [])):
+            for who, reader in readers.items():
+                for key in named:
+                    reader = reader or mw.open_table(table.uri)
+                    found = reader.lookup([key], columns)
+                    wanted = found.to_pylist()[0] if found.num_rows else None
+                    if columns == []:
+                        wanted = {} if len(reader.lookup([key])) else None
+                    assert reader.get(key, columns) == wanted, (who, name, key)
+            writer.flush()
+    cold = mw.open_table(table.uri)
+    for key in named[::7]:
+        CACHE.clear()
+        assert [cold.get(key)] == (cold.lookup([key]).to_pylist() or [None])
+
+
+def test_a_number_that_no_key_can_be_is_refused_as_a_lookup_refuses_it(tmp_path: Path) -> None:
+    table, writer, _ = made(tmp_path / "t", "int8", mw.Unsharded())
+    with writer:
+        for bad in (1000, -129, 1 << 80, None, "5"):
+            with pytest.raises(mw.InvalidInputError) as of_get:
+                table.get(bad)
+            with pytest.raises(mw.InvalidInputError) as of_lookup:
+                table.lookup([bad])
+            assert str(of_get.value) == str(of_lookup.value)
+        with pytest.raises(mw.InvalidInputError, match="is not in the table"):
+            table.get(5, ["nobody"])
+
+
+@pytest.mark.parametrize("sharding", [mw.Bucket("k", SHARDS), mw.Identity("k")])
+def test_a_get_asks_the_writer_of_its_shard_and_those_of_shards_opened_by_hand(tmp_path: Path, sharding: Any) -> None:
+    table, writer, named = made(tmp_path / "t", "int64", sharding)
+    with writer:
+        assert len(writer.shard_writers) > 4
+        for key in named:
+            assert [table.get(key)] == (table.lookup([key]).to_pylist() or [None])
+        asked: list[str] = []
+        for shard_id, shard in writer.shard_writers.items():
+            honest = shard.capture
+            shard.capture = lambda honest=honest, shard_id=shard_id: asked.append(shard_id) or honest()
+        fresh = named[50]
+        assert table.get(fresh)["v"] == "new 50"
+        assert asked == [mw.shard_id_for(sharding, fresh, kind=pa.int64())]
+
+
+def test_a_get_asks_storage_as_often_with_many_shards_as_with_one(tmp_path: Path) -> None:
+    counts = {}
+    for shards in (1, SHARDS, 4 * SHARDS):
+        place = tmp_path / str(shards)
+        _, writer, named = made(place, "int64", mw.Bucket("k", shards))
+        with writer:
+            calls: list[tuple[str, str]] = []
+            watched = watched_table(str(place), lambda name, path, calls=calls: calls.append((name, path)))
+            for key in named:
+                watched.get(key)
+            found = []
+            for key in (named[50], named[49], named[3], -1_000):  # of a memtable, an SSTable, the base, of nothing
+                calls.clear()
+                watched.get(key)
+                found.append(sorted(name for name, _ in calls))
+            counts[shards] = found
+    assert counts[1] == counts[SHARDS] == counts[4 * SHARDS]
