@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from operator import attrgetter
 from typing import Final, NamedTuple, NewType
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ __all__ = [
     "WalEntry",
     "WalPosition",
     "check_shard_id",
+    "is_shard_id",
 ]
 
 Epoch = NewType("Epoch", int)
@@ -53,11 +55,17 @@ LANCE_COLUMNS: Final = frozenset(
     {ROW_ID, ROW_ADDRESS, "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
 )
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_GENERATION = attrgetter("generation")
+
+
+def is_shard_id(name: str) -> bool:
+    """Whether `name` is a lower-case dashed UUID."""
+    return _UUID.fullmatch(name) is not None
 
 
 def check_shard_id(shard_id: str) -> str:
     """Return `shard_id` if it is a lower-case dashed UUID, else raise."""
-    if not isinstance(shard_id, str) or _UUID.fullmatch(shard_id) is None:
+    if not isinstance(shard_id, str) or not is_shard_id(shard_id):
         raise InvalidInputError(f"shard id must be a lower-case dashed UUID, not {shard_id!r}")
     return shard_id
 
@@ -114,11 +122,11 @@ class ShardManifest:
 
     def above(self, mark: int) -> list[SsTable]:
         """The listed generations above the mark, ascending: those that a base table with this mark has not."""
-        return sorted((s for s in self.sstables if s.generation > mark), key=lambda s: s.generation)
+        return sorted([s for s in self.sstables if s.generation > mark], key=_GENERATION)
 
     def up_to(self, mark: int) -> list[SsTable]:
         """The listed generations that a base table with this mark has, ascending."""
-        return sorted((s for s in self.sstables if s.generation <= mark), key=lambda s: s.generation)
+        return sorted([s for s in self.sstables if s.generation <= mark], key=_GENERATION)
 
     @property
     def unlisted_mark(self) -> int:

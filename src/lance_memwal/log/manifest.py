@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from lance_memwal.arguments import check_callable, check_number
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
@@ -102,6 +103,7 @@ class ShardManifestStore:
         self._fsync = fsync
         self._clock = clock
         self._last_read: ShardManifest | None = None
+        self._decoded: tuple[bytes, ShardManifest] | None = None  # the digest of bytes, and what they mean
         self._sighting: _Sighting | None = None
         self._listed = 0  # names, in the last listing
         self._turn = turn_of(("manifest", self.location.key, shard_id), clock)
@@ -178,7 +180,12 @@ class ShardManifestStore:
         """One version, validated; `ObjectNotFoundError` if it is not there."""
         path = paths.manifest_path(self.shard_id, version)
         data = self.location.store.get(path)
-        return decode_manifest(data, path=path, expected_version=version, expected_shard_id=self.shard_id)
+        digest, known = sha256(data).digest(), self._decoded
+        if known is not None and known[0] == digest and known[1].version == version:
+            return known[1]  # the same bytes mean the same: long lists are not taken apart again
+        manifest = decode_manifest(data, path=path, expected_version=version, expected_shard_id=self.shard_id)
+        self._decoded = digest, manifest
+        return manifest
 
     def read_latest(self) -> ShardManifest | None:
         """The newest version, or None for a shard that nobody claimed yet."""
@@ -367,9 +374,11 @@ class ShardManifestStore:
         """Create this version; None if somebody else's bytes are there, or the directory is gone with its table."""
         path, data = paths.manifest_path(self.shard_id, manifest.version), encode_manifest(manifest)
         try:
-            return self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)
+            created = self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)
         except (ObjectExistsError, DirectoryNotFoundError):
             return None
+        self._decoded = sha256(data).digest(), manifest
+        return created
 
     def _write_hint(self, version: int) -> None:
         try:

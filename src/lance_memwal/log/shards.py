@@ -12,23 +12,20 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
-from lance_memwal.types import ShardManifest, check_shard_id
+from lance_memwal.types import ShardManifest, is_shard_id
 
 __all__ = ["list_shards", "newest_manifests"]
 
 
 def list_shards(location: Location, only: Collection[str] | None = None) -> list[str]:
     """Every shard directory of the table, in order of id; `only` those named, all of which it must have."""
-    found = []
-    for name in location.store.list_names(paths.MEM_WAL_DIR):
-        try:
-            found.append(check_shard_id(name))
-        except InvalidInputError:
-            continue
-    unknown = sorted(set(only or ()) - set(found))
+    found = list(filter(is_shard_id, location.store.list_names(paths.MEM_WAL_DIR)))
+    if only is None:
+        return sorted(found)
+    unknown = sorted(set(only) - set(found))
     if unknown:
         raise InvalidInputError(f"the table has no shard {unknown[0]!r}")
-    return sorted(found if only is None else set(only))
+    return sorted(set(only))
 
 
 def newest_manifests(location: Location, shards: Collection[str] | None = None) -> Iterator[ShardManifest]:

@@ -32,8 +32,18 @@ from lance_memwal.rows.keys import concat_keys, key_array
 from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable, union_of_runs
 from lance_memwal.sstable.read import SsTableReader, open_sstable
 from lance_memwal.sstable.several import not_rolled, use_roll_ups
+from lance_memwal.store.location import Location
 
-__all__ = ["FreshIndex", "ShardMerge", "fresh_index", "has_fresh_index", "keys_alone", "live_rows", "not_in"]
+__all__ = [
+    "FreshIndex",
+    "ShardMerge",
+    "fresh_index",
+    "has_fresh_index",
+    "kept_index",
+    "keys_alone",
+    "live_rows",
+    "not_in",
+]
 
 _SMALL_LOOKUP = 1024
 _OPEN_AT_ONCE = 4
@@ -185,8 +195,8 @@ def fresh_index(
 
     None if it is not there and a lookup of so many `keys` costs less without it.
     """
-    slot = _slot(readers)
-    names = tuple(reader.sstable.path for reader in readers)
+    slot = _slot(readers[0].location, readers[0].shard_id)
+    names = tuple([reader.sstable.path for reader in readers])
     found: FreshIndex | None = cache.find(slot, names)
     if found is not None:
         return found
@@ -197,8 +207,15 @@ def fresh_index(
     return cache.fetch(slot, lambda: FreshIndex.of(readers, older), names)
 
 
-def _slot(readers: Sequence[SsTableReader]) -> Slot:
-    return ("fresh keys", readers[0].location.key, readers[0].shard_id)
+def kept_index(view: ShardView, snapshot: Tiers) -> FreshIndex | None:
+    """The index over the SSTables of a shard, if it is there; none of them is opened."""
+    names = tuple([sstable.path for sstable in view.sstables])
+    found: FreshIndex | None = CACHE.find(_slot(snapshot.location, view.shard_id), names)
+    return found
+
+
+def _slot(location: Location, shard_id: str) -> Slot:
+    return ("fresh keys", location.key, shard_id)
 
 
 def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str], keys: int) -> bool:
@@ -214,7 +231,7 @@ def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str]
 
 def has_fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> bool:
     """Whether an index over `readers`, or over some of them, is there."""
-    return cache.whatever(_slot(readers)) is not None
+    return cache.whatever(_slot(readers[0].location, readers[0].shard_id)) is not None
 
 
 def keys_alone(readers: Sequence[SsTableReader]) -> pa.Array:

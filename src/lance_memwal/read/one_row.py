@@ -19,7 +19,7 @@ from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.memtable import live
 from lance_memwal.read.base_rows import BaseLookup
-from lance_memwal.read.fresh import ShardMerge, fresh_index
+from lance_memwal.read.fresh import ShardMerge, fresh_index, kept_index
 from lance_memwal.read.lookup import memory_row
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.ingest import key_batch
@@ -27,6 +27,7 @@ from lance_memwal.rows.keys import key_array
 from lance_memwal.rows.projection import column_at, roots_of
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.sharding import Sharding, shards_of_keys
+from lance_memwal.sstable.read import open_sstable
 from lance_memwal.sstable.several import find_newest
 
 __all__ = ["OneKey", "find_row", "live_writers"]
@@ -59,6 +60,12 @@ class OneKey:
 
     def part(self, place: int) -> pa.Array:
         """One of its columns."""
+        if self._made is None and self.held is not None:  # then each value is of the class of its column
+            given = self.given if isinstance(self.given, tuple) else (self.given,)
+            try:
+                return pa.array([given[place]], self._schema.columns.field(self._schema.primary_key[place]).type)
+            except (pa.ArrowException, OverflowError):  # out of range, which is said below
+                pass
         return self.columns.column(place)
 
     def shards(self, sharding: Sharding, primary_key: Sequence[str], shards: Collection[str]) -> Collection[str] | None:
@@ -104,15 +111,17 @@ def _of_shard(
             return True, memory_row(ref, at, columns)
     if not view.sstables:
         return False, None
-    readers = ShardMerge(view, snapshot).readers
-    index = fresh_index(readers, keys=1)
+    index = kept_index(view, snapshot)
     if index is None:
-        for reader, _, offsets in find_newest(readers, key.columns.columns):
-            return True, reader.row_at(snapshot.schema, int(offsets[0]), columns)
-        return False, None
+        readers = ShardMerge(view, snapshot).readers
+        index = fresh_index(readers, keys=1)
+        if index is None:
+            for reader, _, offsets in find_newest(readers, key.columns.columns):
+                return True, reader.row_at(snapshot.schema, int(offsets[0]), columns)
+            return False, None
     entry = index.locate_one(key.held, lambda: key.values)
     if entry < 0:
         return False, None
-    reader = readers[int(index.owners[entry])]
+    reader = open_sstable(snapshot.location, view.shard_id, view.sstables[int(index.owners[entry])])
     reader.keep_if_small(snapshot.schema)
     return True, reader.row_at(snapshot.schema, int(index.offsets[entry]), columns)

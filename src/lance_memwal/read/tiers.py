@@ -105,8 +105,7 @@ class ShardView:
             for ref in self.memory
             if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
         )
-        listed = sorted((s for s in manifest.sstables if s.generation > compacted), key=lambda s: s.generation)
-        return replace(self, memory=memory, sstables=tuple(listed))
+        return replace(self, memory=memory, sstables=tuple(manifest.above(compacted)))
 
 
 @dataclass(frozen=True, slots=True)

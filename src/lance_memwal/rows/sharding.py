@@ -457,7 +457,7 @@ def _to_array(values: Iterable[Any] | pa.Array, kind: pa.DataType) -> pa.Array:
     """`values` as a column of type `kind` would hold them; `InvalidInputError` if it cannot hold them unchanged."""
     given = values if isinstance(values, pa.Array) else list(values)
     try:
-        array = given.cast(kind) if isinstance(given, pa.Array) else pa.array(given, kind)
+        array = pa.array(given, kind) if isinstance(given, list) else given if given.type == kind else given.cast(kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         raise InvalidInputError(f"a value does not fit a column of type {kind}") from None
     if isinstance(given, list) and pa.types.is_integer(kind) and array.to_pylist() != given:

@@ -1,0 +1,168 @@
+"""What a put, a get, a flush and a scan cost does not grow with the table: requests and bytes are counted, not seconds.
+
+The curves themselves are made by `python -m benchmarks --group growth`. Here a curve that stops being flat fails: each piece of
+work is done at several sizes of a table, and must take as many requests of each kind at the largest as at the smallest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.process.cache import CACHE
+from lance_memwal.store import paths
+from lance_memwal.types import SsTable
+from tests.harness.profile import scaled
+from tests.kit.tables import watched_table
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+SHARD = mw.shard_id_for(mw.Unsharded())
+FRESH, MISSING = 1 << 40, 1 << 50
+LISTED_BYTES = 96  # of a generation, in a manifest
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    ids = np.arange(first, first + count)
+    return pa.record_batch([pa.array(ids), pa.array(ids)], schema=SCHEMA)
+
+
+class Counted:
+    """A table whose requests are counted: those of the engine, per kind, and their bytes."""
+
+    def __init__(self, place: Path, sharding: Any, base_rows: int = 1_000) -> None:
+        defaults = {"fsync": False}
+        table = mw.create_table(str(place), SCHEMA, primary_key="id", sharding=sharding, writer_defaults=defaults)
+        batch = pa.Table.from_batches([rows(0, base_rows)]).cast(table.schema)
+        lance.write_dataset(batch, table.uri, mode="append")
+        CACHE.clear()
+        self._calls: Counter[str] = Counter()
+        self.table = watched_table(str(place), lambda name, _path: self._calls.update([name]))
+        self.writer = self.table.writer(compaction=None)
+        self.next = FRESH
+
+    def put(self, count: int = 20) -> int:
+        """New rows; returns the first key."""
+        first, self.next = self.next, self.next + count
+        self.writer.put(rows(first, count))
+        return first
+
+    def flush(self) -> None:
+        self.put()
+        self.writer.flush()
+
+    def cost(self, work: Callable[[], object], times: int = 8, before: int = 4) -> dict[str, float]:
+        """Requests per call, by kind, of a process that has done it some times before."""
+        for _ in range(before):
+            work()
+        self._calls.clear()
+        for _ in range(times):
+            work()
+        return {kind: count / times for kind, count in sorted(self._calls.items())}
+
+    def bytes_of(self, work: Callable[[], object]) -> int:
+        before = sum(stats.size_bytes for stats in self.table.location.metrics.snapshot().values())
+        work()
+        return sum(stats.size_bytes for stats in self.table.location.metrics.snapshot().values()) - before
+
+    def costs(self, flushed: int) -> dict[str, dict[str, float]]:
+        """What everything costs now; `flushed` is a key of an SSTable."""
+        fresh = self.put()
+        get = self.table.get
+        return {
+            "put": self.cost(self.put),
+            "get of a memtable": self.cost(lambda: get(fresh)),
+            "get of an SSTable": self.cost(lambda: get(flushed)),
+            "get of the base": self.cost(lambda: get(5)),
+            "get of nothing": self.cost(lambda: get(MISSING)),
+            "scan": self.cost(lambda: self.table.scan().to_table(), 2),
+            "count": self.cost(self.table.count_rows, 2),
+        }
+
+
+def test_nothing_costs_more_requests_with_more_rows(tmp_path: Path) -> None:
+    found = {}
+    for size in (1_000, 300_000):
+        counted = Counted(tmp_path / str(size), mw.Unsharded(), size)
+        with counted.writer:
+            first = counted.put()
+            counted.writer.flush()
+            found[size] = {**counted.costs(first), "flush": counted.cost(counted.flush, 2)}
+    assert found[1_000] == found[300_000]
+
+
+def test_nothing_costs_more_requests_with_more_generations(tmp_path: Path) -> None:
+    counted, found, sizes = Counted(tmp_path / "t", mw.Unsharded()), {}, (3, 100)
+    with counted.writer:
+        first = counted.put()
+        for size in sizes:
+            while len(counted.table.shards()[0].generations) < size:
+                counted.flush()
+            found[size] = counted.costs(first)
+    for what, small in found[3].items():
+        large = found[100][what]
+        # A listing of many manifests is replaced by a look at the newest one and at its successor.
+        assert sum(large.values()) <= sum(small.values()) + 2, (what, small, large)
+
+
+@pytest.mark.parametrize("what", ["put", "get of a memtable", "get of an SSTable", "get of the base", "get of nothing"])
+def test_work_on_one_row_asks_one_shard(what: str, shard_costs: dict[int, dict[str, dict[str, float]]]) -> None:
+    assert shard_costs[1][what] == shard_costs[4][what] == shard_costs[32][what]
+
+
+@pytest.fixture(scope="module")
+def shard_costs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict[str, float]]]:
+    """What work on one row costs, by the number of shards that are open."""
+    found = {}
+    for shards in (1, 4, 32):
+        counted = Counted(tmp_path_factory.mktemp("shards") / "t", mw.Bucket("id", shards))
+        with counted.writer:
+            first = counted.put(40 * shards)
+            counted.writer.flush()
+            counted.put(40 * shards)
+            found[shards] = {**counted.costs(first), "put": counted.cost(lambda counted=counted: counted.put(1))}
+    return found
+
+
+@pytest.mark.scaled
+def test_ten_thousand_generations_cost_a_put_nothing_and_a_flush_the_bytes_of_their_list(tmp_path: Path) -> None:
+    """The generations are simulated: the manifest lists them, and nobody opens one."""
+    costs, sizes, count = [], [], scaled(ci=2_000, prove=10_000)
+    for many in (False, True):
+        counted = Counted(tmp_path / str(many), mw.Unsharded())
+        with counted.writer:
+            counted.flush()
+        if many:
+            listed_so(counted, count)
+        with counted.table.writer(compaction=None) as counted.writer:
+            fresh = counted.put()
+            gets = counted.cost(lambda counted=counted, fresh=fresh: counted.table.get(fresh))
+            costs.append((counted.cost(counted.put), gets, counted.cost(counted.flush, 2, before=1)))
+            sizes.append(counted.bytes_of(counted.flush))
+    for few, listed in zip(*costs, strict=True):
+        assert sum(listed.values()) <= sum(few.values()) + 1, (
+            "a flush that takes longer may look at the table once more"
+        )
+    assert sizes[1] - sizes[0] <= 6 * LISTED_BYTES * count, "one manifest is written, and read a few times"
+
+
+def listed_so(counted: Counted, count: int) -> None:
+    """Let the shard list so many generations."""
+    store = ShardManifestStore(counted.table.location, SHARD)
+    newest = store.read_latest()
+    assert newest is not None
+    known = newest.sstables[0]
+    made = [replace(known, generation=n, path=f"{n:08x}_gen_{n}") for n in range(2, count + 1)]
+    many: tuple[SsTable, ...] = (known, *made)
+    manifest = replace(newest, version=newest.version + 1, sstables=many, current_generation=count + 1)
+    counted.table.location.store.put_new(paths.manifest_path(SHARD, manifest.version), encode_manifest(manifest))
