@@ -70,8 +70,8 @@ BUGS = (
     Bug(
         "a version of a manifest replaces another",
         "log/manifest.py",
-        "return self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)",
-        "return self.location.store.put(path, data, sync=self._fsync) or PutResult.CREATED",
+        "created = self.location.store.put_new(path, data, sync=self._fsync, make_directory=make_directory)",
+        "created = self.location.store.put(path, data, sync=self._fsync) or PutResult.CREATED",
         ("tests/manifest", "tests/faults"),
     ),
     Bug(
