@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,54 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal import crash_points
 from lance_memwal.process.room import Room
 from lance_memwal.table import writers
+from tests.harness.points import run_once_at
 
+PLAIN = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
+
+
+def taken_over_after_one_entry(table: mw.Table) -> list[str]:
+    """Let another writer claim the table when the next entry is on storage; the list tells whether it did."""
+
+    def take_over() -> None:
+        crash_points.install(None)
+        other = mw.open_table(table.uri).writer(fsync=False)
+        other.put({"id": [99], "v": [99]})
+        other.abort()
+
+    return run_once_at("wal.after_put", take_over)
+
+
+def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path) -> None:
+    """The next entry, of another thread, met the fence; told of it, the writer wrote the rows of the first one again."""
+    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    writer = table.writer(on_fenced="retake", max_memtable_rows=1, fsync=False, commit_linger_ms=300)
+    writer.put({"id": [0], "v": [0]})
+    taken = taken_over_after_one_entry(table)
+    threads = [threading.Thread(target=writer.put, args=({"id": [key], "v": [key]},)) for key in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    writer.close()
+    assert taken
+    assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 2, 99), 1)
+
+
+def test_a_write_that_is_on_storage_is_not_told_of_the_fence_that_the_next_one_met(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    writer = table.writer(max_memtable_rows=1, fsync=False)
+    writer.put({"id": [0], "v": [0]})
+    first, second = (writer.put_nowait({"id": [key], "v": [key]}, drain=False) for key in (1, 2))
+    assert taken_over_after_one_entry(table) == []
+    first.wait()
+    with pytest.raises(mw.FencedError):
+        second.wait()
+    writer.abort()
+    assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 99), 1)
 
 
 def test_a_parked_shard_that_was_claimed_is_taken_back(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ rows that are fitted, and calls nobody above. Invariants:
 3. The durable watermark is writer-wide and only grows. In durable mode readers see what is below it, otherwise what was
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
-5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is.
+5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is. A thread leads
+   until its own write is on storage and no further, so that nobody is told of a failure that another's entry met.
 6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
    cannot wait (a flush, a close, a full buffer) ends that at once.
 7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
@@ -487,7 +488,7 @@ class GroupCommit:
                     if self.durable < end:
                         if lingers:
                             self._linger()
-                        self._lead(None)
+                        self._lead(None, end)
                 self._puts.wake_next()
         finally:
             self._hurried.remove(not lingers)
@@ -507,18 +508,30 @@ class GroupCommit:
         if self._leader == threading.get_ident() and self._turn.locked() and is_on_top():
             raise on_top_error("a write")
 
-    def _lead(self, own: QueuedPut | None) -> bool:
-        """Commit everything that was written until now; False if a queued put found no room. The caller has the turn."""
+    def _lead(self, own: QueuedPut | None, end: int = 0) -> bool:
+        """Commit until `own`, or what is below `end`, is on storage; False if a queued put found no room. The caller has
+        the turn."""
         self._leader = threading.get_ident()
         self._health.refuse_commits()
         self._puts.gather(self._clock)
         room = self._puts.take(self.pending, self._insert_queued, own)
-        end = self.buffered
+        if own is not None:
+            end = self.buffered if own.pending is None else own.pending.end
         while self.durable < end:
             self._commit_group(own)
         self._puts.wake_served()
+        self._hand_over()
         self._leader = 0
         return room
+
+    def _hand_over(self) -> None:
+        """Let the caller of the oldest write that is not on storage lead; whoever has no caller has the ticker."""
+        try:
+            put = self.pending[0].put
+        except IndexError:
+            return
+        if put is not None:
+            put.wake()
 
     def _commit_group(self, own: QueuedPut | None) -> None:
         health = self._health
