@@ -14,6 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt 2>/dev/nu
 JOBS ?= 2
 ARGS ?=
 LIVES ?= 1000
+KILLS ?= 120
 MINUTES ?= 10
 PAIRS ?= 2000
 STORE ?= local
@@ -21,7 +22,7 @@ INPUTS ?= 1000000
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs prove simulate soak faults fuzz prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs crash prove simulate soak faults fuzz prove-versions clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -70,6 +71,9 @@ bench: setup ## measure, side by side with the peer where there is one
 
 bugs: setup ## plant classic bugs one by one, and say which test catches each
 	$(BIN)/python -m tests.bugs $(ARGS)
+
+crash: setup ## kill processes of tables again and again: KILLS=120 SEED=0; ARGS=--takeovers stops them instead
+	$(BIN)/python -m tests.harness.crash --kills $(KILLS) --seed $(SEED) $(ARGS)
 
 prove: setup ## the full-scale proofs (long: see docs/development.md)
 	LANCE_MEMWAL_PROFILE=prove $(BIN)/python -m pytest -m "prove or scaled" --timeout 0 $(ARGS)

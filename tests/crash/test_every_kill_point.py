@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash import live_until_killed
 from tests.harness.crash_child import Life, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
 from tests.harness.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from tests.harness.oracle import Oracle
 from tests.harness.shard_audit import ShardAudit
+from tests.harness.shard_crash import live_until_killed
 
 SETTINGS = {"fsync": False, "max_memtable_rows": 6}
 

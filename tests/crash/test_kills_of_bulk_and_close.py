@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash import live_until_killed
 from tests.harness.crash_child import KEYS, Life, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
 from tests.harness.kill_points import BULK_POINTS, FLUSH_POINTS, KEYED_FLUSH_POINTS, kill_at
 from tests.harness.oracle import Oracle
 from tests.harness.processes import start
 from tests.harness.shard_audit import ShardAudit
+from tests.harness.shard_crash import live_until_killed
 
 KILLED = -9
 LARGE_ROWS = KEYS - 4

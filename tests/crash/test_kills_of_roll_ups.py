@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash import live_until_killed
 from tests.harness.crash_child import Life, all_rows
 from tests.harness.crash_tables import TableKind
 from tests.harness.oracle import Oracle
 from tests.harness.shard_audit import ShardAudit
+from tests.harness.shard_crash import live_until_killed
 from tests.kit.roll_ups import roll_ups
 
 SETTINGS = {"fsync": False, "max_memtable_rows": 1}

@@ -1,4 +1,4 @@
-"""Writers are killed at random, recovered, and killed again: nothing acknowledged is lost, nothing strange appears."""
+"""Processes are killed or stopped at random, again and again: nothing acknowledged is lost, nothing strange appears."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.crash import run_crashes
+from tests.harness.crash import run_crashes, run_takeovers
 from tests.harness.profile import scaled
 
 RUNS = 4
@@ -19,10 +19,37 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     run: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kills = scaled(ci=26, prove=640)
-    report = run_crashes(str(tmp_path), kills, seed=run * 100_000)
+    report = run_crashes(str(tmp_path), kills, seed=run * 100_000, only="shard")
     with capfd.disabled():
         print(f"\n{report}", file=sys.stderr)
     assert report.kills >= kills
     assert report.opens >= kills // 2
     assert report.writes > 5 * kills
     assert len(report.killed_at) >= 6
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(scaled(ci=120, prove=0))
+@pytest.mark.parametrize("half", range(2))
+def test_killed_processes_of_whole_tables_break_no_promise(
+    half: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every shape of table, three of them here and three there: partial updates, merges, blobs, feeds, upkeep, columns."""
+    kills = scaled(ci=12, prove=1_200)
+    report = run_crashes(str(tmp_path), kills, seed=half * 3, only="table", lives=scaled(ci=4, prove=16))
+    with capfd.disabled():
+        print(f"\n{report}", file=sys.stderr)
+    assert report.kills >= kills
+    assert report.tables >= 3
+
+
+@pytest.mark.scaled
+@pytest.mark.timeout(scaled(ci=120, prove=0))
+def test_stopped_processes_that_go_on_after_a_takeover_break_no_promise(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    takeovers = scaled(ci=5, prove=1_000)
+    report = run_takeovers(str(tmp_path), takeovers, seed=5)
+    with capfd.disabled():
+        print(f"\n{report}", file=sys.stderr)
+    assert report.takeovers >= takeovers

@@ -10,8 +10,9 @@ import warnings
 
 import lance_memwal.cli as _command_line
 import tests.harness.crash_child as _crash_child
+import tests.harness.table_life as _table_life
 
 __all__ = ["PRELOADED"]
 
-PRELOADED = (_command_line, _crash_child)
+PRELOADED = (_command_line, _crash_child, _table_life)
 warnings.filterwarnings("ignore", message="lance is not fork-safe")

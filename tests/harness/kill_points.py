@@ -16,14 +16,18 @@ from typing import Final
 from lance_memwal import crash_points
 
 __all__ = [
+    "ANY_POINT",
     "BULK_POINTS",
     "COMPACT_POINTS",
     "FLUSH_POINTS",
+    "GC_POINTS",
     "KEYED_FLUSH_POINTS",
+    "ONCE_POINTS",
     "OPEN_POINTS",
     "POINTS",
     "PUT_POINTS",
     "RESOLVE_POINTS",
+    "SERVE_POINTS",
     "act_at",
     "kill_at",
     "stop_at",
@@ -54,6 +58,28 @@ COMPACT_POINTS: Final = (
     "compact.before_trim",
     "compact.after_trim",
 )
+ONCE_POINTS: Final = (
+    "once.before_look",
+    "once.before_put",
+    "once.after_put",
+    "once.before_help",
+    "once.before_commit",
+    "once.before_seal",
+    "once.before_mark",
+    "once.after_commit",
+)
+SERVE_POINTS: Final = ("serve.announced", "serve.claimed", "serve.before_answer")
+GC_POINTS: Final = (
+    "gc.proposed",
+    "gc.before_floor",
+    "gc.after_floor",
+    "gc.before_hint",
+    "gc.after_hint",
+    "gc.after_delete",
+)
+OTHER_POINTS: Final = ("checkpoint.after_record", "close.before_mark", "compact.after_deletes")
+ANY_POINT: Final = "any"
+"""The n-th point that is reached, whichever it is."""
 POINTS: Final = (
     *OPEN_POINTS,
     *PUT_POINTS,
@@ -63,12 +89,21 @@ POINTS: Final = (
     *BULK_POINTS,
     *RESOLVE_POINTS,
     *COMPACT_POINTS,
+    *ONCE_POINTS,
+    *SERVE_POINTS,
+    *GC_POINTS,
+    *OTHER_POINTS,
 )
 
 
 def act_at(point: str, count: int, action: Callable[[], None]) -> None:
     """Run `action` in whichever thread reaches `point` for the `count`-th time from now on."""
-    if point not in POINTS:
+    _act_at(point, count, lambda _: action())
+
+
+def _act_at(point: str, count: int, action: Callable[[str], None]) -> None:
+    """As `act_at`; the action is told which point was reached."""
+    if point not in (*POINTS, ANY_POINT):
         raise ValueError(f"{point!r} is no point of the engine; known: {', '.join(POINTS)}")
     if count < 1:
         raise ValueError(f"a point is reached for the first time as number 1, not {count}")
@@ -77,20 +112,26 @@ def act_at(point: str, count: int, action: Callable[[], None]) -> None:
 
     def handler(reached: str) -> None:
         nonlocal left
-        if reached != point:
+        if point not in (reached, ANY_POINT):
             return
         with lock:
             left -= 1
             due = left == 0
         if due:
-            action()
+            action(reached)
 
     crash_points.install(handler)
 
 
-def kill_at(point: str, count: int = 1) -> None:
-    """Let this process die by SIGKILL when it reaches `point` for the `count`-th time."""
-    act_at(point, count, lambda: os.kill(os.getpid(), signal.SIGKILL))
+def kill_at(point: str, count: int = 1, *, before: Callable[[str], None] | None = None) -> None:
+    """Let this process die by SIGKILL when it reaches `point` for the `count`-th time; `before` runs right before."""
+
+    def kill(reached: str) -> None:
+        if before is not None:
+            before(reached)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _act_at(point, count, kill)
 
 
 def stop_at(point: str, count: int = 1, *, before: Callable[[], None] | None = None) -> None:

@@ -12,10 +12,14 @@ write that returned before another began is there if the later one is (I3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-__all__ = ["Broken", "Oracle", "Row", "Write"]
+__all__ = ["Broken", "Oracle", "Row", "Value", "Write"]
+
+Value: TypeAlias = Hashable
+"""What a reader can tell of a row beside its key: the number of the write that made it, or of those that did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +27,24 @@ class Row:
     """One row as a reader saw it: its key, the number of the write that made it, and whether its other columns fit."""
 
     key: int
-    number: int
+    number: Value
     intact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One put (rows of these keys) or one delete (of these keys)."""
+    """One put (rows of these keys) or one delete (of these keys), or what `values` says that each key has afterwards."""
 
     number: int
     keys: tuple[int, ...]
     deletes: bool = False
+    values: tuple[Value | None, ...] | None = None
+
+    def leaves(self) -> Iterable[tuple[int, Value | None]]:
+        """Each key with what it has after this write; None: no row."""
+        if self.values is not None:
+            return zip(self.keys, self.values, strict=True)
+        return ((key, None if self.deletes else self.number) for key in self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +67,15 @@ class _Thread:
     returned: list[int] = field(default_factory=list)
     durable: int = 0
 
-    def cuts(self, settled: dict[int, int], seen: dict[int, int]) -> list[int]:
+    def cuts(self, settled: dict[int, Value], seen: dict[int, Value]) -> list[int]:
         """Every number of writes after which the keys that this thread wrote stand as they were seen."""
         touched = {key for write in self.writes for key in write.keys}
         state = {key: settled.get(key) for key in touched}
         wrong = {key for key in touched if state[key] != seen.get(key)}
         found = [] if wrong else [0]
         for count, write in enumerate(self.writes, 1):
-            for key in write.keys:
-                state[key] = None if write.deletes else write.number
+            for key, left in write.leaves():
+                state[key] = left
                 (wrong.discard if state[key] == seen.get(key) else wrong.add)(key)
             if not wrong:
                 found.append(count)
@@ -75,22 +86,22 @@ class Oracle:
     """What the shard must hold; events come in the order in which the writer reported them."""
 
     def __init__(self) -> None:
-        self.settled: dict[int, int] = {}
+        self.settled: dict[int, Value] = {}
         self.acknowledged = 0
-        self._threads: dict[int, _Thread] = {}
+        self._threads: dict[Hashable, _Thread] = {}
         self._events = 0
-        self._drain: dict[int, int] = {}
+        self._drain: dict[Hashable, int] = {}
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def issued(self, thread: int, write: Write) -> None:
+    def issued(self, thread: Hashable, write: Write) -> None:
         """The thread is about to make this write."""
         self._events += 1
         state = self._threads.setdefault(thread, _Thread())
         state.writes.append(write)
         state.began.append(self._events)
 
-    def returned(self, thread: int, *, durable: bool) -> None:
+    def returned(self, thread: Hashable, *, durable: bool) -> None:
         """The thread's last write returned; `durable` says what its return promised."""
         self._events += 1
         self.acknowledged += 1
@@ -99,15 +110,37 @@ class Oracle:
         if durable:
             state.durable = len(state.writes)
 
-    def drain_begins(self) -> None:
-        """The writer is asked to make everything durable that returned before this."""
-        self._drain = {name: len(state.returned) for name, state in self._threads.items()}
+    def drain_begins(self, is_drained: Callable[[Hashable], bool] = lambda _: True) -> None:
+        """A writer is asked to make everything durable that returned before this, of its own threads."""
+        self._drain |= {name: len(state.returned) for name, state in self._threads.items() if is_drained(name)}
 
-    def drain_returned(self) -> None:
+    def drain_returned(self, is_drained: Callable[[Hashable], bool] = lambda _: True) -> None:
         """What returned before the drain began is durable."""
-        for name, count in self._drain.items():
+        for name in [name for name in self._drain if is_drained(name)]:
+            count = self._drain.pop(name)
             state = self._threads[name]
             state.durable = max(state.durable, count)
+
+    def rewrite(self, change: Callable[[Value], Value]) -> None:
+        """From now on readers tell less, or other things, of every row: a column was dropped."""
+        self.settled = {key: change(value) for key, value in self.settled.items()}
+        for state in self._threads.values():
+            state.writes = [
+                write
+                if write.values is None
+                else replace(write, values=tuple(None if v is None else change(v) for v in write.values))
+                for write in state.writes
+            ]
+
+    def promised(self) -> set[tuple[int, Value]]:
+        """Every row that a durable write made and that is not settled yet."""
+        return {
+            (key, left)
+            for state in self._threads.values()
+            for write in state.writes[: state.durable]
+            for key, left in write.leaves()
+            if left is not None
+        }
 
     @property
     def unsettled(self) -> int:
@@ -121,7 +154,7 @@ class Oracle:
         listed = list(rows)
         seen = {row.key: row.number for row in listed}
         broken = [*self._twice(listed), *self._phantoms(listed), *self._untouched(seen)]
-        cuts: dict[int, list[int]] = {}
+        cuts: dict[Hashable, list[int]] = {}
         for name, state in self._threads.items():
             cuts[name] = state.cuts(self.settled, seen)
             broken += self._judge(name, state, cuts[name], seen)
@@ -130,6 +163,7 @@ class Oracle:
         if not broken:
             self.settled = seen
             self._threads = {}
+            self._drain = {}
         return broken
 
     def _twice(self, rows: Sequence[Row]) -> list[Broken]:
@@ -140,11 +174,11 @@ class Oracle:
     def _phantoms(self, rows: Sequence[Row]) -> list[Broken]:
         issued = set(self.settled.items())
         for state in self._threads.values():
-            issued |= {(key, write.number) for write in state.writes if not write.deletes for key in write.keys}
+            issued |= {(key, left) for write in state.writes for key, left in write.leaves() if left is not None}
         strange = [row for row in rows if not row.intact or (row.key, row.number) not in issued]
         return [Broken("I2", f"rows that nobody wrote: {strange[:5]} ({len(strange)} in all)")] if strange else []
 
-    def _untouched(self, seen: dict[int, int]) -> list[Broken]:
+    def _untouched(self, seen: dict[int, Value]) -> list[Broken]:
         touched = {key for state in self._threads.values() for write in state.writes for key in write.keys}
         moved = {
             key: (self.settled.get(key), seen.get(key))
@@ -153,7 +187,7 @@ class Oracle:
         }
         return [Broken("I1", f"settled keys changed (was, is): {dict(list(moved.items())[:5])}")] if moved else []
 
-    def _judge(self, name: int, state: _Thread, cuts: list[int], seen: dict[int, int]) -> list[Broken]:
+    def _judge(self, name: Hashable, state: _Thread, cuts: list[int], seen: dict[int, Value]) -> list[Broken]:
         if any(cut >= state.durable for cut in cuts):
             return []
         tail = [(w.number, "delete" if w.deletes else "put", w.keys) for w in state.writes[-4:]]
@@ -174,7 +208,7 @@ class Oracle:
             )
         ]
 
-    def _holes(self, cuts: dict[int, list[int]]) -> list[Broken]:
+    def _holes(self, cuts: dict[Hashable, list[int]]) -> list[Broken]:
         """A write is there although one of another thread, which had returned before it began, is not."""
         broken = []
         for later, state in self._threads.items():
@@ -182,6 +216,8 @@ class Oracle:
             if not there:
                 continue
             for earlier, other in self._threads.items():
+                if _writer_of(earlier) != _writer_of(later):
+                    continue  # what one writer lost says nothing of what another one wrote
                 most = max(cuts[earlier])
                 if len(other.returned) > most and other.returned[most] < state.began[there - 1]:
                     what = (
@@ -189,3 +225,8 @@ class Oracle:
                     )
                     broken.append(Broken("I3", what))
         return broken
+
+
+def _writer_of(thread: Hashable) -> Hashable:
+    """Threads that are named by numbers are of one writer; others are named (writer, thread)."""
+    return thread[0] if isinstance(thread, tuple) else None

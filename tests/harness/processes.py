@@ -37,6 +37,11 @@ class Child:
         """Its process id."""
         return int(self._process.pid or 0)
 
+    @property
+    def connection(self) -> Connection:
+        """The receiving end of its pipe, to wait for."""
+        return self._pipe
+
     def receive(self, timeout_seconds: float) -> tuple[Any, ...] | None:
         """The next message, or None after `timeout_seconds`; `EOFError` once there will be no more."""
         try:
@@ -52,6 +57,10 @@ class Child:
     def kill(self) -> None:
         """End it as a power cut would; already dead is fine."""
         self._process.kill()
+
+    def stop(self) -> None:
+        """Let it stand still wherever it is."""
+        os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a stopped child go on."""

@@ -50,6 +50,42 @@ def test_a_leader_whose_rows_are_on_storage_writes_them_once(tmp_path: Path) -> 
     assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 2, 99), 1)
 
 
+def test_all_threads_of_a_writer_that_was_fenced_go_on_after_it_claimed_the_shard_back(tmp_path: Path) -> None:
+    """The first that met the fence ended the writer under the others, who were told that it is closed."""
+    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id", merge=mw.FirstRow())
+    writer = table.writer(on_fenced="retake", fsync=False)
+    writer.put({"id": [0], "v": [0]})
+    with table.writer(fsync=False) as other:
+        other.put({"id": [99], "v": [99]})
+    first, met = threading.Event(), threading.Event()
+    failures: list[Exception] = []
+
+    def hold(point: str) -> None:
+        """The first thread waits in its write until another one has met the fence."""
+        if point == "resolve.before_insert" and not first.is_set():
+            first.set()
+            met.wait(30)
+
+    def write(key: int) -> None:
+        try:
+            writer.put({"id": [key], "v": [key]})
+        except Exception as error:
+            failures.append(error)
+
+    crash_points.install(hold)
+    threads = [threading.Thread(target=write, args=(key,)) for key in (1, 2)]
+    threads[0].start()
+    assert first.wait(30)
+    threads[1].start()
+    threads[1].join(30)
+    met.set()
+    threads[0].join(30)
+    crash_points.install(None)
+    writer.close()
+    assert failures == []
+    assert sorted(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == [0, 1, 2, 99]
+
+
 def test_a_write_that_is_on_storage_is_not_told_of_the_fence_that_the_next_one_met(tmp_path: Path) -> None:
     table = mw.create_table(str(tmp_path / "t"), PLAIN)
     writer = table.writer(max_memtable_rows=1, fsync=False)

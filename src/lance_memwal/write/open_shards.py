@@ -7,7 +7,8 @@ Owns `OpenShards`. Invariants:
 3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
 4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open. In this process it is
    known as owned, so that nobody here claims it (`live.Keeper`).
-5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it.
+5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it. All
+   threads that write to it go on then, whichever of them met the fence.
 6. What is done alone (opening one shard, making room) has an end: a writer that is too busy to be parked stays open, and
    the limit is kept by the next that opens one. Writes to shards that are open wait for none of it, and shards are opened,
    flushed and closed side by side.
@@ -101,6 +102,7 @@ class OpenShards(Generic[W]):
         """
         self._retake = retake
         self._retaken: dict[str, float] = {}
+        self._lost: dict[str, W] = {}  # the last writer of a shard that somebody else fenced
         self._open_shard = open_shard
         self._limit = limit
         self._at_once = min(at_once, limit)  # more would park each other
@@ -171,9 +173,12 @@ class OpenShards(Generic[W]):
             try:
                 return call(writer, *given)
             except ClosedError:
-                if self.closed or not writer.is_parked:
+                if self.closed or not (writer.is_parked or self._lost.get(shard_id) is writer):
                     raise
-                self._drop(shard_id, writer)
+                if writer.is_parked:
+                    self._drop(shard_id, writer)
+                else:  # by another thread, which met the fence first
+                    self._wait_to_retake(shard_id, writer)
             except FencedError:  # of which nothing is in the log
                 if self.closed or not self._retake:
                     raise
@@ -213,6 +218,7 @@ class OpenShards(Generic[W]):
     def _wait_to_retake(self, shard_id: str, lost: W | Parked) -> None:
         """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""
         if not isinstance(lost, Parked):
+            self._lost[shard_id] = lost  # before others find it closed
             lost.abort()
         with self._lock:
             now = SYSTEM_CLOCK.monotonic()

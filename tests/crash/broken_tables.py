@@ -1,0 +1,54 @@
+"""Tables whose engine has a classic bug each, for the processes of whole lives: the harness must call every one of them out."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tests.harness.table_life import TableLife, live_table
+
+
+def appends_a_repeat_again(life: TableLife, pipe: Connection) -> None:
+    """A transaction that is there already is written once more."""
+    from lance_memwal.log.transactions import TransactionMap
+
+    TransactionMap.is_repeat = lambda *_: False  # type: ignore[method-assign]
+    live_table(life, pipe)
+
+
+def erases_what_an_update_leaves_out(life: TableLife, pipe: Connection) -> None:
+    """Columns that a partial update does not give become null."""
+    from lance_memwal.table_writer import TableWriter
+
+    def update(self: Any, data: Any = None, **options: Any) -> Any:
+        return honest(self, data, **options) if data is None else self.put(data, missing="null")
+
+    honest = TableWriter.update
+    TableWriter.update = update  # type: ignore[method-assign]
+    live_table(life, pipe)
+
+
+def collects_what_others_need(life: TableLife, pipe: Connection) -> None:
+    """Collection asks neither checkpoints nor consumers."""
+    from lance_memwal.upkeep import gc
+    from lance_memwal.upkeep.pins import Pins
+
+    gc.read_pins = lambda *_: Pins()
+    live_table(life, pipe)
+
+
+def acknowledges_after_a_takeover(life: TableLife, pipe: Connection) -> None:
+    """A writer that finds its place in the log taken says that all is well."""
+    from lance_memwal.errors import FencedError
+    from lance_memwal.log.wal import ShardLog
+
+    def append(self: Any, data: bytes) -> Any:
+        try:
+            return honest(self, data)
+        except FencedError:
+            self.next_position += 1
+            return None
+
+    honest = ShardLog.append
+    ShardLog.append = append  # type: ignore[method-assign]
+    live_table(life, pipe)

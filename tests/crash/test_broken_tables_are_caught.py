@@ -1,0 +1,32 @@
+"""Lives over whole tables are worth something only if they call a broken engine broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import broken_tables
+import pytest
+
+from tests.harness.crash import CrashFailure, run_crashes, run_takeovers
+
+ENGINES = [
+    (broken_tables.appends_a_repeat_again, 5, {"I5:"}),
+    (broken_tables.erases_what_an_update_leaves_out, 0, {"I2:", "I12"}),
+    (broken_tables.collects_what_others_need, 0, {"CollectedError", "feed"}),
+]
+
+
+@pytest.mark.parametrize(("engine", "seed", "signs"), ENGINES, ids=[engine.__name__ for engine, _, _ in ENGINES])
+def test_a_table_with_a_classic_bug_fails_within_fifty_kills(
+    engine: Callable[..., None], seed: int, signs: set[str], tmp_path: Path
+) -> None:
+    with pytest.raises(CrashFailure) as failure:
+        run_crashes(str(tmp_path), 50, seed, only="table", target=engine)
+    assert any(sign in str(failure.value) for sign in signs), str(failure.value)
+
+
+def test_a_writer_that_acknowledges_after_a_takeover_is_caught(tmp_path: Path) -> None:
+    with pytest.raises(CrashFailure) as failure:
+        run_takeovers(str(tmp_path), 40, 0, target=broken_tables.acknowledges_after_a_takeover)
+    assert any(f"{rule}:" in str(failure.value) for rule in ("I1", "I4")), str(failure.value)

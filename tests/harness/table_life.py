@@ -1,0 +1,598 @@
+"""The process that is killed or stopped: one life over a whole table, telling every step before and after it happens.
+
+Owns `TableLife` (what to do, drawn by the parent), `live_table` (doing it) and `finish_table` (what a table must still do after
+all its lives). A life writes through a table writer, shares the table with others, appends as a sink does, or only keeps it
+tidy; beside its writes it compacts, collects, maintains, makes checkpoints, reads the changes and changes the columns. Every
+thread has keys of its own, so that it knows what each of its writes leaves. Messages go through a pipe; what was sent before a
+kill arrives.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, Final, NoReturn
+
+import lance
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.types import Transaction
+from lance_memwal.write.joining import Patience, Sink
+from lance_memwal.write.once import OnceAppender
+from tests.harness.kill_points import kill_at, stop_at
+from tests.harness.oracle import Row, Write
+from tests.harness.shard_rows import peer_snapshot
+from tests.harness.table_shapes import KEYS, Shape, Shown, added_name
+
+__all__ = ["CONSUMER", "Retry", "TableLife", "finish_table", "live_table"]
+
+CONSUMER: Final = "follower"
+_PATIENCE: Final = Patience(wait_seconds=60, silent_seconds=0.0)
+_BLOBS_READ: Final = 3
+_LARGE: Final = 24
+_QUERY: Final = "query"  # with it, a version that is older than the newest one is a repeat, and no mistake
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A transaction of which nobody knows whether it landed: the next life makes it again."""
+
+    app: str
+    number: int
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableLife:
+    """One life. `kill_at` and `stop_at` are a point and a count; `ending` is what follows the last write.
+
+    `mode` is own, retake, shared, sink or upkeep. Of several processes at once each has its `part` of the keys; sinks that are
+    twins (`twin`) make the same appends. `retired` are added columns that were dropped, or nearly; `checkpoints` what each must
+    show.
+    """
+
+    uri: str
+    shape: Shape
+    seed: int
+    name: int
+    first_number: int
+    mode: str = "own"
+    threads: int = 1
+    writes: int = 30
+    part: int = 0
+    parts: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    kill_at: tuple[str, int] | None = None
+    stop_at: tuple[str, int] | None = None
+    twin: int = 0
+    shows: bool = True
+    consumes: bool = True
+    changes_columns: bool = False
+    may_be_fenced: bool = False
+    retired: frozenset[int] = frozenset()
+    next_column: int = 0
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
+    retries: tuple[Retry, ...] = ()
+    ending: str = "linger"
+
+
+class _Voice:
+    """Sends messages of several threads in the order in which things happened."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def say(self, tag: str, *values: Any) -> None:
+        with self._lock:
+            self._pipe.send((tag, *values))
+
+    def fail(self) -> NoReturn:
+        """Tell the error of now, and end."""
+        with suppress(OSError):  # nobody listens any more
+            self.say("failed", traceback.format_exc())
+        raise SystemExit(1) from None
+
+
+def live_table(life: TableLife, pipe: Connection) -> None:
+    """Look, write, end. Every failure is told."""
+    voice = _Voice(pipe)
+    try:
+        if life.kill_at is not None:
+            kill_at(*life.kill_at, before=lambda point: voice.say("dies", point))
+        if life.stop_at is not None:
+            stop_at(*life.stop_at, before=lambda: voice.say("stops"))
+        _Body(life, voice).run()
+        voice.say("done")
+    except BaseException:
+        voice.fail()
+    if life.ending == "linger":
+        signal.pause()
+
+
+class _Body:
+    """What the threads of one life share."""
+
+    def __init__(self, life: TableLife, voice: _Voice) -> None:
+        self.life = life
+        self.voice = voice
+        started = time.monotonic()
+        self.table = mw.open_table(life.uri)
+        self.sharding = self.table.sharding
+        self.columns = _columns_of(self.table, life.retired)
+        self.state: Mapping[int, Shown] = {}
+        if life.shows:
+            self.state = _show(self.table, life, voice)
+            voice.say("opened", time.monotonic() - started)
+            _check_checkpoints(self.table, life.checkpoints)
+        else:
+            self.state = {row.key: row.number for row in life.shape.rows_of(self.table.scan().to_table())}  # type: ignore[misc]
+        self.writer: Any = None
+        self.sink: Sink | None = None
+        if life.mode == "sink":
+            most = life.settings.get("max_entry_bytes")
+            self.sink = Sink(OnceAppender(life.uri, max_entry_bytes=most), patience=_PATIENCE)
+        elif life.mode != "upkeep":
+            on_fenced: Any = "retake" if life.mode == "retake" else "raise"
+            self.writer = self.table.writer(shared=life.mode == "shared", on_fenced=on_fenced, **dict(life.settings))
+
+    def run(self) -> None:
+        """Make transactions again, then write with all threads, then end."""
+        if self.life.retries:
+            for retry in self.life.retries:
+                _Scribe(self, 0).retry(retry)
+            self.state = _show(self.table, self.life, self.voice)  # they are of any thread's keys
+        failures: list[str] = []
+
+        def run(thread: int) -> None:
+            try:
+                _Scribe(self, thread).run()
+            except BaseException:
+                failures.append(traceback.format_exc())
+
+        threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(self.life.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise AssertionError("\n".join(failures))
+        self._end()
+
+    def _end(self) -> None:
+        if self.writer is None or self.life.ending == "linger":
+            return
+        try:
+            if self.life.ending == "close":
+                self.voice.say("closing", self.life.name)
+                self.writer.close()
+                self.voice.say("closed", self.life.name)
+            else:
+                self.writer.abort()
+        except mw.FencedError:
+            if not self.life.may_be_fenced:
+                raise
+            self.voice.say("fenced")
+
+
+class _Scribe:
+    """One thread of a life; its keys are its own."""
+
+    def __init__(self, body: _Body, thread: int) -> None:
+        self._body = body
+        self._life = life = body.life
+        self._voice = body.voice
+        self._table = body.table
+        self._writer = body.writer
+        self._shape = life.shape
+        self._thread = thread
+        self._who = ("sink", life.twin) if life.twin else (life.name, thread)
+        self._draw = random.Random(life.seed * 8 + thread)
+        self._durable = bool(life.settings.get("durable_write", True))
+        self._next_column = life.next_column
+        of_life = [key for key in range(KEYS) if key % life.parts == life.part]
+        self._own = of_life[thread :: life.threads]
+        self._state: dict[int, Shown | None] = {key: body.state.get(key) for key in self._own}
+
+    def run(self) -> None:
+        """All that this thread does."""
+        try:
+            for count in range(self._life.writes):
+                number = self._life.first_number + count * self._life.threads + self._thread
+                self._step(number)
+        except mw.FencedError:
+            if not self._life.may_be_fenced:
+                raise
+            self._voice.say("fenced")
+
+    def _step(self, number: int) -> None:
+        draw = self._draw.random()
+        if self._life.mode == "upkeep" or (draw < 0.07 and self._thread == 0):
+            self._tidy(number)
+        elif draw < 0.09 and self._writer is not None:
+            self._drain()
+        elif draw < 0.11 and self._life.changes_columns:
+            self._change_columns()
+        elif self._life.mode == "sink":
+            self._append(number)
+        else:
+            self._draw.choice(self._verbs())(number)
+
+    def _verbs(self) -> Sequence[Callable[[int], None]]:
+        name, shared = self._shape.name, self._life.mode == "shared"
+        if name == "append":
+            return [self._put, self._put, self._put_txn, *([] if shared else [self._put_nowait])]
+        verbs = [self._put, self._put, self._put, self._put_absent, self._insert, self._delete]
+        if name == "first_row":
+            return verbs
+        verbs += [self._update]
+        if name == "last_write":
+            return [*verbs, self._put_stale]
+        verbs += [self._put_txn, self._update_where, self._delete_where, *([] if shared else [self._put_nowait])]
+        return verbs if name == "blobs" else [*verbs, self._compare_and_set]
+
+    # --------------------------------------------------------------------------------------------------------- writes
+
+    def _keys(self, number: int, among: Sequence[int] | None = None) -> list[int]:
+        count = _LARGE if self._draw.random() < 0.08 else self._draw.choice((1, 1, 2, 3, 6))
+        if not self._shape.has_key:
+            return [number * 32 + i for i in range(count)]
+        keys = self._own if among is None else among
+        return self._draw.sample(keys, min(count, len(keys)))
+
+    def _live(self) -> list[int]:
+        return [key for key in self._own if self._state[key] is not None]
+
+    def _dead(self) -> list[int]:
+        return [key for key in self._own if self._state[key] is None]
+
+    def _whole(self, number: int) -> Shown:
+        return Shown(number, number, sum(1 << column for column in self._body.columns))
+
+    def _rows(self, keys: Sequence[int], number: int, sequence: int | None = None) -> pa.Table:
+        return self._shape.rows(keys, number, self._body.columns, sequence)
+
+    def _write(self, number: int, left: Mapping[int, Shown | None], call: Callable[[], Any], *, durable: bool) -> Any:
+        """Say what the write leaves, make it, say that it returned."""
+        routed = self._shape.shards_of(self._body.sharding, list(left)) if left else {}
+        writes = {
+            shard: Write(number, tuple(keys), values=tuple(left[key] for key in keys)) for shard, keys in routed.items()
+        }
+        self._voice.say("issued", self._who, number, writes)
+        done = call()
+        self._voice.say("returned", self._who, number, durable or self._durable)
+        if self._shape.has_key:
+            self._state.update(left)
+        return done
+
+    def _put(self, number: int) -> None:
+        keys = self._keys(number)
+        kept = self._shape.name == "first_row"
+        left = {key: self._whole(number) for key in keys if not (kept and self._state[key] is not None)}
+        self._write(number, left, lambda: self._writer.put(self._rows(keys, number), missing="null"), durable=False)
+
+    def _put_txn(self, number: int) -> None:
+        app, keys = f"app-{self._life.name}-{self._thread}", self._keys(number)
+        self._voice.say("transaction", Retry(app, number, tuple(keys)))
+        left = dict.fromkeys(keys, self._whole(number))
+
+        def put() -> Any:
+            return self._writer.put(self._rows(keys, number), txn=(app, number), missing="null")
+
+        self._write(number, left, put, durable=True)
+        self._voice.say("transacted", app, number)
+        if self._draw.random() < 0.3 and not put().skipped:
+            raise AssertionError(f"I5: the transaction {app}, {number} was written a second time")
+
+    def retry(self, retry: Retry) -> None:
+        """Make a transaction again; a shard that has it keeps it."""
+        left: dict[int, Shown | None] = {}
+        for key in retry.keys:
+            there = self._body.state.get(key)
+            left[key] = there if there is not None and there.number == retry.number else self._whole(retry.number)
+        self._write(
+            retry.number,
+            left,
+            lambda: self._writer.put(
+                self._rows(retry.keys, retry.number), txn=(retry.app, retry.number), missing="null"
+            ),
+            durable=True,
+        )
+        self._voice.say("transacted", retry.app, retry.number)
+
+    def _put_nowait(self, number: int) -> None:
+        keys = self._keys(number)
+        left = dict.fromkeys(keys, self._whole(number))
+        self._write(
+            number,
+            left,
+            lambda: self._writer.put_nowait(self._rows(keys, number), missing="null").wait(),
+            durable=True,
+        )
+
+    def _put_absent(self, number: int) -> None:
+        keys = self._keys(number)
+        left = {key: self._whole(number) for key in keys if self._state[key] is None}
+        self._write(
+            number,
+            left,
+            lambda: self._writer.put(self._rows(keys, number), if_absent=True, missing="null"),
+            durable=False,
+        )
+
+    def _insert(self, number: int) -> None:
+        if keys := self._keys(number, self._dead()):
+            left = dict.fromkeys(keys, self._whole(number))
+            self._write(
+                number, left, lambda: self._writer.insert(self._rows(keys, number), missing="null"), durable=False
+            )
+
+    def _put_stale(self, number: int) -> None:
+        """Rows that come too late: none of them counts."""
+        if keys := self._keys(number, self._live()):
+            rows = self._rows(keys, number, sequence=0)
+            self._write(number, {}, lambda: self._writer.put(rows, missing="null"), durable=False)
+
+    def _updated(self, keys: Sequence[int], number: int) -> dict[int, Shown | None]:
+        known = {key: self._state[key] for key in keys}
+        return {key: Shown(number, now.kept, now.columns) for key, now in known.items() if now is not None}
+
+    def _update(self, number: int) -> None:
+        if keys := self._keys(number, self._live()):
+            rows = self._shape.parts(keys, number)
+            self._write(number, self._updated(keys, number), lambda: self._writer.update(rows), durable=False)
+
+    def _update_where(self, number: int) -> None:
+        if keys := self._keys(number, self._live()):
+            where, values = _among(keys), self._shape.update_values(number)
+            left = self._updated(keys, number)
+            self._write(number, left, lambda: self._writer.update(where=where, values=values), durable=False)
+
+    def _compare_and_set(self, number: int) -> None:
+        if not (live := self._live()):
+            return
+        key = self._draw.choice(live)
+        [new] = self._rows([key], number).to_pylist()
+        name = self._shape.key_value(key)
+        before = self._writer.get(name)
+        new |= {column: None for column in before if column not in new}
+        left = {key: self._whole(number)}
+        done = self._write(number, left, lambda: self._writer.compare_and_set(name, before, new), durable=False)
+        if not done:
+            raise AssertionError(f"I7: {before} was read, and is not there to compare with")
+
+    def _delete(self, number: int) -> None:
+        keys = self._keys(number)
+        options = {"sequence": number} if self._shape.name == "last_write" else {}
+        named = self._shape.key_table(keys)
+        self._write(number, dict.fromkeys(keys), lambda: self._writer.delete(named, **options), durable=False)
+
+    def _delete_where(self, number: int) -> None:
+        if keys := self._keys(number, self._live()):
+            self._write(number, dict.fromkeys(keys), lambda: self._writer.delete(where=_among(keys)), durable=False)
+
+    def _append(self, number: int) -> None:
+        """The rows of one number, once in every shard that has some, as tasks of a stream append them."""
+        keys, sink = self._keys(number), self._body.sink
+        assert sink is not None
+        rows = self._rows(keys, number).combine_chunks().to_batches()[0]
+
+        def append() -> None:
+            for shard, part in self._body.sharding.route(rows, self._shape.schema):
+                sink.append(shard, [part], txn=Transaction("stream", number, _QUERY))
+                if self._draw.random() < 0.05:
+                    sink.flush(shard)
+
+        self._write(number, dict.fromkeys(keys, self._whole(number)), append, durable=True)
+
+    # ---------------------------------------------------------------------------------------------------- beside them
+
+    def _drain(self) -> None:
+        if self._thread == 0:
+            self._voice.say("draining", self._life.name)
+            self._writer.flush()
+            self._voice.say("drained", self._life.name)
+        else:
+            self._writer.flush()
+
+    def _tidy(self, number: int) -> None:
+        table, draw = self._table, self._draw
+        if self._life.mode == "upkeep" and draw.random() < 0.3:
+            with suppress(mw.ConflictError, mw.FencedError):
+                table.flush(idle_seconds=0, force=True)
+        with suppress(mw.ConflictError):
+            match draw.choice(("compact", "compact", "gc", "maintain", "checkpoint", "checkpoint", "consume", "drop")):
+                case "compact":
+                    table.compact(max_generations=draw.choice((None, None, 1, 3)))
+                case "gc":
+                    table.gc(grace_seconds=0)
+                case "maintain":
+                    table.maintain(grace_seconds=0, versions=draw.choice((None, timedelta(0))))
+                case "checkpoint":
+                    self._checkpoint(f"at-{number}-{self._life.name}")
+                case "drop" if self._life.checkpoints:
+                    self._drop_checkpoint(draw.choice(sorted(self._life.checkpoints)))
+                case "consume" if self._life.consumes:
+                    _consume(table, self._shape, self._voice, draw)
+
+    def _checkpoint(self, name: str) -> None:
+        self._table.checkpoint_create(name)
+        self._voice.say("checkpoint", name, _digest(self._table.at(name)))
+
+    def _drop_checkpoint(self, name: str) -> None:
+        self._voice.say("drops", name)
+        with suppress(mw.InvalidInputError):  # dropped by this life before
+            self._table.checkpoint_drop(name)
+
+    def _change_columns(self) -> None:
+        """Add a column or drop one; this thread is the only one."""
+        dataset = lance.dataset(self._life.uri)
+        if self._body.columns and self._draw.random() < 0.4:
+            column = self._body.columns[0]
+            self._voice.say("drops column", column)
+            dataset.drop_columns([added_name(column)])
+            self._body.columns.remove(column)
+            for key, now in self._state.items():
+                self._state[key] = None if now is None else now._replace(columns=now.columns & ~(1 << column))
+        elif self._next_column < 60:
+            column, self._next_column = self._next_column, self._next_column + 1
+            self._voice.say("adds column", column)
+            dataset.add_columns(pa.field(added_name(column), pa.int64()))
+            self._body.columns.append(column)
+        self._writer.evolve_schema()
+
+
+def _among(keys: Sequence[int]) -> str:
+    return f"id IN ({', '.join(map(str, keys))})"
+
+
+def _columns_of(table: mw.Table, retired: frozenset[int]) -> list[int]:
+    """The added columns that the table has and that are in use."""
+    return [int(name[1:]) for name in table.schema.names if name[0] == "x" and int(name[1:]) not in retired]
+
+
+# ------------------------------------------------------------------------------------------------------------- looking
+
+
+def _show(table: Any, life: TableLife, voice: _Voice, *, every_blob: bool = False) -> dict[int, Shown]:
+    """Tell all rows, by shard; an error if count, look-ups and gets show anything else (I7)."""
+    shape, rows = life.shape, table.scan().to_table()
+    counted = table.count_rows()
+    if counted != rows.num_rows:
+        raise AssertionError(f"I7: {counted} rows are counted, {rows.num_rows} are scanned")
+    images: dict[int, bytes | None] = {}
+    if shape.has_key:
+        _require_same("lookup", table.lookup(shape.key_table(range(KEYS))), rows)
+    if shape.name == "blobs":
+        ids = rows.column("id").to_pylist()
+        sample = ids if every_blob else random.Random(life.seed).sample(ids, min(_BLOBS_READ, len(ids)))
+        images = {key: _blob(table, key) for key in sample}
+    listed = [_without(row, life.retired) for row in shape.rows_of(rows, images)]
+    _tell(listed, life, table, voice)
+    return {row.key: row.number for row in listed}  # type: ignore[misc]
+
+
+def _without(row: Row, retired: frozenset[int]) -> Row:
+    shown = row.number
+    assert isinstance(shown, Shown)
+    mask = sum(1 << column for column in retired)
+    return Row(row.key, shown._replace(columns=shown.columns & ~mask), row.intact)
+
+
+def _tell(listed: Sequence[Row], life: TableLife, table: Any, voice: _Voice) -> None:
+    home = {
+        key: shard
+        for shard, keys in life.shape.shards_of(table.sharding, [row.key for row in listed]).items()
+        for key in keys
+    }
+    routed: dict[str, list[Row]] = {}
+    for row in listed:
+        routed.setdefault(home[row.key], []).append(row)
+    voice.say("rows", routed)
+
+
+def _blob(table: Any, key: int) -> bytes | None:
+    file = table.get_blob(key, "image")
+    if file is None:
+        return None
+    with file:
+        return bytes(file.read())
+
+
+def _require_same(what: str, fast: pa.Table, slow: pa.Table) -> None:
+    names = [name for name in slow.schema.names if name != "image"]
+    shown, held = (sorted(map(repr, table.select(names).to_pylist())) for table in (fast, slow))
+    if shown != held:
+        raise AssertionError(f"I7: the {what} shows {set(shown) - set(held)}, the scan {set(held) - set(shown)}")
+
+
+def _digest(view: Any) -> int:
+    """What the rows of a moment come down to."""
+    rows = view.scan(columns=["id", "number", "kept"]).to_table().to_pylist()
+    return zlib.crc32(repr(sorted((row["id"], row["number"], row["kept"]) for row in rows)).encode())
+
+
+def _check_checkpoints(table: mw.Table, expected: Mapping[str, int]) -> None:
+    for name, digest in expected.items():
+        if _digest(table.at(name)) != digest:
+            raise AssertionError(f"I8: the checkpoint {name} shows other rows than when it was made")
+
+
+def _consume(table: mw.Table, shape: Shape, voice: _Voice, draw: random.Random) -> None:
+    """Tell every change after the last commit, then commit."""
+    wanted = [*shape.key_columns, "number", "kept"] if shape.has_key else ["id", "number", "kept"]
+    consumer = table.consumer(CONSUMER, start="earliest", until="now", columns=wanted)
+    for batch in consumer:
+        names = ("id", "number", "kept", "_op")
+        voice.say("changes", list(zip(*(batch.column(name).to_pylist() for name in names), strict=True)))
+        if draw.random() < 0.3:
+            consumer.commit()
+    consumer.commit()
+
+
+# ------------------------------------------------------------------------------------------------------------ finishing
+
+
+def finish_table(life: TableLife, pipe: Connection) -> None:
+    """Show that a table which went through all this is whole: every reader, every tier, every promise."""
+    voice = _Voice(pipe)
+    try:
+        _finish(life, voice)
+        voice.say("done")
+    except BaseException:
+        voice.fail()
+
+
+def _finish(life: TableLife, voice: _Voice) -> None:
+    table, shape = mw.open_table(life.uri), life.shape
+    _show(table, life, voice, every_blob=True)
+    _check_checkpoints(table, life.checkpoints)
+    _verify(table, voice)
+    with table.writer(fsync=False, compaction=None) as writer:
+        writer.put(shape.schema.empty_table(), missing="null")
+        writer.flush()
+    _show(table, life, voice)
+    table.flush(idle_seconds=0, force=True)
+    if shape.has_key and shape.name != "blobs" and not any(name[0] == "x" for name in table.schema.names):
+        _tell_read(_peer(table), life, table, voice)
+    table.compact()
+    _tell_read(lance.dataset(life.uri).to_table(), life, table, voice)
+    _verify(table, voice)
+    _consume(table, shape, voice, random.Random(life.seed))
+    voice.say("consumed")
+    table.gc(grace_seconds=0)
+    table.maintain(grace_seconds=0)
+    _check_checkpoints(table, life.checkpoints)
+    _verify(table, voice)
+    _show(mw.open_table(life.uri), life, voice, every_blob=True)
+
+
+def _tell_read(rows: pa.Table, life: TableLife, table: mw.Table, voice: _Voice) -> None:
+    """Tell rows that somebody else's reader gave."""
+    _tell([_without(row, life.retired) for row in life.shape.rows_of(rows)], life, table, voice)
+
+
+def _peer(table: mw.Table) -> pa.Table:
+    """The rows as pylance's own reader shows them."""
+    from lance.mem_wal import LsmScanner
+
+    snapshots = [peer_snapshot(table.uri, info.shard_id) for info in table.shards()]
+    if not snapshots:
+        return table.dataset.to_table()
+    scanner: Any = LsmScanner.from_snapshots(table.dataset, snapshots)
+    read: pa.Table = scanner.to_table()
+    return read
+
+
+def _verify(table: mw.Table, voice: _Voice) -> None:
+    voice.say("verified", [str(problem) for problem in table.verify().problems])

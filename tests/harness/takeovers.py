@@ -1,0 +1,145 @@
+"""Processes that are stopped in the middle of anything, while others take over, write and collect; then they go on.
+
+Owns `Takeovers`: rounds of two or three processes on one table. Each but the last is stopped (SIGSTOP) at a point or at any
+instant; the next one takes the table over, acknowledges writes, and tidies up. Then the stopped ones go on (SIGCONT), in any
+order. Whatever each of them acknowledged, before or after, must be there, once; what it did not is there wholly or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from tests.harness.crash_report import CrashReport
+from tests.harness.deaths import DEADLINE_SECONDS, Actor
+from tests.harness.kill_points import ANY_POINT, POINTS
+from tests.harness.table_crash import SINK_SHAPES, DrawnTable
+from tests.harness.table_life import TableLife, live_table
+
+__all__ = ["Takeovers"]
+
+_ROUNDS_PER_TABLE: Final = 6
+
+
+class Takeovers:
+    """One table and its rounds."""
+
+    def __init__(
+        self, directory: str, seed: int, report: CrashReport, target: Callable[..., None] = live_table
+    ) -> None:
+        again = f"make crash KILLS={_ROUNDS_PER_TABLE} SEED={seed} ARGS=--takeovers"
+        self._table = DrawnTable(directory, seed, report, again, target)
+
+    def run(self, takeovers: int) -> None:
+        """Make a few rounds, then show that all is there; `takeovers` are wanted at most."""
+        try:
+            self._run_all(takeovers)
+        finally:
+            self._table.end_all()
+
+    def _run_all(self, takeovers: int) -> None:
+        report = self._table.report
+        until = report.takeovers + takeovers
+        for _ in range(_ROUNDS_PER_TABLE):
+            if report.takeovers >= until:
+                break
+            self._round()
+        self._table.finish()
+
+    def _round(self) -> None:
+        table, draw = self._table, self._table.draw
+        table.record.settles = True
+        self._look()
+        table.record.settles = False  # until all of them ended: who is stopped may still write
+        lives = self._draw_lives(draw.choice((2, 2, 2, 3)))
+        table.record.context = f"lives={lives}"
+        asleep = [self._run_until_stopped(life) for life in lives[:-1]]
+        sleepers = [actor for actor in asleep if actor is not None]
+        last = table.begin(lives[-1])
+        self._hear_until(last, "done")
+        table.report.takeovers += len(sleepers)
+        if draw.random() < 0.5:
+            sleepers.reverse()
+        for actor in sleepers:
+            actor.child.resume()
+            if draw.random() < 0.5:
+                table.watch(actor)
+        table.watch(*[actor for actor in sleepers if not actor.ended])
+        last.kill()
+        table.watch(last)
+        table.record.settles = True
+        self._look()
+
+    def _look(self) -> None:
+        """A process that shows what is there, and does nothing else."""
+        table = self._table
+        life = table.life("upkeep", writes=0, ending="close")
+        table.watch(table.begin(life))
+
+    def _draw_lives(self, count: int) -> list[TableLife]:
+        table, draw = self._table, self._table.draw
+        sinks = table.shape.name in SINK_SHAPES and draw.random() < 0.25
+        common: dict[str, Any] = {"shows": False, "consumes": False, "may_be_fenced": True, "parts": count}
+        if sinks:  # attempts of the same task
+            first = table.life("sink", part=0, **(common | {"parts": 1}))
+            twins = {"seed": first.seed, "first_number": first.first_number, "writes": first.writes, "twin": first.name}
+            settings = dict(first.settings)
+            return [
+                table.life("sink", **(common | twins | {"parts": 1, "settings": settings}), **self._stop(i, count))
+                for i in range(count)
+            ]
+        lives = []
+        for i in range(count):
+            mode = draw.choice(("own", "own", "own", "retake", "upkeep"))
+            if i == count - 1 and mode == "upkeep":
+                mode = "own"
+            lives.append(table.life(mode, part=i, changes_columns=False, **common, **self._stop(i, count)))
+        return lives
+
+    def _stop(self, place: int, count: int) -> dict[str, Any]:
+        """Where the process stops, all but the last; half of them at any instant."""
+        draw = self._table.draw
+        if place == count - 1:
+            return {"ending": "linger"}
+        chance = draw.random()
+        ending = {"ending": draw.choice(("close", "abort"))}
+        if chance < 0.3:
+            return ending
+        if chance < 0.7:
+            return ending | {"stop_at": (ANY_POINT, int(draw.choice((5, 20, 60)) * draw.random()) + 1)}
+        return ending | {"stop_at": (draw.choice(POINTS), draw.choice((1, 1, 2)))}
+
+    def _run_until_stopped(self, life: TableLife) -> Actor | None:
+        """The process, once it stands still; None if it ended before."""
+        actor = self._table.begin(life)
+        patience = None if life.stop_at is not None else self._table.draw.random() ** 2 * 0.3
+        if not self._hear_until(actor, "stops", patience):
+            return None
+        if patience is not None:
+            actor.child.stop()
+        self._table.report.killed_at["any instant" if life.stop_at is None else life.stop_at[0]] += 1
+        try:
+            actor.child.wait_until_stopped(DEADLINE_SECONDS)
+        except FileNotFoundError:
+            return None
+        return actor
+
+    def _hear_until(self, actor: Actor, tag: str, patience: float | None = None) -> bool:
+        """Hear a process until it says `tag`, or for `patience` seconds; False if it ended before."""
+        until = time.monotonic() + (DEADLINE_SECONDS if patience is None else patience)
+        while True:
+            try:
+                message = actor.child.receive(until - time.monotonic())
+            except EOFError:
+                actor.child.wait(DEADLINE_SECONDS)
+                actor.ended = True
+                self._table.report.lives += 1
+                return False
+            if message is None:
+                if patience is None:
+                    self._table.record.fail("I12", f"{tag} was not heard for {DEADLINE_SECONDS} seconds")
+                return True
+            self._table.record.hear(message)
+            if message[0] == tag:
+                return True
