@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -402,3 +403,27 @@ def test_pins_name_what_a_checkpoint_needs(table: mw.Table) -> None:
     ]
     drop_checkpoint(table.base, "a")
     assert read_pins(table.base).shards == {}
+
+
+def test_collection_goes_on_while_another_process_drops_checkpoints(table: mw.Table) -> None:
+    """Lance lists tags and then reads each: one that is gone by then was an error of the collection."""
+    names = [f"tag-{number}" for number in range(4)]
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        tags = lance.dataset(table.uri).tags
+        while not over.is_set():
+            for name in names:
+                tags.create(name, 1)
+            for name in names:
+                tags.delete(name)
+            over.wait(0.005)
+
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(60):
+            table.gc()
+    finally:
+        over.set()
+        other.join()

@@ -7,6 +7,7 @@ closed, done, failed.
 
 from __future__ import annotations
 
+import faulthandler
 import random
 import signal
 import threading
@@ -71,6 +72,7 @@ class _Voice:
 def live(life: Life, pipe: Connection) -> None:
     """Open, show what was recovered, write, end. Every failure is told."""
     voice = _Voice(pipe)
+    faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
     try:
         if life.kill_at is not None:
             kill_at(*life.kill_at)

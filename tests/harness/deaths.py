@@ -6,6 +6,8 @@ says nothing for too long is a broken promise (I12), never a hang of the harness
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -110,6 +112,9 @@ def _watch(
             if actor.doom is not None and time.monotonic() >= actor.doom:
                 actor.kill()
         if time.monotonic() - heard > DEADLINE_SECONDS:
+            for actor in living.values():
+                os.kill(actor.child.pid, signal.SIGUSR1)  # it shows where its threads are
+            time.sleep(1)
             too_silent(f"nothing was heard for {DEADLINE_SECONDS} seconds")
 
 

@@ -9,6 +9,7 @@ kill arrives.
 
 from __future__ import annotations
 
+import faulthandler
 import random
 import signal
 import threading
@@ -107,6 +108,7 @@ class _Voice:
 def live_table(life: TableLife, pipe: Connection) -> None:
     """Look, write, end. Every failure is told."""
     voice = _Voice(pipe)
+    faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
     try:
         if life.kill_at is not None:
             kill_at(*life.kill_at, before=lambda point: voice.say("dies", point))
@@ -197,7 +199,7 @@ class _Scribe:
         self._shape = life.shape
         self._thread = thread
         self._who = ("sink", life.twin) if life.twin else (life.name, thread)
-        self._draw = random.Random(life.seed * 8 + thread)
+        self._draw = random.Random(life.seed)
         self._durable = bool(life.settings.get("durable_write", True))
         self._next_column = life.next_column
         of_life = [key for key in range(KEYS) if key % life.parts == life.part]
@@ -216,6 +218,8 @@ class _Scribe:
             self._voice.say("fenced")
 
     def _step(self, number: int) -> None:
+        # What a number is follows from nothing before it: twins do the same, however each of them fares.
+        self._draw = random.Random(f"{self._life.seed} {number}")
         draw = self._draw.random()
         if self._life.mode == "upkeep" or (draw < 0.07 and self._thread == 0):
             self._tidy(number)
@@ -546,6 +550,7 @@ def _consume(table: mw.Table, shape: Shape, voice: _Voice, draw: random.Random) 
 def finish_table(life: TableLife, pipe: Connection) -> None:
     """Show that a table which went through all this is whole: every reader, every tier, every promise."""
     voice = _Voice(pipe)
+    faulthandler.register(signal.SIGUSR1)
     try:
         _finish(life, voice)
         voice.say("done")

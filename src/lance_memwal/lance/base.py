@@ -29,6 +29,7 @@ import lance
 import pyarrow as pa
 from lance.commit import CommitConflictError
 
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff
 from lance_memwal.errors import (
     CollectedError,
     ConflictError,
@@ -84,6 +85,7 @@ _QUERY = re.compile(r"\?\S+=\S+")
 _MAX_TEXT = 400
 _MAX_TRIES = 8
 _VERSIONS_PER_SESSION = 64  # the caches of Lance count bytes, not open files; a new session begins with cold ones
+_TAG_BACK_OFF = BackOff(0.001, 0.05)
 _DIRECTORIES = ("data", "_deletions", "_indices", "_transactions", "_versions")  # of a base; the manifests last
 
 
@@ -268,7 +270,18 @@ class BaseTable:
         return copy.copy(self.dataset)
 
     def tags(self) -> dict[str, int]:
-        """The versions that tags of the table name now, on whatever branch."""
+        """The versions that tags of the table name now, on whatever branch.
+
+        Lance lists their names and then reads each: where one went meanwhile, all of them are listed again.
+        """
+        for attempt in range(_MAX_TRIES - 1):
+            try:
+                return self._listed_tags()
+            except MemWalError:
+                _TAG_BACK_OFF.wait(SYSTEM_CLOCK, attempt)
+        return self._listed_tags()
+
+    def _listed_tags(self) -> dict[str, int]:
         with lance_errors("listing the tags of the base table"):
             return {name: int(tag["version"]) for name, tag in self.handle().tags.list().items()}
 
