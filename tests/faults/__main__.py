@@ -81,12 +81,12 @@ def _all(sweep: Sweep, options: argparse.Namespace) -> None:
 
 def _many(sweep: Sweep, plans: Iterator[Planned], what: str, options: argparse.Namespace) -> None:
     started = told = time.monotonic()
-    done = 0
+    done, shown = 0, len(sweep.broken)
     sweep.met.clear()
     for done, planned in enumerate(plans, 1):
-        before = len(sweep.broken)
         sweep.live(planned)
-        for line in sweep.broken[before : before + 1]:
+        found, shown = sweep.broken[shown:], len(sweep.broken)
+        for line in found[:1]:
             print(f"BROKEN: {line[:1_500]}\n  {_command(planned, options)}", flush=True)
         if options.store == "local":
             shutil.rmtree(sweep.place.prefix, ignore_errors=True)

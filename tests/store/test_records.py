@@ -12,6 +12,7 @@ from lance_memwal.log.floor import Floor
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.records import Records
+from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 
 SHARD = mw.shard_id_for(mw.Unsharded())
 
@@ -85,3 +86,15 @@ def test_a_floor_never_falls_whoever_raises_it(tmp_path: Path) -> None:
     assert floor.position() == 40
     Floor(location, SHARD).raise_to(41)
     assert floor.position() == 41, "a floor that was looked at before sees it rise"
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CONFLICT_AFTER_EFFECT, FaultKind.CONFLICT_WITHOUT_EFFECT])
+def test_a_record_of_ours_that_exists_already_and_one_that_does_not_are_won(tmp_path: Path, kind: FaultKind) -> None:
+    script = FaultScript(FaultPlan(at={0: kind}))
+    found = Records(resolve(str(tmp_path), wrap=script.wrap).store, paths.record_dir(paths.CONSUMERS_DIR, "sync"))
+    assert found.create(1, {"by": "us"})
+    assert [call.fault for call in script.injected] == [kind]
+    assert not found.create(1, {"by": "others"})
+    newest = found.newest()
+    assert newest is not None
+    assert newest.value == {"by": "us"}

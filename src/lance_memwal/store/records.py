@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lance_memwal.errors import ConflictError, CorruptDataError, ObjectExistsError, ObjectNotFoundError
+from lance_memwal.errors import ConflictError, CorruptDataError, ObjectNotFoundError
 from lance_memwal.store import paths
+from lance_memwal.store.own import put_or_find
 from lance_memwal.store.port import ObjectStore
 
 __all__ = ["Record", "Records", "is_count"]
@@ -78,9 +79,7 @@ class Records:
         """
         path = paths.record_path(self.directory, number)
         data = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
-        try:
-            self._store.put_new(path, data, sync=True)
-        except ObjectExistsError:
+        if not self._hold(path, data):
             return False
         numbers = self.numbers()
         if numbers[-1:] != [number]:
@@ -88,6 +87,15 @@ class Records:
         for old in numbers[:-_KEPT]:
             self._store.delete(paths.record_path(self.directory, old))
         return True
+
+    def _hold(self, path: str, data: bytes) -> bool:
+        """Let `path` hold `data`; whether it does, and nobody else's bytes."""
+        for _ in range(_MAX_TRIES):
+            try:
+                return put_or_find(self._store, path, data, sync=True) is None
+            except ObjectNotFoundError:  # "exists already", but nothing does: the number may still be had
+                continue
+        raise ConflictError(f"{path} can neither be created nor read; retry")
 
 
 def is_count(value: Any) -> bool:
