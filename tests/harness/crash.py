@@ -41,11 +41,13 @@ def run_crashes(
     only: str | None = None,
     lives: int = LIVES_PER_TABLE,
     target: Callable[..., None] | None = None,
+    report: CrashReport | None = None,
     told: Callable[[CrashReport, int], None] | None = None,
 ) -> CrashReport:
     """Kill processes of tables below `directory` until `kills` of them died; raise `CrashFailure` if a promise broke.
 
-    A table has `lives` at most. `target` runs in every child; a test of the harness gives one that breaks the engine first.
+    A table has `lives` at most. `target` runs in every child; a test of the harness gives one that breaks the engine first. A
+    `report` that is given is gone on with.
     """
 
     def subject(report: CrashReport, number: int) -> Any:
@@ -54,8 +56,9 @@ def run_crashes(
             return ShardLives(directory, number, report, target or live)
         return TableLives(directory, number, report, lives, target or live_table)
 
-    report = CrashReport()
-    _run(subject, report, seed, lambda: kills - report.kills, told)
+    report = report or CrashReport()
+    until = report.kills + kills
+    _run(subject, report, seed, lambda: until - report.kills, told)
     return report
 
 
@@ -65,18 +68,20 @@ def run_takeovers(
     seed: int = 0,
     *,
     target: Callable[..., None] = live_table,
+    report: CrashReport | None = None,
     told: Callable[[CrashReport, int], None] | None = None,
 ) -> CrashReport:
     """Stop processes of tables below `directory`, let others take over, and let them go on, until `takeovers` were made.
 
-    `target`: see `run_crashes`.
+    `target` and `report`: see `run_crashes`.
     """
-    report = CrashReport()
+    report = report or CrashReport()
+    until = report.takeovers + takeovers
     _run(
         lambda report, number: Takeovers(directory, number, report, target),
         report,
         seed,
-        lambda: takeovers - report.takeovers,
+        lambda: until - report.takeovers,
         told,
     )
     return report
@@ -90,10 +95,11 @@ def _run(
     told: Callable[[CrashReport, int], None] | None,
 ) -> None:
     started = time.monotonic()
+    before = report.seconds
     while left() > 0:
         subject(report, seed).run(left())
         report.tables += 1
-        report.seconds = time.monotonic() - started
+        report.seconds = before + time.monotonic() - started
         if told is not None:
             told(report, seed)
         seed += 1
@@ -124,23 +130,21 @@ def _main(count: int, seed: int, only: str | None, *, takeovers: bool, goes_on: 
                 flush=True,
             )
 
-    done = 0
-    while done < count:
+    report = CrashReport()
+    while (left := count - (report.takeovers if takeovers else report.kills)) > 0:
         with tempfile.TemporaryDirectory(prefix="memwal-crash-", ignore_cleanup_errors=True) as place:
             try:
                 if takeovers:
-                    report = run_takeovers(place, count - done, newest, told=told)
+                    run_takeovers(place, left, newest, report=report, told=told)
                 else:
-                    report = run_crashes(place, count - done, newest, only=only, told=told)
+                    run_crashes(place, left, newest, only=only, report=report, told=told)
             except CrashFailure as failure:
                 failures += 1
                 print(f"BROKEN (table {newest}): {failure}", flush=True)
                 if not goes_on:
                     return 1
                 newest += 1
-                continue
-        print(f"seeds {seed} to {newest - 1}\n{report}", flush=True)
-        done = count
+    print(f"seeds {seed} to {newest - 1}, {failures} broken\n{report}", flush=True)
     return 1 if failures else 0
 
 

@@ -20,7 +20,7 @@ from tests.harness.processes import Child
 __all__ = ["DEADLINE_SECONDS", "KILLED", "NEVER", "Actor", "Death", "watch"]
 
 KILLED: Final = -9
-DEADLINE_SECONDS: Final = 90.0
+DEADLINE_SECONDS: Final = 240.0  # on a machine that does many other things, too
 
 
 @dataclass(frozen=True, slots=True)

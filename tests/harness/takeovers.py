@@ -49,8 +49,6 @@ class Takeovers:
 
     def _round(self) -> None:
         table, draw = self._table, self._table.draw
-        table.record.settles = True
-        self._look()
         table.record.settles = False  # until all of them ended: who is stopped may still write
         lives = self._draw_lives(draw.choice((2, 2, 2, 3)))
         table.record.context = f"lives={lives}"
@@ -127,10 +125,10 @@ class Takeovers:
 
     def _hear_until(self, actor: Actor, tag: str, patience: float | None = None) -> bool:
         """Hear a process until it says `tag`, or for `patience` seconds; False if it ended before."""
-        until = time.monotonic() + (DEADLINE_SECONDS if patience is None else patience)
+        until = time.monotonic() + (patience or 0.0)
         while True:
             try:
-                message = actor.child.receive(until - time.monotonic())
+                message = actor.child.receive(DEADLINE_SECONDS if patience is None else until - time.monotonic())
             except EOFError:
                 actor.child.wait(DEADLINE_SECONDS)
                 actor.ended = True
@@ -138,7 +136,7 @@ class Takeovers:
                 return False
             if message is None:
                 if patience is None:
-                    self._table.record.fail("I12", f"{tag} was not heard for {DEADLINE_SECONDS} seconds")
+                    self._table.record.fail("I12", f"nothing was heard for {DEADLINE_SECONDS} seconds")
                 return True
             self._table.record.hear(message)
             if message[0] == tag:
