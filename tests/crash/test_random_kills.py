@@ -35,7 +35,7 @@ def test_killed_processes_of_whole_tables_break_no_promise(
     half: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Every shape of table, three of them here and three there: partial updates, merges, blobs, feeds, upkeep, columns."""
-    kills = scaled(ci=12, prove=1_200)
+    kills = scaled(ci=10, prove=1_200)
     report = run_crashes(str(tmp_path), kills, seed=half * 3, only="table", lives=scaled(ci=4, prove=16))
     with capfd.disabled():
         print(f"\n{report}", file=sys.stderr)
@@ -48,7 +48,7 @@ def test_killed_processes_of_whole_tables_break_no_promise(
 def test_stopped_processes_that_go_on_after_a_takeover_break_no_promise(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    takeovers = scaled(ci=5, prove=1_000)
+    takeovers = scaled(ci=4, prove=1_000)
     report = run_takeovers(str(tmp_path), takeovers, seed=5)
     with capfd.disabled():
         print(f"\n{report}", file=sys.stderr)

@@ -135,7 +135,6 @@ class _Body:
         self.state: Mapping[int, Shown] = {}
         if life.shows:
             self.state = _show(self.table, life, voice)
-            voice.say("opened", time.monotonic() - started)
             _check_checkpoints(self.table, life.checkpoints)
         else:
             self.state = {row.key: row.number for row in life.shape.rows_of(self.table.scan().to_table())}  # type: ignore[misc]
@@ -147,13 +146,15 @@ class _Body:
         elif life.mode != "upkeep":
             on_fenced: Any = "retake" if life.mode == "retake" else "raise"
             self.writer = self.table.writer(shared=life.mode == "shared", on_fenced=on_fenced, **dict(life.settings))
+        if life.retries:
+            for retry in life.retries:
+                _Scribe(self, 0).retry(retry)
+            self.state = _show(self.table, life, voice)  # they are of any thread's keys
+        if life.shows:
+            voice.say("opened", time.monotonic() - started)
 
     def run(self) -> None:
-        """Make transactions again, then write with all threads, then end."""
-        if self.life.retries:
-            for retry in self.life.retries:
-                _Scribe(self, 0).retry(retry)
-            self.state = _show(self.table, self.life, self.voice)  # they are of any thread's keys
+        """Write with all threads, then end."""
         failures: list[str] = []
 
         def run(thread: int) -> None:
