@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,16 @@ def test_a_column_that_was_dropped_is_known(tmp_path: Path, in_files: bool) -> N
     with again.shard_writer() as shard:
         shard.put({"id": [3], "v": ["c"]})
     assert again.verify().ok
+
+
+def test_a_column_that_the_table_had_and_forgot_is_not_unknown_once_its_entries_are_flushed(tmp_path: Path) -> None:
+    """Clean-up removes the versions that had it: nothing says any more that there was such a column."""
+    table = mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    table.dataset.add_columns(pa.field("more", pa.int64()))
+    with table.writer(compaction=None) as writer:
+        writer.put([{"id": 1, "v": "a", "more": 5}])
+    table.dataset.drop_columns(["more"])
+    table.maintain(versions=timedelta(0), grace_seconds=0)
+    assert table.verify().problems == []
+    assert table.gc(grace_seconds=0).refused == {}
+    assert table.scan().to_table().to_pylist() == [{"id": 1, "v": "a"}]

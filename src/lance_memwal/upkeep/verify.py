@@ -225,7 +225,8 @@ class _Inspection:
         found.manifest = manifest = self._read_manifests(positions)
         if manifest is None:
             return found
-        self._read_entries(list_positions(self._location, self._shard_id), self._newest_base())
+        cursor = manifest.replay_after_wal_entry_position
+        self._read_entries(list_positions(self._location, self._shard_id), self._newest_base(), cursor)
         self._check_log(manifest)
         base = self._newest_base()
         self._check_generations(manifest, compacted(base), base)
@@ -270,9 +271,12 @@ class _Inspection:
 
     # ------------------------------------------------------------------------------------------------------ the log
 
-    def _read_entries(self, positions: Sequence[int], base: BaseTable) -> None:
+    def _read_entries(self, positions: Sequence[int], base: BaseTable, cursor: int) -> None:
         decoder, tag = EntryDecoder(), base.tag
-        known = KnownColumns(self._location, base.columns)
+        flushed = KnownColumns(
+            self._location, None
+        )  # nobody flushes their columns again, which may be forgotten by now
+        unflushed = KnownColumns(self._location, base.columns)
         for position in positions:
             path = paths.wal_entry_path(self._shard_id, position)
             try:
@@ -291,6 +295,7 @@ class _Inspection:
                 self._found.entries[position] = EntryInfo(position, len(data), readable=False)
                 self._found.add("V-12", path, str(error), _UPGRADE, position)
                 continue
+            known = flushed if position <= cursor else unflushed
             unknown = known.unknown_in(entry) if entry.is_of(tag) else ()
             if unknown:
                 what = f"the entry is not understood by this version: {', '.join(unknown)}"

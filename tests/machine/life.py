@@ -1,0 +1,168 @@
+"""One table, its writer, and the model that it must agree with.
+
+Owns `Life`: how the table is made, who writes it, and how answers are compared. What happens to it is in `writing`, `keeping`,
+`reading` and `others`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.process.cache import CACHE
+from tests.kit.tables import Outside
+from tests.machine.model import Model, Row
+from tests.machine.setup import KEYS, Configuration, Kind
+
+__all__ = ["Life", "in_order"]
+
+
+def in_order(rows: Iterable[Row], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Rows in an order of their own, so that equal ones compare equal."""
+    return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+
+
+class Life:
+    """A table and its model. `elsewhere` is a process that reads."""
+
+    def __init__(self, kind: Kind, configuration: Configuration, numbers: Sequence[int], elsewhere: Outside) -> None:
+        self.kind, self.configuration, self.elsewhere = kind, configuration, elsewhere
+        self.directory = tempfile.mkdtemp(prefix="memwal-machine-")
+        self.uri = os.path.join(self.directory, "t.lance")
+        self.model = Model(kind.names, kind.schema.names)
+        self.version = self.added = self.named = 0
+        self.writer: mw.TableWriter | None = None
+        self.zombies: list[mw.TableWriter] = []
+        self.mirror: dict[Any, int] | None = None
+        self.fresh: set[int] = set()  # numbers of keys that are certainly above the base table
+        self._cache_bytes = CACHE.limit_bytes
+        if configuration.cache_bytes is not None:
+            CACHE.limit_bytes = configuration.cache_bytes
+        self.table = self._make(self.rows(numbers))
+
+    def _make(self, rows: list[Row]) -> mw.Table:
+        kind, configuration = self.kind, self.configuration
+        table = mw.create_table(
+            self.uri,
+            pa.Table.from_pylist(rows, schema=kind.schema),
+            primary_key=kind.names or None,
+            sharding=configuration.sharding(kind),
+            merge=kind.merge,
+            maintained_indexes=configuration.maintained,
+            writer_defaults={
+                "fsync": False,
+                "stats_log_interval_ms": None,
+            },  # what the peers' writers would refuse is not stored
+        )
+        self.model.write(rows)
+        self.model.noted |= {key: row["q"] for key, row in self.model.rows.items()}
+        if configuration.indexes:
+            table.create_index("v", "BTREE", name="by_v")
+            table.create_index("t", "INVERTED", name="by_t")
+            if rows:
+                table.create_index("vec", "IVF_FLAT", name="by_vec", num_partitions=1, metric="l2")
+        return table
+
+    # ------------------------------------------------------------------------------------------------------------ writing
+
+    def rows(self, numbers: Iterable[int]) -> list[Row]:
+        """New versions of the rows of these keys, with all columns of now."""
+        made = []
+        for number in numbers:
+            self.version += 1
+            more = {name: self.version for name in self.model.columns if name.startswith("e")}
+            made.append(self.kind.row(number, self.version) | more)
+        return made
+
+    def arrow(self, rows: Sequence[Row]) -> pa.Table:
+        """Rows in the columns of now."""
+        return pa.Table.from_pylist(list(rows), schema=self.table.schema)
+
+    def open(self, **options: Any) -> mw.TableWriter:
+        """The writer that is open, or a new one."""
+        if self.writer is None:
+            self.writer = self.new_writer(**options)
+        return self.writer
+
+    def new_writer(self, table: mw.Table | None = None, **options: Any) -> mw.TableWriter:
+        """Another writer, by this table or by another handle of it, as the configuration has it."""
+        configuration = self.configuration
+        return (table or self.table).writer(
+            compaction=configuration.compaction, **{**configuration.settings, **options}
+        )
+
+    def leave(self) -> None:
+        """Let nobody own a shard: who shares waits a minute for a writer that went without a word."""
+        self.stop()
+        for shard in self.table.shards():
+            self.table.shard_writer(shard.shard_id).close()
+
+    def stop(self, how: str = "close") -> None:
+        """End the writer, if there is one. What storage does not have yet would be lost by a crash, so it is no crash then."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            getattr(writer, how if self.configuration.durable else "close")()
+
+    def make_durable(self) -> None:
+        """Let storage have what was written."""
+        if self.writer is not None and not self.configuration.durable:
+            self.writer.flush()
+
+    def put_in_model(self, rows: Sequence[Row]) -> int:
+        """What a put of whole rows does by the merge of the table; returns how many rows it keeps out."""
+        self.fresh |= {number for number in range(KEYS) if self.kind.key_of(number) in self._keys_of(rows)}
+        if isinstance(self.kind.merge, mw.FirstRow):
+            return len(self.model.write(rows, lambda _, old: old is None))
+        if isinstance(self.kind.merge, mw.LastWrite):
+            return len(self.model.write(rows, self._is_later))
+        return len(self.model.write(rows))
+
+    def _is_later(self, row: Row, _: Row | None) -> bool:
+        key = self.model.key_of(row)
+        if row["q"] < self.model.noted.get(key, row["q"]):
+            return False
+        self.model.noted[key] = row["q"]
+        return True
+
+    def _keys_of(self, rows: Sequence[Row]) -> set[Any]:
+        return {tuple(row[name] for name in self.kind.names) for row in rows} if self.kind.key else set()
+
+    # ---------------------------------------------------------------------------------------------------------- comparing
+
+    def same(self, found: pa.Table, rows: Iterable[Row], names: Sequence[str] | None = None) -> None:
+        """The rows that were found are these, in any order."""
+        names = self.model.columns if names is None else names
+        assert in_order(found.to_pylist(), names) == in_order(rows, names)
+
+    def check(self) -> None:
+        """A scan shows the model."""
+        self.same(self.table.scan().to_table(), self.model.rows.values())
+
+    def answer(self) -> list[tuple[Any, ...]]:
+        """All live rows, so that lives can be compared with each other."""
+        return in_order(self.table.scan().to_table().to_pylist(), self.model.columns)
+
+    def close(self) -> None:
+        """The end: everybody agrees, in this process, in another one, in the base table and after another open."""
+        try:
+            self.make_durable()
+            self.same(self.elsewhere.ask("scan", self.uri), self.model.rows.values())
+            self.stop()
+            for writer in self.zombies:
+                writer.abort()
+            assert self.table.settle(60, idle_seconds=0).converged
+            self.same(lance.dataset(self.uri).to_table(), self.model.rows.values())
+            self.same(mw.open_table(self.uri).scan(consistency="flushed").to_table(), self.model.rows.values())
+            report = self.table.verify()
+            assert report.ok, report.problems
+        finally:
+            CACHE.limit_bytes = self._cache_bytes
+            self.table.close()
+            shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""What a table of the machine is, and how it is written: kinds of tables, and configurations that must not matter.
+
+Owns `KINDS`, `CONFIGURATIONS`, `Kind` and `Configuration`. Answers depend on the kind, and never on the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+import lance_memwal as mw
+from tests.machine.model import Row
+
+__all__ = ["CONFIGURATIONS", "KEYS", "KINDS", "Configuration", "Kind"]
+
+KEYS = 12
+_REST = [
+    pa.field("v", pa.int64()),
+    pa.field("s", pa.string()),
+    pa.field("q", pa.int64()),
+    pa.field("t", pa.string()),
+    pa.field("vec", pa.list_(pa.float32(), 2)),
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of table: its key columns (none: append-only), and what a later write of a key does."""
+
+    name: str
+    key: tuple[pa.Field, ...]
+    merge: mw.LastWrite | mw.FirstRow | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return [item.name for item in self.key]
+
+    @property
+    def schema(self) -> pa.Schema:
+        number = [] if self.key else [pa.field("n", pa.int64())]
+        return pa.schema([*self.key, *number, *_REST])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a key replaces its row, and nothing else is to be known."""
+        return bool(self.key) and self.merge is None
+
+    def key_of(self, number: int) -> tuple[Any, ...]:
+        """The key that belongs to a small number."""
+        if len(self.key) == 2:
+            return (number % 3 - 1, f"b{number // 3}")
+        if not self.key:
+            return (number,)
+        return (f"ключ-{number}" if pa.types.is_string(self.key[0].type) else number * 1_000_003 - 5_000_000,)
+
+    def row(self, number: int, version: int) -> Row:
+        """The row of a key in a version."""
+        named = dict(zip(self.names or ["n"], self.key_of(number), strict=True))
+        words = None if version % 11 == 0 else f"w{version % 5} x{version % 3} common"
+        rest = {"v": version, "s": [None, "odd", "even"][version % 3], "q": version, "t": words}
+        return named | rest | {"vec": [float(version % 7), float(version % 4)]}
+
+
+def _key(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+KINDS = (
+    Kind("an integer key", (_key("id", pa.int64()),)),
+    Kind("a text key", (_key("name", pa.string()),)),
+    Kind("a composite key", (_key("a", pa.int32()), _key("b", pa.string()))),
+    Kind("the last write of a sequence", (_key("id", pa.int64()),), mw.LastWrite("q")),
+    Kind("the first row", (_key("id", pa.int64()),), mw.FirstRow()),
+    Kind("no key", ()),
+)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How a table is written and kept: nothing that an answer may depend on."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    buckets: int = 0
+    indexes: bool = True
+    maintained: str | None = "all"
+    compaction: mw.CompactionPolicy | None = None
+    cache_bytes: int | None = None
+
+    def sharding(self, kind: Kind) -> mw.Unsharded | mw.Bucket:
+        column = kind.names[-1] if kind.key else "n"
+        return mw.Bucket(column, self.buckets) if self.buckets else mw.Unsharded()
+
+    @property
+    def durable(self) -> bool:
+        return bool(self.settings.get("durable_write", True))
+
+
+CONFIGURATIONS = (
+    Configuration("as it comes"),
+    Configuration("tiny memtables", {"max_memtable_rows": 4}),
+    Configuration(
+        "few batches, little room", {"max_memtable_batches": 2, "max_unflushed_memtable_bytes": 1}, buckets=2
+    ),
+    Configuration("synced, lingering", {"fsync": True, "commit_linger_ms": 1}),
+    Configuration("not waiting for storage", {"durable_write": False, "max_wal_flush_interval_ms": 1}, buckets=3),
+    Configuration("no indexes", {"max_memtable_rows": 8}, indexes=False),
+    Configuration("indexes not mirrored, nothing cached", maintained=None, cache_bytes=0, buckets=2),
+    Configuration(
+        "compacted behind its back",
+        {"max_memtable_rows": 4},
+        compaction=mw.CompactionPolicy(max_generations=1, max_waiting_generations=1, check_interval_seconds=0.02),
+    ),
+)

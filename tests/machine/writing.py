@@ -1,0 +1,216 @@
+"""Every way to write, done to the table and to the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import lance_memwal as mw
+from lance_memwal.write.once import OnceAppender
+from tests.machine.life import Life
+from tests.machine.model import FILTERS, Row
+
+__all__: list[str] = []
+
+_SECONDS = 60
+
+
+def _refused(result: Any, life: Life) -> list[tuple[Any, ...]]:
+    found = result.rejected
+    return [] if found is None else sorted(tuple(row[name] for name in life.kind.names) for row in found.to_pylist())
+
+
+def put(life: Life, numbers: list[int], parts: int) -> None:
+    rows = life.rows(numbers)
+    size = -(-len(rows) // parts)
+    result = life.open().put(life.arrow(rows).to_batches(max_chunksize=size))
+    refused = life.put_in_model(rows)
+    assert result.written == len(rows) - refused
+
+
+def put_nowait(life: Life, numbers: list[int]) -> None:
+    rows = life.rows(numbers)
+    if life.kind.merge is None:
+        life.open().put_nowait(rows).wait(_SECONDS)
+        life.put_in_model(rows)
+
+
+def put_once(life: Life, numbers: list[int]) -> None:
+    """A transaction, and the same one again."""
+    rows, txn = life.rows(numbers), ("machine", life.version)
+    if life.kind.merge is not None:  # what a merge keeps out leaves no transaction
+        return
+    life.open().put(rows, txn=txn)
+    life.put_in_model(rows)
+    assert life.open().put(rows, txn=txn).skipped
+    with pytest.raises(mw.InvalidInputError):
+        life.open().put(rows, txn=("machine", life.version - len(rows)))
+
+
+def put_again(life: Life, number: int, times: int) -> None:
+    """The same row several times: with a key it is there once, without one as often as it was put."""
+    rows = life.rows([number]) * times
+    life.open().put(rows)
+    life.put_in_model(rows)
+
+
+def put_many(life: Life, count: int) -> None:
+    """So many rows that they are no entry of the log, but a generation of their own."""
+    life.stop()
+    rows = life.rows([number % 12 for number in range(count)])
+    life.open(max_entry_bytes=200).put(rows)
+    life.put_in_model(rows)
+    life.stop()
+
+
+def put_of_the_table(life: Life, numbers: list[int]) -> None:
+    """The verbs of the table itself; they share, so nobody else may hold the shards."""
+    life.leave()
+    rows = life.rows(numbers)
+    life.table.upsert(rows) if life.kind.key else life.table.add(rows)
+    life.put_in_model(rows)
+    life.table.close()
+
+
+def put_late(life: Life, numbers: list[int], back: int) -> None:
+    """Rows that come later than newer ones."""
+    rows = [row | {"q": row["q"] - back} for row in life.rows(numbers)]
+    result = life.open().put(rows)
+    assert result.written == len(rows) - life.put_in_model(rows)
+
+
+def delete(life: Life, numbers: list[int]) -> None:
+    keys = [life.kind.key_of(number) for number in numbers]
+    named = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
+    if isinstance(life.kind.merge, mw.LastWrite):
+        life.version += 1
+        life.open().delete(named, sequence=life.version)
+        life.model.noted |= dict.fromkeys(keys, life.version)
+        life.model.delete(keys)
+    else:
+        assert life.open().delete(named, count=True).matched == life.model.delete(keys)
+    life.fresh |= set(numbers)
+
+
+# ------------------------------------------------------------------------------------------------------- only without merge
+
+
+def insert(life: Life, numbers: list[int]) -> None:
+    rows = life.rows(numbers)
+    there = [row for row in rows if life.model.key_of(row) in life.model.rows]
+    free = [row for row in rows if row not in there]
+    if there:
+        with pytest.raises(mw.InvalidInputError):
+            life.open().insert(there)
+    if free:
+        life.open().insert(free)
+        life.put_in_model(free)
+
+
+def put_absent(life: Life, numbers: list[int]) -> None:
+    rows = life.rows(numbers)
+    result = life.open().put(rows, if_absent=True)
+    assert _refused(result, life) == life.model.write(rows, lambda _, old: old is None)
+
+
+def put_larger(life: Life, numbers: list[int], back: int) -> None:
+    rows = [row | {"q": row["q"] - back} for row in life.rows(numbers)]
+
+    def larger(row: Row, old: Row | None) -> bool:
+        return old is None or (old["q"] is not None and row["q"] > old["q"])
+
+    result = life.open().put(rows, where="excluded.q > q")
+    assert _refused(result, life) == life.model.write(rows, larger)
+
+
+def _parts(life: Life, numbers: list[int], columns: list[str]) -> list[Row]:
+    return [{name: row[name] for name in [*life.kind.names, *columns]} for row in life.rows(numbers)]
+
+
+def keep(life: Life, numbers: list[int], columns: list[str]) -> None:
+    rows = _parts(life, numbers, columns)
+    assert life.open().put(rows, missing="keep").rejected is None
+    life.put_in_model(rows)
+
+
+def keep_where(life: Life, numbers: list[int]) -> None:
+    rows = _parts(life, numbers, ["v", "s"])
+    result = life.open().put(rows, missing="keep", where="s = 'even'")
+    assert _refused(result, life) == life.model.write(rows, lambda _, old: old is None or old["s"] == "even")
+
+
+def update(life: Life, numbers: list[int]) -> None:
+    rows = _parts(life, numbers, ["v", "s"])
+    keys = {life.model.key_of(row) for row in rows}
+    if keys - life.model.rows.keys():
+        with pytest.raises(mw.InvalidInputError):
+            life.open().update(rows)
+        return
+    assert life.open().update(rows).matched == len(keys)
+    life.put_in_model(rows)
+
+
+def update_where(life: Life, where: str | None) -> None:
+    condition = where or "true"
+    met = [row for row in life.model.rows.values() if FILTERS[where](row)]
+    result = life.open().update(where=condition, set={"v": "v + 1000", "s": "'set'"})
+    assert (result.matched, result.written) == (len(met), len(met))
+    life.model.write([row | {"v": row["v"] + 1000, "s": "set"} for row in met])
+
+
+def delete_where(life: Life, where: str | None) -> None:
+    gone = [life.model.key_of(row) for row in life.model.matching(where)]
+    assert life.open().delete(where=where or "true").matched == len(gone)
+    life.model.delete(gone)
+
+
+def update_of_the_table(life: Life, numbers: list[int]) -> None:
+    life.leave()
+    keys = [life.kind.key_of(number) for number in numbers]
+    named = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
+    life.table.delete(named)
+    life.model.delete(keys)
+    rows = life.rows(numbers)
+    life.table.add(rows)
+    life.put_in_model(rows)
+    life.table.close()
+
+
+def compare_and_set(life: Life, number: int, right: bool, gone: bool) -> None:
+    (new,) = life.rows([number])
+    key = life.model.key_of(new)
+    old = life.model.rows.get(key)
+    expected = old if right else new
+    given = key if len(key) > 1 else key[0]
+    assert life.open().compare_and_set(given, expected, None if gone else new) is right
+    if right and gone:
+        life.model.delete([key])
+    elif right:
+        life.model.write([new])
+
+
+def append_once(life: Life, numbers: list[int]) -> None:
+    """What sinks do: a claim that travels, and rows that are written once however often they are sent."""
+    life.stop()
+    rows, txn = life.rows(numbers), ("sink", life.version)
+    appender = OnceAppender(life.uri)
+    for shard_id, batch in routed(life, rows):
+        claim = appender.claim(shard_id)
+        assert not appender.append(claim, [batch], txn=txn).skipped
+        assert appender.append(claim, [batch], txn=txn).skipped
+    life.put_in_model(rows)
+
+
+def append(life: Life, numbers: list[int]) -> None:
+    """Entries without a memtable."""
+    life.stop()
+    rows = life.rows(numbers)
+    for shard_id, batch in routed(life, rows):
+        mw.WalAppender.open(life.uri, shard_id).append([batch])
+    life.put_in_model(rows)
+
+
+def routed(life: Life, rows: list[Row]) -> list[Any]:
+    (batch,) = life.arrow(rows).combine_chunks().to_batches()
+    return mw.route(batch, life.table.sharding, life.table.schema)
