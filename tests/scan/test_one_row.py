@@ -14,6 +14,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
+from lance_memwal.read import one_row
 from tests.kit.tables import watched_table
 
 TOTAL = 60
@@ -107,7 +108,10 @@ def test_a_number_that_no_key_can_be_is_refused_as_a_lookup_refuses_it(tmp_path:
 
 
 @pytest.mark.parametrize("sharding", [mw.Bucket("k", SHARDS), mw.Identity("k")])
-def test_a_get_asks_the_writer_of_its_shard_and_those_of_shards_opened_by_hand(tmp_path: Path, sharding: Any) -> None:
+def test_a_get_asks_the_writer_of_its_shard_alone(
+    tmp_path: Path, sharding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(one_row, "_FEW_WRITERS", 4)
     table, writer, named = made(tmp_path / "t", "int64", sharding)
     with writer:
         assert len(writer.shard_writers) > 4

@@ -32,7 +32,7 @@ from lance_memwal.sstable.several import find_newest
 
 __all__ = ["OneKey", "find_row", "live_writers"]
 
-_FEW_WRITERS = 4  # to ask them all costs less than to find out which of them to ask
+_FEW_WRITERS = 32  # to ask them all costs less than to find out which of them to ask
 
 
 class OneKey:
