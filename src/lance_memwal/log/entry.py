@@ -29,7 +29,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -41,6 +41,7 @@ from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prep
 from lance_memwal.rows.digest import is_digest
 from lance_memwal.rows.fit import validate_rows
 from lance_memwal.rows.json_values import encoded, is_json_bytes
+from lance_memwal.rows.validity import validate
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
 
 __all__ = [
@@ -75,6 +76,8 @@ _METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) 
 _EXTENSION_NAME: Final = b"ARROW:extension:name"
 _KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk", "joint", "digests"})
 _TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
+_USUAL: Final = re.compile(rb'\{"t":"([0-9a-f]{8})","ms":(0|[1-9][0-9]{0,17})\}')  # the extension of most puts
+_MOST_USUAL_BYTES: Final = 48
 _PLAIN: Final = EntryFooter()
 _NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
 _OPTIONS: Final = ipc.IpcWriteOptions()  # given, since Arrow asks the environment for them otherwise, each time
@@ -346,11 +349,11 @@ class EntryDecoder:
     Not thread-safe; every reader has its own.
     """
 
-    __slots__ = ("_prefix", "_schema")
+    __slots__ = ("_head", "_prefix")
 
     def __init__(self) -> None:
         self._prefix: bytes | None = None
-        self._schema: pa.Schema | None = None
+        self._head: _Head | None = None
 
     def decode(self, data: bytes, position: int, *, path: str | None = None) -> WalEntry:
         """The entry in `data`, fully validated; else `CorruptDataError` or `UnsupportedFormatError` with its place."""
@@ -364,24 +367,25 @@ class EntryDecoder:
             raise _MalformedError(f"{len(data)} bytes exceed the limit of {MAX_ENTRY_BYTES}")
         parts = _split(data)
         try:
-            schema, batches = self._read(data, parts.stream_length)
+            head, batches = self._read(data, parts.stream_length)
         except _MalformedError:
             raise
         except MemoryError as error:
             raise _MalformedError("decoding asks for too much memory") from error
         except _ARROW_ERRORS as error:
             raise _MalformedError(reason_of(error)[:200]) from error
-        return _entry(data, position, schema, batches, parts)
+        schema, epoch, generation, is_sentinel = head
+        return WalEntry(position, epoch, generation, batches, is_sentinel, parts.footer, schema, len(data))
 
-    def _read(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
-        prefix = self._prefix
-        if prefix is not None and stream_length is not None and data.startswith(prefix):
-            batches = _read_messages(data, len(prefix), stream_length, self._schema)
+    def _read(self, data: bytes, stream_length: int | None) -> tuple[_Head, tuple[pa.RecordBatch, ...]]:
+        prefix, head = self._prefix, self._head
+        if prefix is not None and head is not None and stream_length is not None and data.startswith(prefix):
+            batches = _read_messages(data, len(prefix), stream_length, head.schema)
             if batches is not None:
-                return self._schema, batches
+                return head, batches
         return self._read_stream(data, stream_length)
 
-    def _read_stream(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+    def _read_stream(self, data: bytes, stream_length: int | None) -> tuple[_Head, tuple[pa.RecordBatch, ...]]:
         if TARGET_PREFIX in _schema_message(data):
             return self._read_prepared(data, stream_length)
         buffer = pa.py_buffer(data)
@@ -395,11 +399,13 @@ class EntryDecoder:
             raise _MalformedError("the end-of-stream marker is missing")
         if end != (len(data) if stream_length is None else stream_length):
             raise _MalformedError("bytes after the end of the stream are no footer")
+        head = _head(reader.schema)
         if stream_length is not None and not any(_holds_dictionary(field.type) for field in reader.schema):
-            self._prefix, self._schema = data[:schema_end], reader.schema
-        return reader.schema, batches
+            self._prefix, self._head = data[:schema_end], head
+        return head, batches
 
-    def _read_prepared(self, data: bytes, stream_length: int | None) -> tuple[pa.Schema, tuple[pa.RecordBatch, ...]]:
+    @staticmethod
+    def _read_prepared(data: bytes, stream_length: int | None) -> tuple[_Head, tuple[pa.RecordBatch, ...]]:
         """An entry with blobs of the second layout: pyarrow refuses the type by which these are known, as entries hold it."""
         message = _schema_message(data)
         end = end_of_stream(data) if stream_length is None else stream_length
@@ -410,7 +416,7 @@ class EntryDecoder:
         batches = _read_messages(data, len(message), end, schema)
         if batches is None:
             raise _MalformedError("blobs of the second layout beside dictionaries")
-        return schema, batches
+        return _head(schema), batches
 
 
 def _schema_message(data: bytes) -> bytes:
@@ -511,6 +517,8 @@ def _extension(data: bytes, extension_length: int) -> EntryFooter:
         raise _MalformedError("the checksum of the footer does not match")
     if not extension_length:
         return _PLAIN
+    if extension_length <= _MOST_USUAL_BYTES and (usual := _USUAL.fullmatch(covered[:extension_length])) is not None:
+        return EntryFooter(usual[1].decode(), int(usual[2]))
     try:
         value = json.loads(bytes(covered[:extension_length]))
     except (ValueError, RecursionError) as error:
@@ -665,15 +673,22 @@ def _check_text(data_type: pa.DataType) -> None:
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    batch.validate(full=True)
+    validate(batch)
     if not 0 < batch.num_rows <= MAX_ENTRY_BYTES:  # columns of nulls cost no bytes, so the size alone bounds nothing
         raise _MalformedError(f"a batch holds {batch.num_rows} rows")
     return batch
 
 
-def _entry(
-    data: bytes, position: int, schema: pa.Schema, batches: tuple[pa.RecordBatch, ...], parts: _Parts
-) -> WalEntry:
+class _Head(NamedTuple):
+    """The schema of an entry, and what its metadata says."""
+
+    schema: pa.Schema
+    epoch: int
+    generation: int | None
+    is_sentinel: bool
+
+
+def _head(schema: pa.Schema) -> _Head:
     metadata = schema.metadata or {}
     epoch = _number(metadata, _EPOCH_KEY)
     if epoch is None:
@@ -681,16 +696,7 @@ def _entry(
     target = {key for key in metadata if key.startswith(TARGET_PREFIX)}
     if target and not target.issuperset(TARGET_KEYS):
         raise _MalformedError("it does not say which files are reserved for its rows (Blob v2)")
-    return WalEntry(
-        position=position,
-        writer_epoch=epoch,
-        generation=_number(metadata, _GENERATION_KEY),
-        batches=batches,
-        is_sentinel=metadata.get(_SENTINEL_KEY) == b"true",
-        footer=parts.footer,
-        schema=schema,
-        size_bytes=len(data),
-    )
+    return _Head(schema, epoch, _number(metadata, _GENERATION_KEY), metadata.get(_SENTINEL_KEY) == b"true")
 
 
 def unknown_metadata(schema: pa.Schema) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ meaning we cannot guess: rows can be shown, but whoever claims and flushes the s
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lance_memwal.errors import MemWalError, UnsupportedFormatError
@@ -37,14 +37,18 @@ class KnownColumns:
         self._schema = schema
         self._last: object = None
         self._found: tuple[str, ...] = ()
+        self._blobs: list[str] = []  # columns that may hold references
 
     def unknown_in(self, entry: WalEntry) -> tuple[str, ...]:
         """What we do not understand of an entry that could be decoded, in words."""
         if entry.schema is not self._last or entry.schema is None:
             self._found = self._of_schema(entry)
+            self._blobs = [field.name for field in entry.schema or () if is_second_layout(field.type)]
             self._last = entry.schema
         footer = () if entry.footer is None else entry.footer.unknown
-        return (*self._found, *(f"footer key {name!r}" for name in footer), *_references(entry))
+        if not footer and not self._blobs:
+            return self._found
+        return (*self._found, *(f"footer key {name!r}" for name in footer), *_references(entry, self._blobs))
 
     def _of_schema(self, entry: WalEntry) -> tuple[str, ...]:
         if entry.schema is None:
@@ -66,11 +70,11 @@ class KnownColumns:
         return _read_history(self._location)
 
 
-def _references(entry: WalEntry) -> Iterator[str]:
-    """The columns with blobs that are references: Lance follows them, and we would have to keep them."""
-    for field in entry.schema or ():
-        if is_second_layout(field.type) and any(has_references(batch.column(field.name)) for batch in entry.batches):
-            yield f"a reference in column {field.name!r}"
+def _references(entry: WalEntry, blobs: Sequence[str]) -> Iterator[str]:
+    """The columns of `blobs` that hold references: Lance follows them, and we would have to keep them."""
+    for name in blobs:
+        if any(has_references(batch.column(name)) for batch in entry.batches):
+            yield f"a reference in column {name!r}"
 
 
 @dataclass(frozen=True, slots=True)

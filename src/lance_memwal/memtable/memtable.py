@@ -23,7 +23,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -38,7 +37,7 @@ from lance_memwal.memtable.index.hnsw import HnswMemIndex
 from lance_memwal.memtable.index.port import MemIndex
 from lance_memwal.memtable.key_index import KeyIndex, key_values
 from lance_memwal.process.waiting import refuse_on_top
-from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.adapt import live_flags, tombstone_flags
 from lance_memwal.rows.blobs import blob_buffer, blob_column_of, by_bytes, sizes_of
 from lance_memwal.rows.dictionaries import SmallDictionaries
 from lance_memwal.rows.keys import one_array, row_numbers
@@ -445,7 +444,7 @@ class MemTable:
             else:
                 taken = self._take_from_many(self._log[done:num_batches], rows, at)
         if len(taken) < len(names):
-            taken.insert(names.index(TOMBSTONE), _alive(len(rows)))
+            taken.insert(names.index(TOMBSTONE), live_flags(len(rows)))
         return taken
 
     def _take_from(self, chunk: pa.RecordBatch, rows: npt.NDArray[np.int64], columns: list[int]) -> list[pa.Array]:
@@ -484,7 +483,7 @@ class MemTable:
         batch, flags = appended[:2]
         if batch is None:
             raise AssertionError("a batch that is in no chunk is here")
-        live = _alive(batch.num_rows) if flags is None else flags
+        live = live_flags(batch.num_rows) if flags is None else flags
         return [live if i == batch.num_columns else batch.column(i) for i in columns]
 
     def rows_before(self, batch: int) -> int:
@@ -548,11 +547,9 @@ class MemTable:
             columns,
         )
         if all(flags is None for _, flags in appended):
-            tombstone = pa.array(np.zeros(rows.num_rows, dtype=bool))
+            tombstone = live_flags(rows.num_rows)
         else:
-            tombstone = pa.concat_arrays(
-                [pa.array(np.zeros(b.num_rows, dtype=bool)) if flags is None else flags for b, flags in appended]
-            )
+            tombstone = pa.concat_arrays([live_flags(len(b)) if flags is None else flags for b, flags in appended])
         return pa.RecordBatch.from_arrays([*rows.columns, tombstone], schema=memory)
 
     def index(self, num_batches: int) -> KeyIndex:
@@ -689,12 +686,6 @@ class InMemoryMemTables:
     def ascending(self) -> tuple[InMemoryMemTableRef, ...]:
         """All of them by generation, ascending."""
         return (*self.frozen, self.active)
-
-
-@lru_cache(maxsize=64)
-def _alive(rows: int) -> pa.BooleanArray:
-    """The flags of rows that are no tombstones."""
-    return pa.array(np.zeros(rows, dtype=bool))
 
 
 def _concat(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -18,37 +18,44 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
+from lance_memwal.rows.blobs import is_second_layout
 from lance_memwal.rows.field_match import ColumnMatch, Fit
 from lance_memwal.rows.keys import one_array
-from lance_memwal.rows.normal_form import normal, nulls
+from lance_memwal.rows.normal_form import is_always_normal, normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE
 
-__all__ = ["RowAdapter", "in_columns_of", "tombstone_flags", "with_flags"]
+__all__ = ["RowAdapter", "in_columns_of", "live_flags", "tombstone_flags", "with_flags"]
 
 
 class RowAdapter:
     """Adapts batches of one table; remembers the plan of the last stored schema, since runs of entries share it."""
 
-    __slots__ = ("_columns", "_plan", "_relaxed", "_schema", "_tombstone_at")
+    __slots__ = ("_as_stored", "_columns", "_keys", "_plan", "_relaxed", "_schema", "_tombstone_at")
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
         self._relaxed = schema.nullable
         self._columns: pa.Schema | None = None
         self._plan: Sequence[tuple[int, Fit]] = ()
+        self._as_stored = False  # whether every column is taken as it is
+        self._keys = [(self._relaxed.get_field_index(name), name) for name in schema.primary_key]
         self._tombstone_at = -1
 
     def adapt(self, batch: pa.RecordBatch, *, position: int | None = None) -> tuple[pa.RecordBatch, pa.Array | None]:
         """The batch with the table's columns, and its tombstone flags (None: every row lives)."""
         if self._columns is None or not batch.schema.equals(self._columns, check_metadata=True):
             self._plan = self._make_plan(batch.schema, position)
+            self._as_stored = all(_is_as_stored(fit) for _, fit in self._plan)
             self._tombstone_at = self._find_tombstone(batch.schema, position)
             self._columns = batch.schema
         rows = batch.num_rows
-        arrays = [
-            nulls(rows, fit.kind) if fit.absent else _normal(batch, index, fit, position) for index, fit in self._plan
-        ]
+        if self._as_stored:
+            arrays = [batch.column(index) for index, _ in self._plan]
+        else:
+            arrays = [
+                nulls(rows, fit.kind) if fit.absent else _normal(batch, at, fit, position) for at, fit in self._plan
+            ]
         self._check_keys(arrays, position)
         flags = batch.column(self._tombstone_at) if self._tombstone_at >= 0 else None
         if flags is not None and flags.null_count:
@@ -57,8 +64,8 @@ class RowAdapter:
         return pa.RecordBatch.from_arrays(arrays, schema=self._relaxed), flags if dead else None
 
     def _check_keys(self, arrays: list[pa.Array], position: int | None) -> None:
-        for name in self._schema.primary_key:
-            if arrays[self._relaxed.get_field_index(name)].null_count:
+        for index, name in self._keys:
+            if arrays[index].null_count:
                 raise CorruptDataError(f"key column {name!r} holds a null", position=position)
 
     @staticmethod
@@ -79,6 +86,11 @@ class RowAdapter:
         return plan
 
 
+def _is_as_stored(fit: Fit) -> bool:
+    """Whether values of this kind need no look: they are those of the table, in normal form."""
+    return fit.is_same and not is_second_layout(fit.kind) and is_always_normal(fit.kind)
+
+
 def _normal(batch: pa.RecordBatch, index: int, fit: Fit, position: int | None) -> pa.Array:
     try:
         return normal(fit.apply(batch.column(index)))
@@ -95,8 +107,13 @@ def in_columns_of(schema: TableSchema, stored: TableSchema, rows: Iterable[pa.Re
 
 def with_flags(batch: pa.RecordBatch, flags: pa.Array | None, memory: pa.Schema) -> pa.RecordBatch:
     """The adapted `batch` with its tombstone flags as the last column; `memory` is the schema of the result."""
-    dead = pa.repeat(False, batch.num_rows) if flags is None else flags
+    dead = live_flags(batch.num_rows) if flags is None else flags
     return pa.RecordBatch.from_arrays([*batch.columns, dead], schema=memory)
+
+
+def live_flags(rows: int) -> pa.BooleanArray:
+    """The flags of as many rows, of which none is a tombstone."""
+    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(bytes((rows + 7) // 8))])
 
 
 def tombstone_flags(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.bool_]:

@@ -13,18 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.arguments import check_choice, check_column
 from lance_memwal.errors import InvalidInputError, reason_of
+from lance_memwal.rows.adapt import live_flags
 from lance_memwal.rows.blobs import as_stored, check_inline, is_second_layout, same_blobs
 from lance_memwal.rows.ingest import left_out, may_cast, refuse_missing, to_batches, with_rows
 from lance_memwal.rows.json_values import holds_json, spelled
 from lance_memwal.rows.normal_form import is_always_normal, loose, normal, nulls
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.rows.uuid_text import is_uuid_text, uuids_of_texts
+from lance_memwal.rows.validity import validate
 from lance_memwal.types import TOMBSTONE, TOMBSTONE_FIELD
 
 __all__ = [
@@ -305,11 +306,11 @@ class LiveFlags(dict[int, pa.BooleanArray]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._longest = pa.array(np.zeros(_KEPT_FLAGS_ROWS, dtype=bool))
+        self._longest = live_flags(_KEPT_FLAGS_ROWS)
 
     def __missing__(self, rows: int) -> pa.BooleanArray:
         if rows > _KEPT_FLAGS_ROWS:
-            return pa.array(np.zeros(rows, dtype=bool))
+            return live_flags(rows)
         flags = self._longest.slice(0, rows)
         if len(self) < _KEPT_FLAGS:
             self[rows] = flags
@@ -357,7 +358,7 @@ def keeps_missing(missing: Missing | None) -> bool:
 def validate_rows(batch: pa.RecordBatch) -> None:
     """Refuse what nobody could read back: an entry with it would make the shard impossible to open."""
     try:
-        batch.validate(full=True)
+        validate(batch)
     except (pa.ArrowException, ValueError):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:

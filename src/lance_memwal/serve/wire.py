@@ -31,6 +31,7 @@ from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.rows.dictionaries import dictionaries
 from lance_memwal.rows.streams import stream_of
+from lance_memwal.rows.validity import validate
 from lance_memwal.serve.numbers import numbers_of
 from lance_memwal.shard_writer import ShardWriter
 from lance_memwal.types import EntryTransaction, Transaction
@@ -199,7 +200,7 @@ class Book:
         room = pa.allocate_buffer(len(data))
         memoryview(room).cast("B")[:] = data
         batch = pa.ipc.read_record_batch(room, schema)
-        batch.validate(full=True)
+        validate(batch)
         return [batch]
 
 
@@ -301,7 +302,7 @@ def _read(data: bytes) -> Rows:
     with pa.ipc.open_stream(pa.py_buffer(data), options=aligned) as stream:
         found = list(stream)
     for batch in found:
-        batch.validate(full=True)
+        validate(batch)
     return found
 
 
