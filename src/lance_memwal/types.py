@@ -176,7 +176,8 @@ class EntryFooter(NamedTuple):
     """What the footer of an entry says beside the checksums; the keys are those of RFC 0003. Every put makes one.
 
     `table` is the tag of the table that the entry was written for. `seen` is the whole map below the entry, without its
-    own transactions; `delta` is what is known beside the entries since the last whole map. `seal` ends a generation,
+    own transactions; `delta` is what is known beside the entries since the last whole map; beside a whole map it is empty, and
+    says that the generations have no maps of their own (RFC 0033). `seal` ends a generation,
     `bulk` announces one that is not in the log. `joint`: whoever reads all below may append in its epoch. `unknown` names
     the keys that this version does not understand.
     """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,9 @@ import pyarrow as pa
 
 from lance_memwal import CorruptDataError, WalEntry, WalTailer
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.log.entry import EntryEncoder, decode_entry
+from lance_memwal.log.entry import FOOTER_BYTES, EntryEncoder, decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
+from lance_memwal.log.wal import OpenedLog, PersistPolicy, list_positions, open_log
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
@@ -168,6 +171,23 @@ def map_of(entry: WalEntry) -> dict[str, int] | None:
     if entry.footer is None or entry.footer.seen is None:
         return None
     return {app: item.version for app, item in entry.footer.seen.items()}
+
+
+def of_earlier_release(location: Location, shard_id: str = SHARD, start: int = 1) -> None:
+    """Let the log, from `start` on, be one of a release that kept maps beside generations: no whole map says that there
+    are none."""
+    for position in list_positions(location, shard_id):
+        if position < start:
+            continue
+        path = paths.wal_entry_path(shard_id, position)
+        data = location.store.get(path)
+        length, extension_bytes, crc = struct.unpack_from("<QII", data, len(data) - FOOTER_BYTES)
+        value = json.loads(data[length : length + extension_bytes])
+        value.pop("delta", None)
+        extension = json.dumps(value, separators=(",", ":")).encode()
+        fixed = struct.pack("<QII", length, len(extension), crc)
+        own_crc = struct.pack("<I", zlib.crc32(fixed, zlib.crc32(extension)))
+        location.store.put(path, data[:length] + extension + fixed + own_crc + data[-8:])
 
 
 def with_map(**versions: int) -> EntryFooter:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("s3")
 
 # (all requests, requests of ours)
 OPEN_NEW = (9, 7)
-OPEN_AGAIN = (22, 18)  # of a shard that was closed: nothing is replayed
+OPEN_AGAIN = (18, 15)  # of a shard that was closed: nothing is replayed
 PUT = (1, 1)
 GET_HERE = (3, 2)
 FLUSH = (22, 14)

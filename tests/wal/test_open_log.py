@@ -27,6 +27,7 @@ from tests.kit.logs import (
     interrupted,
     manifests_at,
     map_of,
+    of_earlier_release,
     open_shard,
     place,
     put_entry,
@@ -363,6 +364,7 @@ def test_the_map_of_an_opened_log_is_the_maximum_over_the_log_and_the_files_of_l
     first = WalAppender.open(location, SHARD)
     first.append(rows(1), txn=("in the log", 4))
     first.append(rows(2), txn=("in both", 5))
+    of_earlier_release(location)
     manifest = flushed(location, 2)
     beside = paths.txn_map_path(SHARD, manifest.sstables[0].path)
     location.store.put(beside, encode_map(seen(**{"in both": 9, "beside": 2})))
@@ -376,6 +378,7 @@ def test_the_map_of_an_opened_log_is_the_maximum_over_the_log_and_the_files_of_l
 def test_a_damaged_map_beside_a_generation_is_an_error_that_names_it(data: bytes, tmp_path: Path) -> None:
     location = place(tmp_path)
     WalAppender.open(location, SHARD).append(rows(1))
+    of_earlier_release(location)
     beside = paths.txn_map_path(SHARD, flushed(location, 1).sstables[0].path)
     location.store.put(beside, data)
     with pytest.raises(CorruptDataError) as error:

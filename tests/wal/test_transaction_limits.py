@@ -23,7 +23,7 @@ from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter, SeenTransaction, Transaction
 from lance_memwal.write.once import OnceAppender
-from tests.kit.logs import SCHEMA, SHARD, manifests_at, map_of, place, put_entry, read_all, rows
+from tests.kit.logs import SCHEMA, SHARD, manifests_at, map_of, of_earlier_release, place, put_entry, read_all, rows
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -104,6 +104,7 @@ def test_an_id_that_an_older_release_took_does_not_keep_a_shard_closed(tmp_path:
             writer.force_seal_active()
             writer.wait_for_flush_drain()
         manifest = writer.manifest()
+    of_earlier_release(table.location, manifest.shard_id)
     for number, sstable in enumerate(manifest.sstables):
         path = paths.txn_map_path(manifest.shard_id, sstable.path)
         beside = {f"{number}" + "a" * (30 << 20): [1, SystemClock().now_ms(), None]}

@@ -32,6 +32,7 @@ from tests.kit.logs import (
     flushed,
     manifests_at,
     map_of,
+    of_earlier_release,
     place,
     put_entry,
     read_all,
@@ -135,11 +136,43 @@ def test_a_transaction_is_found_behind_the_entries_of_another_implementation(tmp
 def test_a_transaction_of_a_generation_without_entries_is_known(tmp_path: Path) -> None:
     location = place(tmp_path)
     appender(location).append(rows(1), txn=("app", 5))
+    of_earlier_release(location)
     sstable = flushed(location, 1).sstables[0]
-    location.store.put(paths.txn_map_path(SHARD, sstable.path), encode_map(seen(app=9, bulk=2)))
+    beside = paths.txn_map_path(SHARD, sstable.path)
+    location.store.put(beside, encode_map(seen(app=9, bulk=2)))
     successor = appender(location)
     assert [successor.append(rows(1), txn=(app, version)) for app, version in (("app", 9), ("bulk", 2))] == [0, 0]
     assert versions(location) == {"app": 9, "bulk": 2}
+    location.store.delete(beside)  # what the log holds now need not be looked for beside it
+    assert appender(location).append(rows(1), txn=("bulk", 2)) == 0
+
+
+def test_a_map_beside_a_generation_that_an_earlier_release_wrote_after_us_is_known(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender(location).append(rows(1), txn=("app", 5))
+    appender(location).append(rows(2))
+    appender(location).append(rows(3))
+    of_earlier_release(location, start=4)  # the sentinel and the entry of the last one
+    sstable = flushed(location, 5).sstables[0]
+    location.store.put(paths.txn_map_path(SHARD, sstable.path), encode_map(seen(bulk=2)))
+    assert appender(location).append(rows(1), txn=("bulk", 2)) == 0
+
+
+def test_no_map_is_looked_for_beside_generations_of_writers_that_make_none(tmp_path: Path) -> None:
+    location = place(tmp_path)
+    appender(location).append(rows(1), txn=("app", 5))
+    flushed(location, 1)
+    before = location.metrics.snapshot()["get"].count
+    opened = appender(location)
+    asked = location.metrics.snapshot()["get"].count - before
+    other = place(tmp_path / "other")
+    appender(other).append(rows(1), txn=("app", 5))
+    of_earlier_release(other)
+    flushed(other, 1)
+    before = other.metrics.snapshot()["get"].count
+    appender(other)
+    assert other.metrics.snapshot()["get"].count - before == asked + 1
+    assert opened.append(rows(1), txn=("app", 5)) == 0
 
 
 def test_an_application_that_was_silent_for_long_leaves_the_map_with_the_next_whole_one(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def _trim_shard(location: Location, manifest: ShardManifest, through: int, tag: 
     shard_id = manifest.shard_id
     positions = list_positions(location, shard_id)
     log = read_transactions(location, manifest, positions, clock, tag=tag)
-    maps = _generation_maps(location, manifest, through)
+    maps = _generation_maps(location, manifest, through, none=log.has_all)
     removed = 0
 
     def update(latest: ShardManifest) -> ShardManifest:
@@ -88,9 +88,11 @@ def _trim_shard(location: Location, manifest: ShardManifest, through: int, tag: 
     return removed
 
 
-def _generation_maps(location: Location, manifest: ShardManifest, through: int) -> dict[str, SeenMap]:
-    """The transaction maps beside compacted generations; most have none."""
+def _generation_maps(location: Location, manifest: ShardManifest, through: int, *, none: bool) -> dict[str, SeenMap]:
+    """The transaction maps beside compacted generations; empty ones where it is known that there is `none`."""
     old = manifest.up_to(through)
+    if none:
+        return {sstable.path: {} for sstable in old}
 
     def load(sstable: SsTable) -> SeenMap:
         return load_generation_maps(location, replace(manifest, sstables=(sstable,)))

@@ -4,7 +4,8 @@ Owns the rules around the transaction map. Invariants:
 
 1. The map of a shard is the newest whole map in its log, the transactions of that entry and of every entry above it, and
    the maps beside the listed generations; per application the highest version. A transaction of a bulk mark counts
-   once the cursor has reached the mark.
+   once the cursor has reached the mark. Nobody writes maps beside generations any more: a whole map that says so holds
+   what there was, and they are not looked for (RFC 0033).
 2. An equal version is skipped, a lower one is an error, and so is an old version under another query's application id.
    Where both have a digest of their rows, one that is skipped must have the digest of the one that is there.
 3. An application that was silent for longer than its expiry leaves the map with the next whole one. Silence is measured
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from lance_memwal.clock import Clock
 from lance_memwal.errors import (
@@ -62,6 +64,7 @@ MAX_ID_BYTES = 512  # of an application or a query, as JSON
 MAX_APPLICATIONS = 10_000
 KEPT_DIGESTS = 8  # of an application: so many versions can be told apart
 _ENTRIES_PER_MAP = 256
+_NOTHING_BESIDE: SeenMap = MappingProxyType({})  # the `delta` of a whole map: the generations have no maps of their own
 _MAX_OWN = 40_000  # with the limits above a map stays below what an extension holds
 
 
@@ -182,7 +185,7 @@ class TransactionMap:
     Not thread-safe.
     """
 
-    __slots__ = ("_entries_since_map", "_generation", "_seen", "leaves_out", "time")
+    __slots__ = ("_entries_since_map", "_generation", "_seen", "has_all", "leaves_out", "time")
 
     def __init__(self, seen: SeenMap, time: ShardTime) -> None:
         self._seen = dict(seen)
@@ -190,6 +193,7 @@ class TransactionMap:
         self._generation: int | None = None
         self._entries_since_map = 0
         self.leaves_out = False  # whether there was a bulk mark that is not decided
+        self.has_all = False  # whether the newest whole map says that nothing lies beside the log (RFC 0033)
 
     def is_repeat(self, txn: Transaction) -> bool:
         """Whether `txn` was written already; an error if its version is lower than what the shard has."""
@@ -242,17 +246,21 @@ class TransactionMap:
         if footer.written_ms is not None:
             self.time.note(footer.written_ms)
         self._generation = self._generation if generation is None else generation
-        self._entries_since_map = 0 if is_whole(footer) else self._entries_since_map + 1
+        self._entries_since_map += 1
+        if is_whole(footer):
+            self._entries_since_map, self.has_all = 0, footer.delta is not None
 
     def footer(self, generation: int, txns: tuple[EntryTransaction, ...] = (), table: str | None = None) -> EntryFooter:
         """The footer of the next entry with rows: the whole map in the first of a generation, and now and then."""
         whole = generation != self._generation or self._entries_since_map + 1 >= _ENTRIES_PER_MAP
-        seen = self.whole() if whole else None
-        return EntryFooter(table, self.time.next_ms(), txns, seen)
+        if not whole:
+            return EntryFooter(table, self.time.next_ms(), txns)
+        return EntryFooter(table, self.time.next_ms(), txns, self.whole(), _NOTHING_BESIDE)
 
     def mark(self, *, seal: int | None = None, table: str | None = None, joint: bool = False) -> EntryFooter:
         """The footer of an entry without rows: always with the whole map."""
-        return EntryFooter(table=table, written_ms=self.time.next_ms(), seen=self.whole(), seal=seal, joint=joint)
+        written_ms, whole = self.time.next_ms(), self.whole()
+        return EntryFooter(table, written_ms, seen=whole, delta=_NOTHING_BESIDE, seal=seal, joint=joint)
 
     def covers(self, beside: SeenMap) -> bool:
         """Whether everything in `beside` that still counts is known here too."""

@@ -378,7 +378,8 @@ def _claim_log(
     if transactions.leaves_out:  # only the owner knows that nobody decides that mark any more, and writes its map so
         manifests.check_fenced(epoch)
     sentinel = log.place_sentinel(transactions, joint=joint)
-    manifest = manifests.check_fenced(epoch)
+    if not manifests.is_newest(manifest.version):  # else it is the one that we wrote
+        manifest = manifests.check_fenced(epoch)
     return OpenedLog(log, manifest, manifest.replay_after_wal_entry_position + 1, sentinel, transactions, looked)
 
 
@@ -394,9 +395,10 @@ def shard_transactions(
     tag: str | None = None,
     footers: Footers = _NO_FOOTERS,
 ) -> TransactionMap:
-    """All transactions of a shard: those of `read_transactions`, and those beside the listed generations."""
+    """All transactions of a shard: those of `read_transactions`, and those beside the listed generations, if there are any."""
     known = read_transactions(location, manifest, positions, clock, tag=tag, footers=footers)
-    known.merge(load_generation_maps(location, manifest))
+    if not known.has_all:
+        known.merge(load_generation_maps(location, manifest))
     return known
 
 
@@ -522,8 +524,7 @@ def read_run(
     while looked is not None and start < end and start in looked:
         yield looked.pop(start)
         start += 1
-    for position, data in _fetch(location, shard_id, start, end):
-        path = paths.wal_entry_path(shard_id, position)
+    for position, (path, data) in zip(range(start, end), _fetch(location, shard_id, start, end), strict=True):
         if data is None:
             if not _goes_on(location, shard_id, position, end, tag):
                 return
@@ -577,19 +578,18 @@ def _goes_on(location: Location, shard_id: str, position: int, end: int, tag: st
     return not above or bool(own_end(location, shard_id, above, tag))
 
 
-def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[tuple[int, bytes | None]]:
+def _fetch(location: Location, shard_id: str, start: int, end: int) -> Iterator[tuple[str, bytes | None]]:
+    """The path of each position, and what is there."""
     directory = paths.wal_dir(shard_id)
 
-    def read(position: int) -> bytes | None:
+    def read(position: int) -> tuple[str, bytes | None]:
+        path = paths.entry_path_below(directory, position)
         try:
-            return location.store.get(paths.entry_path_below(directory, position))
+            return path, location.store.get(path)
         except ObjectNotFoundError:
-            return None
+            return path, None
 
-    positions = range(start, end)
-    yield from zip(
-        positions, in_order(read, positions, location.at_once(_READ_AHEAD), "memwal-read-ahead"), strict=True
-    )
+    return in_order(read, range(start, end), location.at_once(_READ_AHEAD), "memwal-read-ahead")
 
 
 class WalTailer:

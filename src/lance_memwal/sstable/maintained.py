@@ -97,7 +97,7 @@ def choose_maintained(
 
 
 def with_names(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
-    """`base`, or a version after it that names the indexes that "all" means now.
+    """`base`, which was just looked at, or a version after it that names the indexes that "all" means now.
 
     Nothing of ours needs the names: where they cannot be written, that is logged.
     """
@@ -107,7 +107,9 @@ def with_names(base: BaseTable, clock: Clock = SYSTEM_CLOCK) -> BaseTable:
         return replace(details, maintained_indexes=names_of_all(newest)) if details.maintain_all_indexes else details
 
     try:
-        return change_details(base.refresh, named, clock) if base.details is not None else base
+        if base.details is None or named(base) == base.details:
+            return base
+        return change_details(base.refresh, named, clock)
     except (ConflictError, UnsupportedFormatError) as error:
         _LOG.info("the names of maintained indexes were not recorded [table=%s]: %s", base.location.describe(), error)
         return base

@@ -465,7 +465,8 @@ class OnceAppender:
         unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
         transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
         transactions.keep_time(self._times.setdefault(manifest.shard_id, transactions.time))
-        transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
+        if not transactions.has_all:
+            transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
         if known is not None:
             transactions.follow(known.transactions)
         return ShardTail(
