@@ -1,8 +1,8 @@
-"""The shard writer beside pylance's own, tuned for its best.
+"""The life of a shard writer beside that of pylance's own, tuned for its best; puts alone are in `bench_puts`.
 
 Both sides write without fsync (the peer never does), on tmpfs, into tables of their own. Durable: the peer with
 `durable_write=True, max_wal_buffer_size=1`, so that it never waits for its timer. Not durable: the peer with its
-defaults. Narrow rows are an int64 key, a float32 and a short string.
+defaults. Rows are an int64 key, a float32 and a short string.
 
 Some cases compare us with ourselves, and say so in their names: the column `peer` is then the other way of ours.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ ROWS = 20
 _KEY = {"lance-schema:unenforced-primary-key": "true"}
 _ID = pa.field("id", pa.int64(), nullable=False, metadata=_KEY)
 NARROW = pa.schema([_ID, ("value", pa.float32()), ("name", pa.string())])
-WIDE = pa.schema([_ID, ("vector", pa.list_(pa.float32(), 128)), ("name", pa.string())])
 _DURABLE = {"durable_write": True, "max_wal_buffer_size": 1}
 _PLENTY: dict[str, Any] = {
     "max_memtable_rows": 2_000_000,
@@ -45,25 +43,8 @@ Put = Callable[[Any], object]
 
 def cases() -> list[Case]:
     """The cases of this module."""
-    wide = partial(durable, schema=WIDE)
     return [
-        Case("durable put, 20 rows, 1 thread", partial(durable, ours), partial(durable, peer), 3.0, "puts/s"),
-        Case(
-            "durable put, 20 rows, 8 threads",
-            partial(durable, ours, threads=8),
-            partial(durable, peer, threads=8),
-            4.0,
-            "puts/s",
-        ),
-        Case("durable put, 20 rows of 128 dimensions", partial(wide, ours), partial(wide, peer), 2.0, "puts/s"),
-        Case("buffered put, 20 rows", partial(buffered, ours), partial(buffered, peer), 5.0, "puts/s"),
-        Case(
-            "buffered put, 20 rows, with close",
-            partial(buffered, ours, drained=True),
-            partial(buffered, peer, drained=True),
-            3.0,
-            "puts/s",
-        ),
+        Case("buffered put, 20 rows, with close", partial(buffered, ours), partial(buffered, peer), 3.0, "puts/s"),
         Case("close with 50,000 rows in memory", partial(flush, ours), partial(flush, peer), 1.0, "ms", 9),
         Case("open with 1,500 entries to replay", partial(replay, ours), partial(replay, peer), 1.0, "ms", 9),
         Case(
@@ -136,9 +117,6 @@ def _batches(schema: pa.Schema, count: int, rows: int = ROWS) -> list[pa.RecordB
         "value": pa.array(rng.random(count * rows, np.float32)),
         "name": pa.array(names),
     }
-    if "vector" in schema.names:
-        flat = rng.random(count * rows * 128, np.float32)
-        columns["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(flat), 128)
     whole = pa.table({name: columns[name] for name in schema.names}, schema=schema)
     # Copies, so that no batch holds on to the buffers of all.
     return [pa.record_batch(whole.slice(i * rows, rows).to_pydict(), schema=schema) for i in range(count)]
@@ -155,37 +133,15 @@ def _timed_puts(put: Put, batches: Sequence[pa.RecordBatch], seconds: list[float
 # ---------------------------------------------------------------------------------------------------------- turns
 
 
-def durable(open_writer: Open, bench: Bench, *, threads: int = 1, schema: pa.Schema = NARROW) -> Sample:
-    """Durable puts of all threads per second."""
-    batches = _batches(schema, bench.scale(3_000, 400))
-    writer = open_writer(_table(bench, schema))
-    latencies: list[list[float]] = [[] for _ in range(threads)]
-    workers = [
-        threading.Thread(target=_timed_puts, args=(writer.put, batches[i::threads], latencies[i]))
-        for i in range(threads)
-    ]
-    start = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    seconds = time.perf_counter() - start
-    writer.close()
-    return Sample(len(batches) / seconds, [second for some in latencies for second in some])
-
-
-def buffered(open_writer: Open, bench: Bench, *, drained: bool = False) -> Sample:
-    """Puts per second until they return, or until everything is flushed and closed."""
+def buffered(open_writer: Open, bench: Bench) -> Sample:
+    """Puts per second until everything is flushed and closed."""
     batches = _batches(NARROW, bench.scale(5_000, 800))
     writer = open_writer(_table(bench, NARROW), durable_write=False)
     latencies: list[float] = []
     start = time.perf_counter()
     _timed_puts(writer.put, batches, latencies)
-    if drained:
-        writer.close()
-    seconds = time.perf_counter() - start
     writer.close()
-    return Sample(len(batches) / seconds, latencies)
+    return Sample(len(batches) / (time.perf_counter() - start), latencies)
 
 
 def flush(open_writer: Open, bench: Bench) -> Sample:
