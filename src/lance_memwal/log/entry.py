@@ -36,6 +36,7 @@ import pyarrow.ipc as ipc
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.blob_targets import TARGET_KEYS, TARGET_PREFIX
+from lance_memwal.log.checksum import Piece, crc_after, summed
 from lance_memwal.log.ipc_frames import end_of_stream
 from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
 from lance_memwal.rows.digest import is_digest
@@ -118,12 +119,16 @@ class RowEncoder:
         self._prepared = [i for i, field in enumerate(fields) if is_prepared(field)]
         self.never_fails = not (self._is_read_back or self._json or self._prepared)  # with rows that are validated
 
-    def messages(self, batches: Sequence[pa.RecordBatch]) -> list[pa.Buffer]:
-        """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded."""
+    def messages(self, batches: Sequence[pa.RecordBatch], *, ahead: bool = False) -> list[Piece]:
+        """The messages of `batches`, with their dictionaries in front; `InvalidInputError` if they cannot be encoded.
+
+        `ahead`: by a thread that does not commit; large ones are summed.
+        """
         try:
             if self._json or self._prepared:
                 batches = self.as_logged(batches)
-            return self._read_back(batches) if self._is_read_back else list(map(pa.RecordBatch.serialize, batches))
+            made = self._read_back(batches) if self._is_read_back else map(pa.RecordBatch.serialize, batches)
+            return list(map(summed if ahead else Piece, made))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise InvalidInputError(f"the rows cannot be encoded: {error}") from error
 
@@ -201,17 +206,17 @@ class EntryEncoder:
         sink.write(_footer(length, crc, extension))
         return _bounded(sink.getvalue())
 
-    def assemble(self, messages: Sequence[pa.Buffer], footer: EntryFooter = _PLAIN) -> bytes:
+    def assemble(self, messages: Sequence[Piece], footer: EntryFooter = _PLAIN) -> bytes:
         """The bytes of one entry that holds `messages` of a `RowEncoder` of the same columns."""
         extension = _encode_extension(footer)
         crc = self._prefix_crc
         length = len(self._prefix) + len(_END_OF_STREAM)
         for message in messages:
-            crc = zlib.crc32(message, crc)
-            length += message.size
+            crc = crc_after(crc, message)
+            length += message.data.size
         crc = zlib.crc32(_END_OF_STREAM, crc)
         tail = (_END_OF_STREAM, extension, _footer(length, crc, extension))
-        return _bounded(b"".join((self._prefix, *messages, *tail)))
+        return _bounded(b"".join((self._prefix, *(message.data for message in messages), *tail)))
 
 
 def _prefix(schema: pa.Schema) -> bytes:

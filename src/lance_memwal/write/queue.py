@@ -5,10 +5,11 @@ A thread that waits for storage anyway lets the leader fit and insert its rows t
 of all of them wanting the interpreter between the leader's system calls. Invariants:
 
 1. The totals after a write (batches, bytes, run) are part of it, so that the newest write says where the queue ends.
-2. The bytes of an entry are made once. Rows that could fail to be encoded, or are many, are encoded before they are
-   pending: what cannot be encoded fails its own write. Few rows of plain types wait for their entry, of which they become
-   one batch: to encode batches one by one takes longer than to join them. What an entry takes at most is known before.
-   They wait in memory of their own: what was validated is what is encoded, whatever a caller does with its buffers.
+2. The bytes of an entry are made once. Rows that could fail to be encoded, or are many, are encoded (and summed) by their
+   own threads before they are pending: what cannot be encoded fails its own write. Few rows of plain types wait for their
+   entry, of which they become one batch: to encode batches one by one takes longer than to join them. What an entry takes
+   at most is known before. They wait in memory of their own: what was validated is what is encoded, whatever a caller
+   does with its buffers.
 3. A put is inserted once: it leaves the queue after it is in `pending`, and whoever takes from the queue next finds out
    whether the leader before was interrupted between the two. Nothing is committed before that is known.
 4. What is wrong with one put is raised in its own caller; the others go on.
@@ -22,12 +23,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 import pyarrow as pa
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
+from lance_memwal.log.checksum import Piece
 from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
@@ -41,7 +42,6 @@ __all__ = ["Entry", "EntryBuilder", "Pending", "PutQueue", "QueuedPut", "WriteRo
 _FRAMING_BYTES = 1024  # at least what a column of a few rows costs beside its values
 _SMALL_BYTES = 64 * 1024  # rows that are joined with those of other puts
 _JOINED_BYTES = 8 << 20  # of one batch that was joined
-_size = attrgetter("size")
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class WriteRows:
     sizes: list[int]
     num_rows: int
     size_bytes: int
-    messages: list[pa.Buffer] | None = None
+    messages: list[Piece] | None = None
     unencoded: Sequence[pa.RecordBatch] = ()
     wire_bytes: int = 0
     most_bytes: int = 0
@@ -333,8 +333,8 @@ class EntryBuilder:
             return rows.wire_bytes <= self._limit_bytes
         if most > self._limit_bytes and self._rows.measure(flagged) > self._limit_bytes:
             return False
-        rows.messages = messages = self._rows.messages(flagged)
-        rows.wire_bytes = rows.most_bytes = sum(map(_size, messages))
+        rows.messages = messages = self._rows.messages(flagged, ahead=True)
+        rows.wire_bytes = rows.most_bytes = sum(message.data.size for message in messages)
         return True
 
     def _flagged(self, batch: pa.RecordBatch, flags: pa.BooleanArray | None) -> pa.RecordBatch:
@@ -353,17 +353,17 @@ class EntryBuilder:
             return encoder.encode([batch for item in group for batch in item.rows.unencoded], entry.footer)
         return encoder.assemble(self._messages(group), entry.footer)
 
-    def _messages(self, group: list[Pending]) -> Sequence[pa.Buffer]:
+    def _messages(self, group: list[Pending]) -> Sequence[Piece]:
         """The messages of an entry."""
         if len(group) > 1:
             return list(self._shared(group))
         rows = group[0].rows
         return self._each(rows.batches, rows.flags) if rows.messages is None else rows.messages
 
-    def _each(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.Buffer]:
+    def _each(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[Piece]:
         return self._rows.messages(list(map(self._flagged, batches, flags)))
 
-    def _shared(self, group: list[Pending]) -> Iterator[pa.Buffer]:
+    def _shared(self, group: list[Pending]) -> Iterator[Piece]:
         """The messages of an entry of several writes: rows that are encoded as they are, those between them joined."""
         batches: list[pa.RecordBatch] = []
         flags: list[pa.BooleanArray | None] = []
@@ -382,7 +382,7 @@ class EntryBuilder:
         if batches:
             yield from self._joined(batches, flags)
 
-    def _joined(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[pa.Buffer]:
+    def _joined(self, batches: list[pa.RecordBatch], flags: list[pa.BooleanArray | None]) -> list[Piece]:
         """The message of some rows as one batch; of each batch, where they say different things of nulls."""
         try:
             rows = pa.concat_batches(batches)
