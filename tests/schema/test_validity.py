@@ -91,6 +91,17 @@ def test_bytes_of_no_value_may_be_anything() -> None:
     validate(pa.RecordBatch.from_arrays([sound.column(0), garbage], names=["id", "text"]))
 
 
+@pytest.mark.parametrize("kind", _KINDS)
+def test_buffers_may_be_longer_than_their_values(kind: pa.DataType) -> None:
+    width = _place(kind)().itemsize
+    sound = _texts(kind, ["é"] * ROWS).column(1)
+    _, places, data = sound.buffers()
+    longer = [None, pa.py_buffer(bytes(places)[: (ROWS + 1) * width] + b"\x07"), pa.py_buffer(bytes(data) + b"\xff")]
+    column = pa.Array.from_buffers(kind, ROWS - 2, longer, offset=2)
+    column.validate(full=True)
+    validate(pa.RecordBatch.from_arrays([column], names=["text"]))
+
+
 def test_damage_anywhere_is_judged_as_arrow_does() -> None:
     rng = np.random.default_rng(5)
     batch = _texts(pa.string(), ["aé日🙂"[: i % 5] for i in range(ROWS)])
@@ -107,3 +118,17 @@ def test_damage_anywhere_is_judged_as_arrow_does() -> None:
         assert _says(partial(validate, each)) == verdict
         refused += verdict is not None
     assert 20 < refused < 200
+
+
+def test_types_without_a_hash_are_looked_at_too() -> None:
+    class Unhashed(pa.ExtensionType):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            super().__init__(pa.int64(), "tests.unhashed")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+    column = pa.ExtensionArray.from_storage(Unhashed(), pa.array(range(ROWS)))
+    validate(pa.RecordBatch.from_arrays([column, pa.array(["é"] * ROWS)], names=["own", "text"]))

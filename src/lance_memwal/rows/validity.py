@@ -19,26 +19,30 @@ __all__ = ["validate"]
 
 _MANY_ROWS = 4096  # for fewer, one call of Arrow takes less time
 _FIRST_INSIDE, _LAST_INSIDE = 0x80, 0xBF  # of a character of several bytes
-_TEXTS = {pa.string(): (pa.binary(), np.int32), pa.large_string(): (pa.large_binary(), np.int64)}
 
 
 def validate(batch: pa.RecordBatch) -> None:
     """Return only if every value of `batch` is one of its type; raises what Arrow's full validation raises."""
-    if batch.num_rows < _MANY_ROWS or not any(kind in _TEXTS for kind in batch.schema.types):
+    if batch.num_rows < _MANY_ROWS or not any(map(_is_text, batch.schema.types)):
         batch.validate(full=True)
         return
     batch.validate()  # that the buffers are there: only then can they be looked at
     for column in batch.columns:
-        if column.type not in _TEXTS or not _holds_text(column):
+        if not (_is_text(column.type) and _holds_text(column)):
             column.validate(full=True)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _holds_text(column: pa.Array) -> bool:
     """Whether `column`, of texts, is proven to be valid; False does not say that it is not."""
-    as_bytes, place = _TEXTS[column.type]
-    column.view(as_bytes).validate(full=True)
+    is_large = pa.types.is_large_string(column.type)
+    column.view(pa.large_binary() if is_large else pa.binary()).validate(full=True)
+    place = np.dtype(np.int64 if is_large else np.int32)
     _, places, data = column.buffers()
-    begins = np.frombuffer(places, place)[column.offset : column.offset + len(column) + 1]
+    begins = np.frombuffer(places, place, len(column) + 1, column.offset * place.itemsize)
     values = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     first, end = int(begins[0]), int(begins[-1])
     used = values[first:end]
