@@ -96,6 +96,7 @@ def test_a_get_is_a_lookup_of_one_key_in_every_tier(tmp_path: Path, kind: str) -
 
 def test_a_number_that_no_key_can_be_is_refused_as_a_lookup_refuses_it(tmp_path: Path) -> None:
     table, writer, _ = made(tmp_path / "t", "int8", mw.Unsharded())
+    empty = mw.create_table(str(tmp_path / "empty"), table.schema, primary_key="k", sharding=mw.Unsharded())
     with writer:
         for bad in (1000, -129, 1 << 80, None, "5"):
             with pytest.raises(mw.InvalidInputError) as of_get:
@@ -103,6 +104,9 @@ def test_a_number_that_no_key_can_be_is_refused_as_a_lookup_refuses_it(tmp_path:
             with pytest.raises(mw.InvalidInputError) as of_lookup:
                 table.lookup([bad])
             assert str(of_get.value) == str(of_lookup.value)
+            with pytest.raises(mw.InvalidInputError) as of_nothing:
+                empty.get(bad)
+            assert str(of_nothing.value) == str(of_lookup.value)
         with pytest.raises(mw.InvalidInputError, match="is not in the table"):
             table.get(5, ["nobody"])
 

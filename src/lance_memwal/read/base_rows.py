@@ -75,12 +75,10 @@ class BaseLookup:
     def find_one(
         self, base: BaseTable, held: Any, key: Callable[[], pa.RecordBatch], columns: Sequence[str]
     ) -> pa.Table | None:
-        """The row of `base` with one key, `columns` at least; None if there is none.
+        """The row of `base`, which is not empty, with one key, `columns` at least; None if there is none.
 
         The key is given as memtables hold it (`held`), and, if that does not do, as columns.
         """
-        if base.dataset.count_rows() == 0:
-            return None
         index = self._index_for(base, 1)
         row_ids = None if index is None else index.propose_one(held)
         if row_ids is None:

@@ -68,6 +68,10 @@ class OneKey:
                 pass
         return self.columns.column(place)
 
+    def refuse_misfit(self) -> None:
+        """Raise `InvalidInputError` if it is no key of the table: a number of its class may be out of range."""
+        key_batch([self.given], self._schema)
+
     def shards(self, sharding: Sharding, primary_key: Sequence[str], shards: Collection[str]) -> Collection[str] | None:
         """Those of `shards` that can hold it; None: any of them."""
         return shards_of_keys(sharding, primary_key, self.part, shards)
@@ -94,9 +98,12 @@ def find_row(snapshot: Tiers, base_lookup: BaseLookup, key: OneKey, columns: Seq
         if row is not None:
             return row
         is_fresh = is_fresh or found
-    if is_fresh or snapshot.base_table is None:
+    if is_fresh:
         return None
-    base = snapshot.base
+    base = snapshot.base_table
+    if base is None or base.dataset.count_rows() == 0:
+        key.refuse_misfit()
+        return None
     rows = base_lookup.find_one(base, key.held, lambda: key.columns, roots_of(columns) or base.primary_key)
     return None if rows is None else {name: column_at(name, rows)[0].as_py() for name in columns}
 
