@@ -242,6 +242,27 @@ TARGETS: dict[str, Target] = {
 }
 
 
+LOGS = tuple(name for name, target in TARGETS.items() if target.decode.__module__ == __name__)
+OTHERS = tuple(name for name in TARGETS if name not in LOGS)
+
+
+def any_of_the_others(data: bytes) -> None:
+    """The first byte chooses the decoder: many of them in one process."""
+    from lance_memwal.errors import InvalidInputError
+
+    target = TARGETS[OTHERS[(data or b"\0")[0] % len(OTHERS)]]
+    try:
+        target.decode(data[1:])
+    except InvalidInputError as error:
+        if not target.is_asked:
+            raise AssertionError(f"{target.place} blames its caller") from error
+        raise
+
+
+def any_of_the_others_corpus() -> list[bytes]:
+    return [bytes([number]) + data for number, name in enumerate(OTHERS) for data in TARGETS[name].corpus()]
+
+
 def _with_footer(stream: bytes, extension: bytes) -> bytes:
     fixed = struct.pack("<QII", len(stream), len(extension), zlib.crc32(stream))
     return stream + extension + fixed + struct.pack("<I", zlib.crc32(extension + fixed)) + b"MWALEND1"

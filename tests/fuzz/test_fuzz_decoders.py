@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from decoders import TARGETS
+from decoders import LOGS, OTHERS, TARGETS, any_of_the_others_corpus
 from fuzzer import fuzz_decoder
 
 from tests.harness.profile import scaled
 
 SMALL_BYTES = 1_100
-SMALL = [name for name in TARGETS if name != "bloom"]  # a bloom filter has one size only, 32 KiB
+SMALL = [name for name in LOGS if name != "bloom"]  # a bloom filter has one size only, 32 KiB
 
 
 @pytest.mark.scaled
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", scaled(ci=LOGS, prove=tuple(TARGETS)))
 def test_mutated_bytes_are_refused_or_decoded(name: str) -> None:
     runs = scaled(ci=5_000, prove=100_000)
     target = TARGETS[name]
     counts = fuzz_decoder(target.place, target.corpus(), runs, is_asked=target.is_asked)
     assert sum(counts.values()) == runs
     assert counts["refused"] > runs // 20, "the mutations hardly hurt: they do not reach the decoder"
+
+
+def test_mutated_records_texts_and_messages_are_refused_or_decoded() -> None:
+    runs = 400 * len(OTHERS)
+    counts = fuzz_decoder("decoders:any_of_the_others", any_of_the_others_corpus(), runs, is_asked=True)
+    assert counts["refused"] > runs // 2
 
 
 @pytest.mark.parametrize("name", SMALL)

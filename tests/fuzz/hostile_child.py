@@ -1,0 +1,186 @@
+"""Plants one hostile thing in an honest table, and uses the table in a process with little memory.
+
+`python hostile_child.py <case> <directory>`: prints what each use answered, one line each; an error that is not ours, or none at
+all from a process that was killed, is what the test looks for. Rows that are more than the memory may be a `MemoryError`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import lance_memwal as mw
+from lance_memwal.errors import MemWalError
+from lance_memwal.log.entry import encode_sentinel
+from lance_memwal.rows.streams import stream_of
+from lance_memwal.store import paths
+from lance_memwal.types import EntryFooter
+
+HEADROOM_BYTES = 512 << 20
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
+
+
+def table_at(place: Path) -> mw.Table:
+    """A table with rows in its base, in an SSTable and in its log."""
+    table = mw.create_table(str(place), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
+    with table.writer(compaction=None) as writer:
+        for number in range(3):
+            writer.put([{"id": number, "v": "a"}])
+            if number < 2:
+                writer.flush()
+            if number == 0:
+                table.compact()
+        writer.abort()
+    return table
+
+
+def shard_dir(place: Path) -> Path:
+    return place / paths.shard_dir(mw.shard_id_for(mw.Unsharded()))
+
+
+def newest(folder: Path, suffix: str) -> Path:
+    return max(folder.glob(f"*{suffix}"), key=lambda file: file.stat().st_mtime_ns)
+
+
+def next_entry(place: Path, data: bytes) -> None:
+    shard = mw.shard_id_for(mw.Unsharded())
+    taken = len(list((place / paths.wal_dir(shard)).glob("*.arrow")))
+    tip = mw.WalTailer(str(place), shard).next_position()
+    assert tip > taken >= 0
+    (place / paths.wal_entry_path(shard, tip)).write_bytes(data)
+
+
+def stream(batch: pa.RecordBatch, compression: str | None = None) -> bytes:
+    marked = batch.replace_schema_metadata({"writer_epoch": "1"})
+    return bytes(stream_of(marked.schema, [marked], compression=compression))
+
+
+def path_that_leads_out(place: Path) -> None:
+    file = newest(shard_dir(place) / "manifest", ".binpb")
+    data = file.read_bytes()
+    at = data.rindex(b"_gen_") - 8
+    file.write_bytes(data[:at] + b"../../../etc/x"[:14].ljust(14, b"/") + data[at + 14 :])
+
+
+def absolute_path(place: Path) -> None:
+    file = newest(shard_dir(place) / "manifest", ".binpb")
+    data = file.read_bytes()
+    at = data.rindex(b"_gen_") - 8
+    file.write_bytes(data[:at] + b"/etc/passwd\0\0\0" + data[at + 14 :])
+
+
+def linked_log(place: Path) -> None:
+    log = shard_dir(place) / "wal"
+    os.rename(log, place.parent / "elsewhere")
+    os.symlink(place.parent / "elsewhere", log)
+
+
+def linked_manifest(place: Path) -> None:
+    file = newest(shard_dir(place) / "manifest", ".binpb")
+    os.rename(file, place.parent / "elsewhere")
+    os.symlink(place.parent / "elsewhere", file)
+
+
+def strange_names(place: Path) -> None:
+    for folder in (shard_dir(place), shard_dir(place) / "wal", shard_dir(place) / "manifest", place / "_mem_wal"):
+        for name in ("..\\x", "a\nb", "%2e%2e", "9" * 200, "-1.json", "\udcff.arrow", "1e5.binpb"):
+            (folder / name).write_bytes(b"x")
+
+
+def compression_bomb(place: Path) -> None:
+    zeros = pa.Array.from_buffers(pa.int64(), 40_000_000, [None, pa.allocate_buffer(320_000_000)])
+    next_entry(place, stream(pa.record_batch({"id": zeros}), "zstd"))
+
+
+def rows_that_cost_nothing(place: Path) -> None:
+    nulls = pa.Array.from_buffers(pa.null(), (1 << 31) - 1, [None])
+    next_entry(place, stream(pa.record_batch([nulls], names=["n"])))
+
+
+def deep_columns(place: Path) -> None:
+    kind: pa.DataType = pa.int64()
+    for _ in range(2_000):
+        kind = pa.list_(kind)
+    schema = pa.schema([("deep", kind)], metadata={"writer_epoch": "1"})
+    next_entry(place, bytes(schema.serialize()) + b"\xff\xff\xff\xff\0\0\0\0")
+
+
+def huge_epoch(place: Path) -> None:
+    next_entry(place, encode_sentinel((1 << 64) - 1, EntryFooter(written_ms=(1 << 63) - 1)))
+
+
+def nested_records(place: Path) -> None:
+    for folder in ("memwal_consumers/c", "memwal_checkpoints/c"):
+        (place / folder).mkdir(parents=True)
+        (place / folder / "1.json").write_bytes(b'{"format":1,"shards":' + b'{"a":' * 100_000)
+    floor = place / paths.floor_dir(mw.shard_id_for(mw.Unsharded()))
+    floor.mkdir(parents=True, exist_ok=True)
+    (floor / "999999.json").write_bytes(b'{"position":' + b"9" * 4_000 + b"}")
+
+
+CASES: dict[str, Callable[[Path], None]] = {
+    case.__name__: case
+    for case in (
+        path_that_leads_out,
+        absolute_path,
+        linked_log,
+        linked_manifest,
+        strange_names,
+        compression_bomb,
+        rows_that_cost_nothing,
+        deep_columns,
+        huge_epoch,
+        nested_records,
+    )
+}
+
+
+def use(what: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+        print(f"{what}: answered")
+    except MemWalError as error:
+        print(f"{what}: {type(error).__name__}")
+    except MemoryError:
+        print(f"{what}: out of memory")
+    except BaseException:
+        print(f"{what}: NOT OURS\n{traceback.format_exc()[-1_500:]}")
+
+
+def main(case: str, place: Path) -> None:
+    planter = os.fork()  # whoever uses the table has not seen it before
+    if planter == 0:
+        table_at(place)
+        CASES[case](place)
+        os._exit(0)
+    assert os.waitpid(planter, 0)[1] == 0
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM_BYTES, used + HEADROOM_BYTES))
+    table = mw.open_table(str(place))
+    use("scan", lambda: table.scan().to_table())
+    use("get", lambda: table.get(1))
+    use("changes", lambda: list(table.changes(until="now")))
+    use("consumers", lambda: (table.consumers(), table.checkpoints()))
+    use("stats", table.stats)
+    use("gc", lambda: table.gc(grace_seconds=0))
+    use("verify", table.verify)
+    use("repair", lambda: table.repair(dry_run=True))
+
+    def write() -> None:
+        with table.writer(compaction=None) as writer:
+            writer.put([{"id": 9, "v": "z"}])
+
+    use("write", write)
+    print("done", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
