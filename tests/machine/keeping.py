@@ -101,12 +101,15 @@ def settle(life: Life) -> None:
 
 
 def merge_files(life: Life) -> None:
-    """Lance rewrites its files."""
-    life.table.dataset.optimize.compact_files()
+    """Lance rewrites its files. Beside others who commit it would be refused, and its caller would try again."""
+    if life.configuration.compaction is None:
+        life.table.dataset.optimize.compact_files()
 
 
 def optimize(life: Life) -> None:
-    life.table.dataset.optimize.optimize_indices()
+    """Lance brings its indexes up to date; see `merge_files`."""
+    if life.configuration.compaction is None:
+        life.table.dataset.optimize.optimize_indices()
 
 
 def add_column(life: Life) -> None:

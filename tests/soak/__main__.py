@@ -45,7 +45,7 @@ def _held(place: Path, plan: Plan, svg: Path | None) -> list[str]:
         return [str(failure), soak.summary()]
     for name, title in TITLES.items():
         early, late = quarters(soak.moments, name)
-        print(f"{title:45} second quarter {early:8.1f}   last quarter {late:8.1f}")
+        print(f"{title:58} second quarter {early:8.1f}   last quarter {late:8.1f}")
     print(soak.summary())
     if svg is not None:
         svg.write_text(drawing(soak.moments))

@@ -36,9 +36,9 @@ TITLES = {
     "versions": "versions of the base table",
     "uncompacted": "SSTables that are not compacted",
     "waiting_for_indexes": "compacted SSTables that wait for an index",
-    "get_ms": "one get, milliseconds (median)",
-    "vector_ms": "one vector search, milliseconds (median)",
-    "text_ms": "one text search, milliseconds (median)",
+    "get_ms": "one get, milliseconds of the processor (median)",
+    "vector_ms": "one vector search, milliseconds of the processor (median)",
+    "text_ms": "one text search, milliseconds of the processor (median)",
     "put_ms": "one put, milliseconds (median)",
 }
 TOLERANCES = {  # times, plus

@@ -22,7 +22,7 @@ SMALL = Plan(
     writers=3,
     writes_per_second=12,
     maintain_every=1.0,
-    keep_seconds=1.0,
+    keep_seconds=30.0,  # no read takes longer, however busy the machine: what it reads is not collected
     kill_every=1.0,
     intrude_every=3.0,
 )
@@ -40,7 +40,7 @@ def test_nothing_is_lost_and_nothing_grows(tmp_path: Path) -> None:
     soon = [name for name in TITLES if name not in TIMES | {"objects"}]  # of these some seconds say nothing
     assert growth(soak.moments, list(TITLES) if profile() == "prove" else soon) == []
     assert quarters(soak.moments, "waiting_for_indexes")[1] <= 8
-    assert quarters(soak.moments, "objects")[1] <= scaled(ci=1_000, prove=8_000)
+    assert quarters(soak.moments, "objects")[1] <= scaled(ci=4_000, prove=8_000)
     ET.fromstring(drawing(soak.moments))
 
 
