@@ -525,12 +525,8 @@ class GroupCommit:
         return room
 
     def _hand_over(self) -> None:
-        """Let the caller of the oldest write that is not on storage lead; whoever has no caller has the ticker."""
-        try:
-            put = self.pending[0].put
-        except IndexError:
-            return
-        if put is not None:
+        """Let the caller of the oldest write that is not on storage lead; a write that nobody waits for has the ticker."""
+        if self.pending and (put := self.pending[0].put) is not None:
             put.wake()
 
     def _commit_group(self, own: QueuedPut | None) -> None:
