@@ -155,13 +155,13 @@ class _Hand:
         self._writer = None
 
     def close(self) -> None:
-        """End well; a store that fails may prevent it, and costs nothing but time."""
+        """End well. A store that fails, or a claim of somebody who began before ours, may prevent it: the log has the rows."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
                 writer.close()
-            except mw.MemWalError:
-                if not self._life.fault_rate:
+            except mw.MemWalError as error:
+                if not self._life.fault_rate and not isinstance(error, mw.FencedError):
                     raise
                 writer.abort()
 
