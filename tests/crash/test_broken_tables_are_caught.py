@@ -29,4 +29,5 @@ def test_a_table_with_a_classic_bug_fails_within_fifty_kills(
 def test_a_writer_that_acknowledges_after_a_takeover_is_caught(tmp_path: Path) -> None:
     with pytest.raises(CrashFailure) as failure:
         run_takeovers(str(tmp_path), 40, 0, target=broken_tables.acknowledges_after_a_takeover)
-    assert any(f"{rule}:" in str(failure.value) for rule in ("I1", "I4")), str(failure.value)
+    signs = ("I1:", "I4:", "acknowledged rows (key, number) that no change told")  # whichever look comes first
+    assert any(sign in str(failure.value) for sign in signs), str(failure.value)

@@ -6,6 +6,7 @@ work is done at several sizes of a table, and must take as many requests of each
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,6 +62,16 @@ class Counted:
         self.put()
         self.writer.flush()
 
+    def wait_for_roll_ups(self) -> None:
+        """Return when nothing is asked for any more: they are made beside everything else."""
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            before = self._calls.total()
+            time.sleep(0.3)
+            if self._calls.total() == before:
+                return
+        raise TimeoutError("the background work does not end")
+
     def cost(self, work: Callable[[], object], times: int = 8, before: int = 4) -> dict[str, float]:
         """Requests per call, by kind, of a process that has done it some times before."""
         for _ in range(before):
@@ -108,6 +119,7 @@ def test_nothing_costs_more_requests_with_more_generations(tmp_path: Path) -> No
         for size in sizes:
             while len(counted.table.shards()[0].generations) < size:
                 counted.flush()
+            counted.wait_for_roll_ups()
             found[size] = counted.costs(first)
     for what, small in found[3].items():
         large = found[100][what]
