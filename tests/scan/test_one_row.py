@@ -147,3 +147,60 @@ def test_a_get_asks_storage_as_often_with_many_shards_as_with_one(tmp_path: Path
                 found.append(sorted(name for name, _ in calls))
             counts[shards] = found
     assert counts[1] == counts[SHARDS] == counts[4 * SHARDS]
+
+
+def test_a_key_in_a_tuple_of_one_is_the_key(tmp_path: Path) -> None:
+    table, writer, named = made(tmp_path / "t", "int64", mw.Unsharded())
+    with writer:
+        for key in [named[n] for n in SOME]:
+            assert table.get((key,)) == writer.get((key,)) == table.get(key)
+
+
+def test_a_delete_in_one_shard_does_not_hide_the_row_of_another(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("v", pa.string())])
+    table = mw.create_table(
+        str(tmp_path / "t"), schema, primary_key="id", sharding=mw.Manual(), allow_keys_across_shards=True
+    )
+    first, second = ("00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b")
+    with table.shard_writer(first, fsync=False) as one, table.shard_writer(second, fsync=False) as other:
+        one.put([{"id": 1, "v": "a"}])
+        other.put([{"id": 1, "v": "b"}])
+        one.delete([1])
+        assert table.get(1) == {"id": 1, "v": "b"} == table.lookup([1]).to_pylist()[0]
+        assert one.get(1) is None
+
+
+def test_a_handle_of_a_table_that_was_made_anew_asks_for_its_owner_anew(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), False), pa.field("v", pa.string())])
+    uri = str(tmp_path / "t")
+    old = mw.create_table(uri, schema, primary_key="id", writer_defaults={"fsync": False})
+    with old.writer() as writer:
+        writer.put([{"id": 7, "v": "old"}])
+    old.compact()
+    assert old.get(7) == {"id": 7, "v": "old"}
+    mw.open_table(uri).drop()
+    new = mw.create_table(uri, schema, primary_key="id", writer_defaults={"fsync": False})
+    fenced = new.writer()
+    fenced.put([{"id": 1, "v": "x"}])
+    fenced.flush()
+    fenced.put([{"id": 7, "v": "A"}])  # its manifest has the number that the one of the old table had
+    with mw.open_table(uri).writer() as writer:
+        writer.put([{"id": 7, "v": "B"}])
+        assert old.get(7) == {"id": 7, "v": "B"}
+    fenced.abort()
+
+
+@pytest.mark.parametrize("sharding", [mw.Unsharded(), mw.Bucket("k", SHARDS)])
+def test_a_text_that_is_none_is_refused(tmp_path: Path, sharding: Any) -> None:
+    schema = pa.schema([pa.field("k", pa.string(), False)])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="k", sharding=sharding)
+    with pytest.raises(mw.InvalidInputError):
+        table.get("\ud800")
+
+
+def test_an_empty_tuple_is_no_key(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), pa.schema([("v", pa.int64())]))
+    with table.writer(fsync=False) as writer:
+        writer.put([{"v": 1}])
+        with pytest.raises(mw.InvalidInputError, match="no primary key"):
+            table.get(())

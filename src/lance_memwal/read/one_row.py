@@ -64,7 +64,7 @@ class OneKey:
             given = self.given if isinstance(self.given, tuple) else (self.given,)
             try:
                 return pa.array([given[place]], self._schema.columns.field(self._schema.primary_key[place]).type)
-            except (pa.ArrowException, OverflowError):  # out of range, which is said below
+            except (pa.ArrowException, ValueError, OverflowError):  # no value of the type, which is said below
                 pass
         return self.columns.column(place)
 

@@ -133,14 +133,14 @@ class Reader:
         self, key: Any, columns: Sequence[str] | None = None, *, writer: live.LiveShard | None = None
     ) -> dict[str, Any] | None:
         """The live row of one key, or None; with `writer` only its shard and the base table are asked."""
-        base = self._newest.with_index()
+        base = self._snapshots.base(self._newest.with_index())
         schema = base.columns
         if columns is not None:
             columns = checked_paths(columns, schema.shown.columns)
         one = OneKey(key, schema)
         writers = live_writers(base, one) if writer is None else [writer]
         row = get_from_memory(writers, base.table_id, schema, one.held, columns, self._newest_manifest)
-        if not isinstance(row, Undecided):
+        if not isinstance(row, Undecided) and (row is not None or writer is not None or _is_in_one_shard(base)):
             return row
         shards = None if writer is None else [writer.shard_id]
         if one.held is not None:
@@ -293,6 +293,11 @@ class Reader:
 
     def _newest_manifest(self, shard_id: str) -> ShardManifest | None:
         return self._snapshots.manifests(shard_id).read_again()
+
+
+def _is_in_one_shard(base: BaseTable) -> bool:
+    """Whether a key that was deleted in one shard cannot live in another."""
+    return base.sharding.keeps_keys_together(base.primary_key)
 
 
 def _of_filter(filter: FilterLike | None, base: BaseTable, shards: Collection[str]) -> Collection[str] | None:  # noqa: A002

@@ -183,7 +183,8 @@ class TierSource:
             found = self._manifests[shard_id] = ShardManifestStore(self.location, shard_id, clock=self._clock)
         return found
 
-    def _base(self, looked_at: BaseTable | None = None) -> BaseTable:
+    def base(self, looked_at: BaseTable | None = None) -> BaseTable:
+        """The newest base version, or the one that was just looked at; what is kept of shards is of its table from here on."""
         base = self._newest() if looked_at is None else looked_at
         if base.origin is not self._origin:  # what was read of the shards belongs to a table that was here before
             self._origin = base.origin
@@ -235,7 +236,7 @@ class TierSource:
     ) -> tuple[BaseTable, list[tuple[_Found, int]], tuple[str, ...]]:
         """The base version, looked at last, what was found of each shard with its mark, and the shards that were pruned."""
         for attempt in range(_MAX_TRIES):
-            before = self._base(None if attempt else looked_at)
+            before = self.base(None if attempt else looked_at)
             listed = list_shards(self.location)
             possible = candidates(before, listed)
             known = listed if shards is None else [s for s in listed if s in shards]
@@ -243,10 +244,10 @@ class TierSource:
             try:
                 found = read(before, wanted)
             except CorruptDataError:
-                if self._base().table_id == before.table_id:
+                if self.base().table_id == before.table_id:
                     raise
                 continue  # entries of two tables do not fit together
-            base = self._base()
+            base = self.base()
             if base.table_id == before.table_id:
                 break
         else:

@@ -46,10 +46,10 @@ class KeyForm:
     def hashable(self, key: Any) -> Any:
         """`key` as memtables hold it; None if that cannot be told here."""
         given = key if isinstance(key, tuple) else (key,)
-        if tuple(map(type, given)) != self.classes:
+        if not given or tuple(map(type, given)) != self.classes:
             return None
         if self._is_plain:
-            return key
+            return given if len(given) > 1 else given[0]
         try:
             made = tuple(v if make is None else make(v) for v, make in zip(given, self._converts, strict=True))
         except (pa.ArrowException, ValueError, OverflowError):
