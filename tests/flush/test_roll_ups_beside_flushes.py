@@ -159,3 +159,21 @@ def test_repair_removes_a_roll_up_that_is_no_true_copy_and_it_is_made_again(tabl
         assert damaged.read_bytes() == whole
     assert table.verify().problems == []
     assert table.scan().to_table().sort_by("id")["id"].to_pylist() == list(range(NEEDED + 8))
+
+
+def test_repair_keeps_the_whole_copy_of_a_generation_whose_file_is_damaged(table: mw.Table) -> None:
+    marker = "a text to be found"
+    with table.writer(compaction=None) as writer:
+        writer.put(rows([NEEDED], marker))
+        writer.flush()
+        wait_for(lambda: len(roll_ups(table.uri)) == 4)
+    (path,) = Path(table.uri).glob(f"_mem_wal/*/*_gen_{NEEDED}/data/*.lance")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(marker.encode(), marker.upper().encode()))
+    assert path.read_bytes() != whole
+    kept = roll_ups(table.uri)
+    (problem,) = table.verify().problems
+    assert (problem.invariant, problem.what) == ("V-14", f"the roll-up has other rows than generation {NEEDED}")
+    assert "compare both" in problem.remedy
+    assert table.repair(dry_run=False).actions == ()
+    assert roll_ups(table.uri) == kept

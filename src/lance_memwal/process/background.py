@@ -11,7 +11,8 @@ returned. Invariants:
 5. When the program ends nothing new is begun, no task enters Lance again, and what runs is waited for, up to
    `EXIT_SECONDS`: a thread that comes back from native code into an interpreter that is being taken down would abort
    the whole process. After that a task runs in whichever thread needs its work (`run_here`).
-6. Work that nobody needs (`_SPARED`) keeps nobody who stops it: after a moment it ends by itself.
+6. Work that nobody needs (`_SPARED`) keeps nobody who stops it: after a moment it ends by itself. Until then its threads are
+   known, so that the end of the program waits for them, too.
 """
 
 from __future__ import annotations
@@ -264,6 +265,10 @@ class _Pool:
         for lane in tuple(self.lanes.values()):
             lane.end()
 
+    def has_threads(self) -> bool:
+        """Whether one of its threads is alive."""
+        return any(thread.is_alive() for lane in tuple(self.lanes.values()) for thread in tuple(lane.threads))
+
     def join_if_over(self, seconds: float, *, whole: bool = False) -> None:
         """Return when the threads have ended, if they are to; after `seconds` at the latest. `whole`: spared work, too."""
         if not self.over:
@@ -278,6 +283,7 @@ class _Pool:
 
 _lock = threading.RLock()  # reentrant: a signal handler may end a writer while another one is being opened
 _pool: _Pool | None = None
+_older: list[_Pool] = []  # that are over, with threads which still end
 _ending = False
 _registered = False
 _workers: set[int] = set()
@@ -318,6 +324,7 @@ def _lane_for(task: Task, clock: Clock) -> _Lane:
     while True:
         with _lock:
             if _pool is None or _pool.over:
+                _older[:] = [pool for pool in (*_older, _pool) if pool is not None and pool.has_threads()]
                 _pool = _Pool()
             pool = _pool
             pool.tasks.add(task)
@@ -340,10 +347,11 @@ def _end() -> None:
     deadline = SYSTEM_CLOCK.monotonic() + EXIT_SECONDS
     for hook in [hook for hook, after_threads in _exit_hooks.items() if not after_threads]:
         hook(deadline)
-    _ending, pool = True, _pool
-    if pool is not None:
-        pool.close()
-        pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic(), whole=True)
+    _ending = True
+    for pool in (*_older, _pool):
+        if pool is not None:
+            pool.close()
+            pool.join_if_over(deadline - SYSTEM_CLOCK.monotonic(), whole=True)
     for hook in [hook for hook, after_threads in _exit_hooks.items() if after_threads]:
         hook(deadline)
 
@@ -351,6 +359,7 @@ def _end() -> None:
 def _forget_in_child() -> None:
     global _lock, _pool, _ending
     _workers.clear()
+    _older.clear()
     tasks = _pool.tasks if _pool is not None else set()
     _lock, _pool, _ending = threading.RLock(), None, False
     for task in tuple(tasks):

@@ -59,18 +59,9 @@ class BaseLookup:
 
     def find(self, base: BaseTable, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
         """The rows of `base` that have one of `keys`, with `columns` and the key columns, in no order."""
-        wanted = list(dict.fromkeys([*columns, *base.primary_key]))
-        schema = pa.schema([base.columns.shown.columns.field(name) for name in wanted])
         if base.dataset.count_rows() == 0 or keys.num_rows == 0:
-            return no_rows(schema)
-        index = self._index_for(base, keys.num_rows)
-        if index is None:
-            return _by_filter(base, keys, wanted)
-        row_ids = index.propose(keys.columns)
-        if not len(row_ids):
-            return no_rows(schema)
-        rows = rows_by_id(base, row_ids, wanted)
-        return rows if index.exact else _verified(rows, keys, base.primary_key)
+            return _none_of(base, columns)
+        return _find(base, self._index_for(base, keys.num_rows), keys, columns)
 
     def find_one(
         self, base: BaseTable, held: Any, key: Callable[[], pa.RecordBatch], columns: Sequence[str]
@@ -82,7 +73,7 @@ class BaseLookup:
         index = self._index_for(base, 1)
         row_ids = None if index is None else index.propose_one(held)
         if row_ids is None:
-            rows = self.find(base, key(), columns)
+            rows = _find(base, index, key(), columns)
             return rows if rows.num_rows else None
         return rows_by_id(base, row_ids, columns) if len(row_ids) else None
 
@@ -120,6 +111,25 @@ class BaseLookup:
             keys * _ROWS_PER_KEY >= base.dataset.count_rows() and keys >= _MANY_KEYS
         )  # a filter would name all of them
         return many or not base.is_key_indexed or self._asked > _INDEX_AFTER_LOOKUPS
+
+
+def _find(base: BaseTable, index: _HashIndex | None, keys: pa.RecordBatch, columns: Sequence[str]) -> pa.Table:
+    wanted = _with_key(base, columns)
+    if index is None:
+        return _by_filter(base, keys, wanted)
+    row_ids = index.propose(keys.columns)
+    if not len(row_ids):
+        return _none_of(base, columns)
+    rows = rows_by_id(base, row_ids, wanted)
+    return rows if index.exact else _verified(rows, keys, base.primary_key)
+
+
+def _with_key(base: BaseTable, columns: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*columns, *base.primary_key]))
+
+
+def _none_of(base: BaseTable, columns: Sequence[str]) -> pa.Table:
+    return no_rows(pa.schema([base.columns.shown.columns.field(name) for name in _with_key(base, columns)]))
 
 
 def version_of(base: BaseTable) -> tuple[object, ...]:

@@ -270,8 +270,17 @@ class RollUp:
         """The rows of one of its generations, which are not held; None if it has none of them, or is of no use."""
         return self._if_whole(lambda: self._rows(number))
 
-    def has_whole_filters(self) -> bool:
-        """Whether all slices are as they were written; reads them."""
+    def is_whole(self) -> bool:
+        """Whether all of it is as it was written, by its checksums; reads it, a generation at a time."""
+        try:
+            self._load_facts()
+            for number in range(len(self.sstables)):
+                self._rows(number)
+        except CorruptDataError:
+            return False
+        return self._has_whole_filters()
+
+    def _has_whole_filters(self) -> bool:
         size = len(self.sstables) * BLOCK_BYTES + _CRC.size
         data = self._location.store.get_range(self.path, 0, self._blocks * size)
         slices = [data[start : start + size] for start in range(0, self._blocks * size, size)]

@@ -4,7 +4,7 @@ Owns `repair_table`. Invariants:
 
 1. Only structural damage is mended (a cut stream, a wrong checksum, an empty file), seen in several reads. What is whole
    but not understood is reported, never touched: it may hold rows that another version acknowledged.
-2. Nothing is deleted but roll-ups that are no true copy of their generations (V-14). The bytes of a torn entry are first
+2. Nothing is deleted but roll-ups whose own checksums do not hold (V-14): they are copies. The bytes of a torn entry are first
    copied aside and read back; then a mark-only entry takes their place in one atomic replacement. A freed position below
    a living writer would defeat the next sentinel.
 3. Only the last entry of a log is replaced without being asked to: one that is damaged further down may hold acknowledged
@@ -46,7 +46,7 @@ from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.after_restore import Restored, settle_lost, settle_restored
 from lance_memwal.upkeep.reports import Problem, RepairAction, RepairReport
 from lance_memwal.upkeep.verify import EntryInfo, ShardFindings, damaged_newest, inspect_base, inspect_shard
-from lance_memwal.upkeep.verify_roll_ups import inspect_roll_ups
+from lance_memwal.upkeep.verify_roll_ups import damaged_roll_ups
 
 __all__ = ["repair_table"]
 
@@ -84,20 +84,19 @@ def repair_table(
             findings = inspect_shard(location, shard_id, newest_base, clock=clock)
         problems += findings.problems
         if findings.manifest is not None:
-            actions += _remove_roll_ups(newest_base(), findings.manifest, dry_run=dry_run)
+            actions += _remove_roll_ups(location, shard_id, dry_run=dry_run)
     return RepairReport(dry_run, tuple(actions), inspect_base(newest_base(), shards) + problems)
 
 
-def _remove_roll_ups(base: BaseTable, manifest: ShardManifest, *, dry_run: bool) -> list[RepairAction]:
+def _remove_roll_ups(location: Location, shard_id: str, *, dry_run: bool) -> list[RepairAction]:
     """Remove the damaged roll-ups of a shard: a flush or a maintenance makes them again."""
     actions = []
-    for problem in inspect_roll_ups(base, [manifest]):
+    for path, what in damaged_roll_ups(location, shard_id).items():
         if not dry_run:
-            base.location.store.delete(problem.where)
-            forget_roll_up(base.location, problem.where)
-            _LOG.warning("removed a damaged roll-up [path=%s]: %s", problem.where, problem.what)
-        what = f"{problem.what}: remove it, nothing but a copy is lost"
-        actions.append(RepairAction(problem.where, what, done=not dry_run))
+            location.store.delete(path)
+            forget_roll_up(location, path)
+            _LOG.warning("removed a damaged roll-up [path=%s]: %s", path, what)
+        actions.append(RepairAction(path, f"{what}: remove it, nothing but a copy is lost", done=not dry_run))
     return actions
 
 

@@ -1,6 +1,6 @@
 """Verify: do roll-ups say what the generations say that they are copies of?
 
-Owns `inspect_roll_ups`, which checks
+Owns `damaged_roll_ups`, and `inspect_roll_ups`, which checks
 
 V-14 Every roll-up can be read, and of each generation that is listed it has the filter, manifest, keys and rows that the
      generation has.
@@ -23,42 +23,56 @@ from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import SsTableReader
 from lance_memwal.sstable.roll_up import RollUp, listed_roll_ups
 from lance_memwal.sstable.rolling import copy_of
-from lance_memwal.types import ShardManifest, SsTable
+from lance_memwal.store.location import Location
+from lance_memwal.types import ShardManifest
 from lance_memwal.upkeep.reports import Problem
 
-__all__ = ["inspect_roll_ups"]
+__all__ = ["damaged_roll_ups", "inspect_roll_ups"]
 
-_REMEDY = "run repair, which deletes it: readers open the files that it is a copy of, until it is made again"
+_DAMAGED = "run repair, which deletes it: readers open the files that it is a copy of, until it is made again"
+_DIFFERS = (
+    "the roll-up is as it was written, by its checksums, and the files of the generation have none: they may be damaged; "
+    "compare both with a copy of the table before either goes"
+)
 
 
 def inspect_roll_ups(base: BaseTable, manifests: Iterable[ShardManifest]) -> list[Problem]:
     """What is wrong with the roll-ups of the shards of these manifests, their newest ones."""
     problems = []
     for manifest in manifests:
-        listed = {sstable.path: sstable for sstable in manifest.sstables}
-        for path in sorted(listed_roll_ups(base.location, manifest.shard_id)):
-            what = next(_faults(base, manifest.shard_id, path, listed), None)
+        damaged = damaged_roll_ups(base.location, manifest.shard_id)
+        problems += [Problem(path, what, _DAMAGED, "V-14", manifest.shard_id) for path, what in damaged.items()]
+        for path in sorted(set(listed_roll_ups(base.location, manifest.shard_id)) - set(damaged)):
+            what = next(_differences_of(base, manifest, path), None)
             if what is not None:
-                problems.append(Problem(path, what, _REMEDY, "V-14", manifest.shard_id))
+                problems.append(Problem(path, what, _DIFFERS, "V-14", manifest.shard_id))
     return problems
 
 
-def _faults(base: BaseTable, shard_id: str, path: str, listed: dict[str, SsTable]) -> Iterator[str]:
+def damaged_roll_ups(location: Location, shard_id: str) -> dict[str, str]:
+    """The roll-ups of a shard whose own bytes are damaged, and what is wrong with each."""
+    found = {path: _damage_of(location, path) for path in sorted(listed_roll_ups(location, shard_id))}
+    return {path: what for path, what in found.items() if what is not None}
+
+
+def _damage_of(location: Location, path: str) -> str | None:
+    try:
+        return None if RollUp(location, path).is_whole() else "the roll-up is damaged"
+    except (ObjectNotFoundError, UnsupportedFormatError):  # collected meanwhile, or of a newer version
+        return None
+    except CorruptDataError as error:
+        return f"the roll-up cannot be read: {error}"
+
+
+def _differences_of(base: BaseTable, manifest: ShardManifest, path: str) -> Iterator[str]:
+    """What a roll-up that is whole has otherwise than the generations that are listed."""
     try:
         roll_up = RollUp(base.location, path)
-    except (ObjectNotFoundError, UnsupportedFormatError):  # collected meanwhile, or of a newer version
-        return
-    except CorruptDataError as error:
-        yield f"the roll-up cannot be read: {error}"
-        return
-    try:
-        if not roll_up.has_whole_filters():
-            yield "the filters of the roll-up are damaged"
-    except ObjectNotFoundError:  # collected meanwhile
+    except (ObjectNotFoundError, UnsupportedFormatError):
         return
     for number, sstable in enumerate(roll_up.sstables):
-        if listed.get(sstable.path) == sstable:
-            reader = SsTableReader(base.location, shard_id, sstable)
+        if sstable in manifest.sstables:
+            reader = SsTableReader(base.location, manifest.shard_id, sstable)
             try:
                 yield from _differences(roll_up, number, reader, base.columns)
             except (
@@ -70,8 +84,7 @@ def _faults(base: BaseTable, shard_id: str, path: str, listed: dict[str, SsTable
 def _differences(roll_up: RollUp, number: int, reader: SsTableReader, schema: TableSchema) -> Iterator[str]:
     where = f"generation {reader.sstable.generation}"
     wanted, facts = copy_of(reader, schema), roll_up.facts_of(number)
-    if facts is None:
-        yield "the roll-up is damaged"
+    if facts is None:  # collected meanwhile
         return
     if facts.manifest != wanted.manifest:
         yield f"the roll-up has another manifest than {where}"
