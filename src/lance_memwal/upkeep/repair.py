@@ -155,7 +155,8 @@ def _put_mark(
     latest = ShardManifestStore(location, shard_id).read_latest()
     if latest is None or latest.writer_epoch != manifest.writer_epoch or location.store.get(path) != torn:
         raise ConflictError(f"shard {shard_id} was taken over while it was repaired; run verify again")
-    location.store.put(path, encode_mark(epoch, known.mark(table=tag)), sync=True)
+    mark = known.mark(table=tag)._replace(delta=None)  # its epoch may be that of an earlier release (RFC 0033)
+    location.store.put(path, encode_mark(epoch, mark), sync=True)
     decode_entry(location.store.get(path), position, path=path)
 
 
