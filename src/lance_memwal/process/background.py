@@ -157,6 +157,7 @@ class _Lane:
         self.kind = kind
         self.queue: SimpleQueue[Task | None] = SimpleQueue()
         self.threads: set[Any] = set()
+        self.size = 0  # how many tasks it has
         self._running: dict[int, Task] = {}
         self._lock = threading.Lock()  # among the workers of this lane
         self._timers: list[tuple[float, int, Task]] = []
@@ -202,7 +203,7 @@ class _Lane:
             task = self._next()
             if task is None or self.pool.over:
                 continue
-            if not task.cancelled and not self.queue.empty() and len(self.threads) < _LIMITS[self.kind]:
+            if not task.cancelled and len(self.threads) < _LIMITS[self.kind] and self._is_short():
                 self._grow_if_short()
             self._running[me] = task
             task.work()
@@ -210,6 +211,11 @@ class _Lane:
             del task  # a worker that sleeps keeps nothing alive
         _workers.discard(me)
         self.queue.put(None)  # for one that was not known yet when the others were told
+
+    def _is_short(self) -> bool:
+        """Whether somebody waits for a worker, or would have to as long as the calling one works: that may be long."""
+        is_last = len(self._running) + 1 >= len(self.threads)
+        return not self.queue.empty() or (is_last and self.size > len(self.threads))
 
     def _grow_if_short(self) -> None:
         with self._lock:
@@ -254,7 +260,9 @@ class _Pool:
     def forget(self, task: Task) -> None:
         """Drop a task; with the last one the threads end."""
         with _lock:
-            self.tasks.discard(task)
+            if task in self.tasks:
+                self.tasks.discard(task)
+                self.lanes[task._kind].size -= 1
             task.release()
             if not self.tasks:
                 self.close()
@@ -327,8 +335,10 @@ def _lane_for(task: Task, clock: Clock) -> _Lane:
                 _older[:] = [pool for pool in (*_older, _pool) if pool is not None and pool.has_threads()]
                 _pool = _Pool()
             pool = _pool
-            pool.tasks.add(task)
             lane = pool.lanes.setdefault(task._kind, _Lane(pool, task._kind))
+            if task not in pool.tasks:
+                lane.size += 1
+                pool.tasks.add(task)
             if not lane.threads and not _ending:
                 lane.grow(clock)
             if not pool.over:
