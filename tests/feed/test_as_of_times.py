@@ -23,10 +23,13 @@ def table(tmp_path: Path) -> mw.Table:
     return mw.create_table(str(tmp_path / "t"), SCHEMA, primary_key="id", writer_defaults={"fsync": False})
 
 
+_TICK_SECONDS = 0.02  # the times of files are those of the last tick of the system
+
+
 def now() -> datetime:
-    time.sleep(0.005)
+    time.sleep(_TICK_SECONDS)
     moment = datetime.now(UTC)
-    time.sleep(0.005)
+    time.sleep(_TICK_SECONDS)
     return moment
 
 

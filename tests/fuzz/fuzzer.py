@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import logging
 import mmap
 import os
 import resource
@@ -98,6 +99,7 @@ def _out_of_time(*_: object) -> None:
 
 
 def _child(folder: Path) -> None:
+    logging.disable()  # a decoder may warn of every input
     job = json.loads((folder / "job.json").read_text())
     corpus = [file.read_bytes() for file in sorted(folder.glob("*.corpus"))]
     module, function = job["name"].split(":")

@@ -255,15 +255,12 @@ def _stream_of(table: Any) -> bytes:
 
 def roll_up(data: bytes) -> None:
     """All that readers ask of a roll-up; one that turns out to be damaged later is of no use from then on."""
-    import logging
-
     import numpy as np
 
     from lance_memwal.errors import CorruptDataError
     from lance_memwal.process.cache import CACHE
     from lance_memwal.sstable.roll_up import RollUp
 
-    logging.disable()
     CACHE.clear()
     found = RollUp(_location(data), "roll-up")
     for number in range(min(3, len(found.sstables))):
