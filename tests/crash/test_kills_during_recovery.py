@@ -12,6 +12,7 @@ from lance_memwal.log.wal import WalTailer
 from lance_memwal.shard_writer import ShardWriter
 from tests.harness.crash_child import Life, live
 from tests.harness.crash_tables import TableKind
+from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.kill_points import OPEN_POINTS
 from tests.harness.processes import start
 from tests.harness.shard_audit import ShardAudit
@@ -38,8 +39,8 @@ def test_a_recovery_that_was_killed_five_times_shows_the_same_rows(point: str, t
             )
         child = start(live, life)
         with pytest.raises(EOFError):
-            child.receive(30)
-        assert child.wait(30) == -9
+            child.receive(DEADLINE_SECONDS)
+        assert child.wait(DEADLINE_SECONDS) == KILLED
         assert ShardAudit(uri, shard_id).run() == []
 
     with ShardWriter.open(uri, shard_id=shard_id, fsync=False) as writer:

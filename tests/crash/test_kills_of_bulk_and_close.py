@@ -13,13 +13,13 @@ import pytest
 from lance_memwal.shard_writer import ShardWriter
 from tests.harness.crash_child import KEYS, Life, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
+from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.kill_points import BULK_POINTS, FLUSH_POINTS, KEYED_FLUSH_POINTS, kill_at
 from tests.harness.oracle import Oracle
 from tests.harness.processes import start
 from tests.harness.shard_audit import ShardAudit
 from tests.harness.shard_crash import live_until_killed
 
-KILLED = -9
 LARGE_ROWS = KEYS - 4
 SMALL_ENTRIES = {"fsync": False, "max_entry_bytes": 600}
 
@@ -49,8 +49,8 @@ def test_a_large_put_that_is_killed_is_there_whole_or_not_at_all(point: str, kin
     uri, shard_id, table = str(tmp_path / "table"), str(uuid.uuid4()), TableKind(kind)
     table.create(uri)
     child = start(put_small_and_large, uri, shard_id, kind, point)
-    assert child.receive(30) == "small"
-    assert child.wait(30) == KILLED
+    assert child.receive(DEADLINE_SECONDS) == "small"
+    assert child.wait(DEADLINE_SECONDS) == KILLED
     small, both = [1] * 4, [1] * 4 + [2] * LARGE_ROWS
     with ShardWriter.open(uri, shard_id=shard_id, **SMALL_ENTRIES) as writer:
         landed = point == "bulk.after_commit"
@@ -79,8 +79,8 @@ def test_a_kill_inside_close_loses_nothing_that_was_acknowledged(point: str, kin
     table.create(uri)
     waits = {"durable_write": False, "max_wal_flush_interval_ms": None, "max_wal_buffer_size": 0}
     child = start(put_and_close, uri, shard_id, kind, waits if point.startswith("wal.") else {}, point)
-    assert child.receive(30) == "closing"
-    assert child.wait(30) == KILLED
+    assert child.receive(DEADLINE_SECONDS) == "closing"
+    assert child.wait(DEADLINE_SECONDS) == KILLED
     assert ShardAudit(uri, shard_id).run() == []
     with ShardWriter.open(uri, shard_id=shard_id, fsync=False) as writer:
         assert _numbers(writer, table, uri) == ([] if point == "wal.before_put" else [1, 2, 3])

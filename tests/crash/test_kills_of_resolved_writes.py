@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.kill_points import kill_at
 from tests.harness.processes import start
 
-KILLED = -9
 BEFORE = {"id": 1, "a": 1, "b": "kept"}
 AFTER = {"id": 1, "a": 2, "b": "kept"}
 
@@ -32,8 +32,8 @@ def test_an_update_that_is_killed_is_there_whole_or_not_at_all(point: str, tmp_p
     uri = str(tmp_path / "t")
     table = mw.create_table(uri, pa.Table.from_pylist([BEFORE]), primary_key="id")
     child = start(update_once, uri, point)
-    assert child.receive(30) == "ready"
-    assert child.wait(30) == KILLED
+    assert child.receive(DEADLINE_SECONDS) == "ready"
+    assert child.wait(DEADLINE_SECONDS) == KILLED
     landed = point in ("wal.after_put", "put.before_ack")
     assert table.get(1) == (AFTER if landed else BEFORE)
     with table.writer(fsync=False) as writer:

@@ -22,6 +22,8 @@ from tests.kit.table_faults import Planned, Sweep, pairs, record, singles
 from tests.kit.table_life import Place
 
 _PLACE = "table-faults"
+# Of the lives, so many meet what is planned for them: time moves calls, and of a handful chance may move many.
+ONE_MET, TWO_MET = scaled(ci=0.5, prove=0.9), scaled(ci=0.5, prove=0.8)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def test_no_single_fault_breaks_a_table(sweep: Sweep) -> None:
     for planned in random.Random(count).sample(every, count):
         sweep.live(planned)
     assert sweep.broken == [], shown(sweep)
-    assert sweep.met["1 faults"] > 0.9 * count
+    assert sweep.met["1 faults"] >= ONE_MET * count
 
 
 @pytest.mark.scaled
@@ -60,7 +62,7 @@ def test_no_two_faults_break_a_table(sweep: Sweep) -> None:
     for planned in pairs(sweep, record(sweep), count, seed=5):
         sweep.live(planned)
     assert sweep.broken == [], shown(sweep)
-    assert sweep.met["2 faults"] > 0.8 * count
+    assert sweep.met["2 faults"] >= TWO_MET * count
 
 
 @pytest.mark.scaled
@@ -68,9 +70,12 @@ def test_no_two_faults_break_a_table(sweep: Sweep) -> None:
 def test_no_fault_breaks_a_table_on_s3(s3_table: tuple[str, dict[str, str]]) -> None:
     sweep = Sweep(Place(*s3_table))
     every = list(singles(record(sweep)))
-    for planned in random.Random(7).sample(every, scaled(ci=1, prove=800)):
-        sweep.live(planned)
+    wanted = scaled(ci=1, prove=800)
+    for planned in random.Random(7).sample(every, scaled(ci=6, prove=800)):
+        if sweep.met["1 faults"] < wanted:
+            sweep.live(planned)
     assert sweep.broken == [], shown(sweep)
+    assert sweep.met["1 faults"] >= ONE_MET * wanted
 
 
 def test_the_life_finds_a_write_that_was_acknowledged_and_never_made(

@@ -1,7 +1,11 @@
 """Hearing processes out, and ending them when their time has come.
 
-Owns `Death` (where a process dies) and `watch` (any number of processes at once, of which some die). Invariant: a process that
-says nothing for too long is a broken promise (I12), never a hang of the harness.
+Owns `Death` (where a process dies), `watch` (any number of processes at once, of which some die) and `bury`. Invariants:
+
+1. A process that says nothing for `DEADLINE_SECONDS`, whatever others say, is a broken promise (I12), never a hang of the
+   harness.
+2. A process ends by a kill that was planned, or with status 0 after it said that it is done. Any other end (an abort, a fault
+   of memory, a kill that nobody planned) is a broken promise (I12).
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any, Final
 from tests.harness.crash_report import CrashReport
 from tests.harness.processes import Child
 
-__all__ = ["DEADLINE_SECONDS", "KILLED", "NEVER", "Actor", "Death", "watch"]
+__all__ = ["DEADLINE_SECONDS", "KILLED", "NEVER", "Actor", "Death", "bury", "watch"]
 
 KILLED: Final = -9
 DEADLINE_SECONDS: Final = 240.0  # on a machine that does many other things, too
@@ -30,6 +34,11 @@ class Death:
     place: str
     begins_at: str = ""
     seconds: float = 0.0
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the process kills itself at a point."""
+        return not self.begins_at and self != NEVER
 
 
 NEVER: Final = Death("after the last write")
@@ -45,6 +54,7 @@ class Actor:
     doom: float | None = None
     place: str = ""
     killed: bool = False
+    done: bool = False
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -52,15 +62,24 @@ class Actor:
         if self.death.begins_at == "start":
             self.doom = time.monotonic() + self.death.seconds
 
-    def hear(self, message: tuple[Any, ...]) -> None:
+    def note(self, message: tuple[Any, ...]) -> None:
         """Take note of what concerns its end."""
         if message[0] == "dies":
             self.place = message[1]
-        elif message[0] == self.death.begins_at and self.doom is None and not self.killed:
+        self.done = self.done or message[0] == "done"
+
+    def hear(self, message: tuple[Any, ...]) -> None:
+        """Take note, and do what now is due."""
+        self.note(message)
+        if message[0] == self.death.begins_at and self.doom is None and not self.killed:
             self.doom = time.monotonic() + self.death.seconds
         elif message[0] == "done" and self.lingers:
             self.kill()
             self.place = "after the last write"
+
+    def ended_well(self, status: int) -> bool:
+        """Whether this exit status is that of a kill that was planned, or of a life that was lived to its end."""
+        return (self.killed or self.death.by_itself) if status == KILLED else (self.done and status == 0)
 
     def kill(self) -> None:
         """End it; one that ended is left alone."""
@@ -72,12 +91,15 @@ class Actor:
 def watch(
     actors: Sequence[Actor],
     hear: Callable[[tuple[Any, ...]], None],
-    too_silent: Callable[[str], None],
+    fail: Callable[[str], None],
     report: CrashReport,
 ) -> None:
-    """Hear all of them until they ended, and kill each when its time has come; none of them outlives an error."""
+    """Hear all of them until they ended, and kill each when its time has come; none of them outlives an error.
+
+    `fail` is told what nobody planned, and raises.
+    """
     try:
-        _watch(actors, hear, too_silent, report)
+        _watch(actors, hear, fail, report)
     except BaseException:
         for actor in actors:
             actor.kill()
@@ -87,40 +109,51 @@ def watch(
 def _watch(
     actors: Sequence[Actor],
     hear: Callable[[tuple[Any, ...]], None],
-    too_silent: Callable[[str], None],
+    fail: Callable[[str], None],
     report: CrashReport,
 ) -> None:
     living = {actor.child.connection: actor for actor in actors}
-    heard = time.monotonic()
+    heard = dict.fromkeys(living, time.monotonic())
     while living:
-        now = time.monotonic()
         dooms = [actor.doom for actor in living.values() if actor.doom is not None]
-        ready = wait(list(living), max(0.0, min([heard + DEADLINE_SECONDS, *dooms]) - now))
-        for connection in ready:
-            actor = living[connection]  # type: ignore[index]
-            heard = time.monotonic()
+        until = min([min(heard[connection] for connection in living) + DEADLINE_SECONDS, *dooms])
+        ready = wait(list(living), max(0.0, until - time.monotonic()))
+        for connection in [connection for connection in living if connection in ready]:
+            actor = living[connection]
+            heard[connection] = time.monotonic()
             try:
                 message = actor.child.receive(0)
             except EOFError:
-                del living[connection]  # type: ignore[arg-type]
-                _bury(actor, report)
+                del living[connection]
+                bury(actor, fail, report)
                 continue
             if message is not None:
                 actor.hear(message)
                 hear(message)
-        for actor in living.values():
+        for connection, actor in living.items():
             if actor.doom is not None and time.monotonic() >= actor.doom:
                 actor.kill()
-        if time.monotonic() - heard > DEADLINE_SECONDS:
-            for actor in living.values():
-                os.kill(actor.child.pid, signal.SIGUSR1)  # it shows where its threads are
-            time.sleep(1)
-            too_silent(f"nothing was heard for {DEADLINE_SECONDS} seconds")
+            if time.monotonic() - heard[connection] > DEADLINE_SECONDS:
+                _too_silent(actor, fail)
 
 
-def _bury(actor: Actor, report: CrashReport) -> None:
+def _too_silent(actor: Actor, fail: Callable[[str], None]) -> None:
+    os.kill(actor.child.pid, signal.SIGUSR1)  # it shows where its threads are
+    time.sleep(1)
+    fail(f"nothing was heard of a process for {DEADLINE_SECONDS} seconds")
+
+
+def bury(actor: Actor, fail: Callable[[str], None], report: CrashReport) -> None:
+    """Count a process that has said its last word; `fail` unless it ended as it should."""
     actor.ended = True
-    if actor.child.wait(DEADLINE_SECONDS) == KILLED:
+    try:
+        status = actor.child.wait(DEADLINE_SECONDS)
+    except TimeoutError as error:
+        fail(str(error))
+        return
+    report.lives += 1
+    if not actor.ended_well(status):
+        fail(f"a process ended by itself with exit status {status}, planned was a death {actor.death.place!r}")
+    if status == KILLED:
         report.kills += 1
         report.killed_at[actor.place] += 1
-    report.lives += 1

@@ -21,7 +21,7 @@ from lance_memwal.shard_writer import ShardWriter
 from tests.harness.crash_child import Life, all_rows, live
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.crash_tables import KINDS, TableKind
-from tests.harness.deaths import KILLED, Actor, Death, watch
+from tests.harness.deaths import DEADLINE_SECONDS, KILLED, Actor, Death, watch
 from tests.harness.kill_points import COMPACT_POINTS, FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from tests.harness.oracle import Oracle
 from tests.harness.processes import start
@@ -89,6 +89,8 @@ class ShardLives:
             self._require("after recovery", oracle.check(values[0]))
         elif tag == "failed":
             self._fail("I12", values[0])
+        elif tag != "done":
+            self._fail("I12", f"a process said {tag!r}, which nobody knows")
 
     def _finish(self) -> None:
         """The last recovery, in this process: open, close, compare all readers, open again."""
@@ -173,13 +175,15 @@ def _draw_settings(draw: random.Random) -> dict[str, Any]:
 
 
 def live_until_killed(life: Life, oracle: Oracle) -> bool:
-    """Run one life; whether it died by a kill."""
+    """Run one life; whether it died by a kill: its own at a point, or ours once a life that lingers is done."""
     child = start(live, life)
     while True:
         try:
-            message = child.receive(30)
+            message = child.receive(DEADLINE_SECONDS)
         except EOFError:
-            return child.wait(30) == KILLED
+            status = child.wait(DEADLINE_SECONDS)
+            assert status in (0, KILLED), f"the child ended by itself with exit status {status}"
+            return status == KILLED
         assert message is not None, "the child is silent"
         match message:
             case ("issued", thread, write):
@@ -190,5 +194,5 @@ def live_until_killed(life: Life, oracle: Oracle) -> bool:
                 assert oracle.check(rows) == []
             case ("failed", text):
                 raise AssertionError(text)
-            case ("done",):
+            case ("done",) if life.ending == "linger":
                 child.kill()

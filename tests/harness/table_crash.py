@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tests.harness.crash_report import CrashReport
-from tests.harness.deaths import NEVER, Actor, Death, watch
+from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, Death, watch
 from tests.harness.kill_points import ANY_POINT, POINTS
 from tests.harness.processes import start
 from tests.harness.table_life import CONSUMER, TableLife, finish_table, live_table
@@ -173,7 +173,7 @@ class TableLives:
         """Let the first process show its rows, which settles what was before, before another one writes."""
         while True:
             try:
-                message = actor.child.receive(60)
+                message = actor.child.receive(DEADLINE_SECONDS)
             except EOFError:
                 return
             if message is None:

@@ -22,6 +22,8 @@ from tests.harness.table_shapes import Shown
 
 __all__ = ["TableRecord"]
 
+_IGNORED = frozenset({"dies", "done", "fenced", "stops"})  # they say how a process fares, nothing about the table
+
 
 class TableRecord:
     """The truth about one table; `again` is the command that repeats its draws."""
@@ -45,9 +47,13 @@ class TableRecord:
     def hear(self, message: tuple[Any, ...]) -> None:
         """Take one message of a process."""
         tag, values = message[0], message[1:]
+        if tag in _IGNORED:
+            return
         handler = getattr(self, "_hear_" + tag.replace(" ", "_"), None)
-        if handler is not None:
-            handler(*values)
+        if handler is None:
+            self.fail("I12", f"a process said {tag!r}, which nobody knows")
+            return
+        handler(*values)
 
     def fail(self, when: str, what: str) -> None:
         """A promise is broken."""

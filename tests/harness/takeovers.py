@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.harness.crash_report import CrashReport
-from tests.harness.deaths import DEADLINE_SECONDS, Actor
+from tests.harness.deaths import DEADLINE_SECONDS, Actor, bury
 from tests.harness.kill_points import ANY_POINT, POINTS
 from tests.harness.table_crash import SINK_SHAPES, DrawnTable
 from tests.harness.table_life import TableLife, live_table
@@ -114,13 +114,14 @@ class Takeovers:
         patience = None if life.stop_at is not None else self._table.draw.random() ** 2 * 0.3
         if not self._hear_until(actor, "stops", patience):
             return None
-        if patience is not None:
-            actor.child.stop()
-        self._table.report.killed_at["any instant" if life.stop_at is None else life.stop_at[0]] += 1
         try:
+            if patience is not None:
+                actor.child.stop()
             actor.child.wait_until_stopped(DEADLINE_SECONDS)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            self._table.watch(actor)
             return None
+        self._table.report.killed_at["any instant" if life.stop_at is None else life.stop_at[0]] += 1
         return actor
 
     def _hear_until(self, actor: Actor, tag: str, patience: float | None = None) -> bool:
@@ -130,14 +131,13 @@ class Takeovers:
             try:
                 message = actor.child.receive(DEADLINE_SECONDS if patience is None else until - time.monotonic())
             except EOFError:
-                actor.child.wait(DEADLINE_SECONDS)
-                actor.ended = True
-                self._table.report.lives += 1
+                bury(actor, lambda what: self._table.record.fail("I12", what), self._table.report)
                 return False
             if message is None:
                 if patience is None:
                     self._table.record.fail("I12", f"nothing was heard for {DEADLINE_SECONDS} seconds")
                 return True
+            actor.note(message)
             self._table.record.hear(message)
             if message[0] == tag:
                 return True

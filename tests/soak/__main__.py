@@ -9,9 +9,7 @@ from pathlib import Path
 
 from tests.soak.crowd import Plan, Soak, SoakFailure
 from tests.soak.episodes import full_disk, overload
-from tests.soak.figures import TITLES, drawing, growth, quarters
-
-_OVERLOAD_SECONDS = 20.0
+from tests.soak.figures import JUDGED_SECONDS, TITLES, drawing, grown, quarters
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     place = Path(tempfile.mkdtemp(prefix="memwal-soak-", dir=options.dir))
     failed = _held(place, Plan(seconds=60 * options.minutes, seed=options.seed), options.svg)
-    for outcome in (overload(place / "overload", _OVERLOAD_SECONDS), full_disk(place / "disk")):
+    for outcome in (overload(place / "overload", JUDGED_SECONDS), full_disk(place / "disk")):
         print(outcome, flush=True)
         failed += outcome.broken
     for text in failed:
@@ -47,9 +45,11 @@ def _held(place: Path, plan: Plan, svg: Path | None) -> list[str]:
         early, late = quarters(soak.moments, name)
         print(f"{title:58} second quarter {early:8.1f}   last quarter {late:8.1f}")
     print(soak.summary())
+    if plan.seconds < JUDGED_SECONDS:
+        print(f"too short to say whether anything grows: that takes {JUDGED_SECONDS:.0f} seconds")
     if svg is not None:
         svg.write_text(drawing(soak.moments))
-    return growth(soak.moments, list(TITLES))
+    return grown(soak.moments, plan.seconds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Owns `Soak`. Writers share the table; the first one and the reader live from the beginning to the end, the others are killed now
 and then (whoever owns a shard is taken over from), and have stores that fail. An intruder claims all shards from time to time.
-The first broken promise ends the run.
+The first broken promise ends the run: a read that is wrong, a process that ends although nobody killed or stopped it, or an error
+that nothing here explains.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.processes import Child, start
 from tests.soak import children
 from tests.soak.children import NUMBERS_PER_LIFE, Life
@@ -27,6 +29,10 @@ __all__ = ["Plan", "Soak", "SoakFailure"]
 _JUDGED_AFTER = 1.0  # seconds in which what was said before a read has arrived
 _FORGET_SECONDS = 5.0
 _END_SECONDS = 120.0
+_BEAT_SECONDS = 0.05
+_HEAR_SECONDS = 0.5
+# Of a role whose own store is well: its shard was taken, or the owner that it asked was, or that one's store failed.
+_OF_OTHERS = frozenset({"ConflictError", "FencedError", "UnavailableError", "WriterPoisonedError"})
 
 
 class SoakFailure(AssertionError):  # noqa: N818 - it is the verdict of a test
@@ -64,6 +70,7 @@ class _Role:
     fault_rate: float = 0.0
     child: Child | None = None
     numbers: range = range(0)
+    ended: bool = False
 
 
 @dataclass(slots=True)
@@ -162,29 +169,35 @@ class Soak:
             fault_rate=role.fault_rate,
             keep_seconds=self.plan.keep_seconds,
         )
-        role.child = start(role.work, life)
+        role.child, role.ended = start(role.work, life), False
 
     def _kill_one(self) -> None:
         victim = self._draw.choice([role for role in self._roles if role.mortal])
         assert victim.child is not None
         victim.child.kill()
         self.counts.kills[victim.name.split()[0]] += 1
-        self._bury(victim)
+        self._bury(victim, killed=True)
         self._start(victim)
 
-    def _bury(self, role: _Role) -> None:
-        """Hear the last words of a dead process, and give up what it was about to do."""
+    def _bury(self, role: _Role, *, killed: bool = False) -> None:
+        """Hear the last words of a dead process, give up what it was about to do, and judge how it ended."""
         assert role.child is not None
         while True:
             try:
-                message = role.child.receive(10)
+                message = role.child.receive(DEADLINE_SECONDS)
             except EOFError:
                 break
             assert message is not None, "a dead process keeps its pipe"
             self._take(role, message)
-        role.child.wait(30)
+        status = role.child.wait(DEADLINE_SECONDS)
         role.child = None
         self.ledger.lost_by(role.numbers, time.monotonic())
+        if status != KILLED if killed else (status != 0 or not self._may_end(role)):
+            raise SoakFailure(f"{role.name} ended by itself with exit status {status} [seed={self.plan.seed}]")
+
+    def _may_end(self, role: _Role) -> bool:
+        """Whether it said that it is at its end, and was to come there: the intruder soon, the others when they are stopped."""
+        return role.ended and (role is self._intruder or os.path.exists(self._stop))
 
     def _intrude(self) -> None:
         if self._intruder.child is None:
@@ -194,20 +207,28 @@ class Soak:
     # ------------------------------------------------------------------------------------------------------------ hearing
 
     def _hear(self) -> None:
-        """Take what everybody said within the next tenth of a second, and judge what was seen a while ago."""
-        until = time.monotonic() + 0.05
-        for role in self._roles:
-            while role.child is not None and time.monotonic() < until + 0.5:
-                try:
-                    message = role.child.receive(0)
-                except EOFError:
-                    self._bury(role)
-                    break
-                if message is None:
-                    break
-                self._take(role, message)
-        time.sleep(max(0.0, until - time.monotonic()))
-        self._judge(time.monotonic() - _JUDGED_AFTER)
+        """Take what everybody has said by now, which ends after about `_HEAR_SECONDS` however much it is, and judge what was
+        seen a while ago if nothing was left unheard. Takes `_BEAT_SECONDS` at least."""
+        began = time.monotonic()
+        heard = [self._hear_one(role, began + _HEAR_SECONDS) for role in self._roles]
+        time.sleep(max(0.0, began + _BEAT_SECONDS - time.monotonic()))
+        if all(heard):
+            self._judge(began - _JUDGED_AFTER)
+
+    def _hear_one(self, role: _Role, until: float) -> bool:
+        """Take what one process has said by now; whether that was all before `until`."""
+        while role.child is not None:
+            if time.monotonic() > until:
+                return False
+            try:
+                message = role.child.receive(0)
+            except EOFError:
+                self._bury(role)
+                break
+            if message is None:
+                break
+            self._take(role, message)
+        return True
 
     def _take(self, role: _Role, message: tuple[object, ...]) -> None:
         self._heard.add(role.name)
@@ -234,12 +255,22 @@ class Soak:
                 self._replica.update(changes)
             case ("maintained", float()):
                 self.counts.maintenances += 1
+            case ("ended",):
+                role.ended = True
             case ("broken", str(text)):
                 raise SoakFailure(f"{role.name} failed [seed={self.plan.seed}]:\n{text}")
+            case _:
+                raise SoakFailure(f"{role.name} said what nobody knows [seed={self.plan.seed}]: {message}")
 
     def _wrong(self, role: _Role, text: str) -> None:
-        """A write failed: allowed where a store fails or an owner is taken away, by a typed error."""
-        self.counts.errors[text.partition(":")[0]] += 1
+        """A write failed by a typed error: any is allowed where the store of the role fails, elsewhere only those of an owner
+        that is taken away or whose store fails."""
+        name = text.partition(":")[0]
+        self.counts.errors[name] += 1
+        if not role.fault_rate and name not in _OF_OTHERS:
+            raise SoakFailure(
+                f"a write of {role.name} failed although its store is well [seed={self.plan.seed}]: {text}"
+            )
 
     def _time(self, kind: str, milliseconds: float, cost: float) -> None:
         """How long a call took, which is printed, and what it cost, which must not grow."""

@@ -1,7 +1,7 @@
 """The table that soaks: its columns, its indexes, and its rows.
 
-Owns `make_table`, `rows_of` and `part_of`. A row carries the number of the write that made it, and its own key once more in its
-text, so that a mixed-up row shows.
+Owns `make_table`, `rows_of` and `numbers_of`. A row carries the number of the write that made it, and its own key once more in
+its text, so that a mixed-up row shows.
 """
 
 from __future__ import annotations
