@@ -14,6 +14,10 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.memtable import live
+from lance_memwal.upkeep.tails import flush_live
+from lance_memwal.write import life
+from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.tables import watched_table
 
@@ -306,3 +310,73 @@ def test_what_a_closed_writer_had_parked_may_be_claimed(tmp_path: Path) -> None:
         writer.put([row(tenant, 1, 1)])
     writer.abort()
     assert table.flush(idle_seconds=0).generations == 3
+
+
+def test_upkeep_of_the_same_process_spares_parked_shards_of_a_writer_that_closes(tmp_path: Path) -> None:
+    table = make(tmp_path)
+    writer = table.writer(fsync=False, max_open_shards=1, max_memtable_age_ms=None, compaction=None)
+    for tenant in range(3):
+        writer.put([row(tenant, 1, 1)])
+
+    def upkeep() -> None:
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(table.flush, idle_seconds=0).result(30).generations == 0
+
+    reached = run_once_at("close.before_mark", upkeep)  # of the one that was open; the others are still parked
+    writer.close()
+    assert reached
+    assert epochs(table) == {1}
+    assert len(found(table, consistency="flushed")) == 3
+
+
+def test_a_shard_whose_parking_was_interrupted_is_kept_under_its_own_epoch_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(tmp_path)
+    writer = table.writer(fsync=False, max_open_shards=1, max_memtable_age_ms=None, compaction=None)
+    writer.put([row(0, 1, 1)])
+    (shard_id,) = writer.shard_writers
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(life, "Parked", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            writer.put([row(1, 1, 1)])
+    assert live.is_owned(table.location.key, shard_id, 1)
+    other = table.shard_writer(shard_id, fsync=False)
+    other.put([row(0, 2, 2)])
+    other.abort()
+    assert table.flush(shards=[shard_id], idle_seconds=0).generations == 1
+    writer.abort()
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_a_writer_that_ended_has_nothing_to_publish(tmp_path: Path, end: str) -> None:
+    table = make(tmp_path)
+    writer = table.writer(fsync=False, max_open_shards=1, max_memtable_age_ms=None, compaction=None)
+    for tenant in range(3):
+        writer.put([row(tenant, 1, 1)])
+    getattr(writer, end)()
+    assert flush_live(table.location, 5.0) == {}
+    assert sum(stats.put_count for stats in writer.stats().values()) == 3
+
+
+def test_a_parked_shard_is_flushed_within_the_time_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, waited = make(tmp_path), []
+    honest = mw.ShardWriter.wait_for_flush_drain
+
+    def drain(shard: mw.ShardWriter, timeout: float | None = None) -> None:
+        waited.append(timeout)
+        honest(shard, timeout)
+
+    with table.writer(fsync=False, max_open_shards=1, max_memtable_age_ms=None, compaction=None) as writer:
+        for tenant in range(3):
+            writer.put([row(tenant, 1, 1)])
+        monkeypatch.setattr("lance_memwal.shard_writer.is_on_top", lambda: False)  # `drain` is no signal handler
+        monkeypatch.setattr(mw.ShardWriter, "wait_for_flush_drain", drain)
+        assert flush_live(table.location, 7.0) == {}
+    assert set(waited) == {7.0}

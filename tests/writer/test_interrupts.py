@@ -10,6 +10,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lance_memwal import ShardWriter
+from lance_memwal import ShardWriter, crash_points
 from tests.harness.profile import scaled
 from tests.kit.interrupts import Interrupter
 from tests.kit.writers import (
@@ -212,3 +213,47 @@ def test_an_interrupt_at_any_line_of_an_open_leaves_no_thread_behind(tmp_path: P
             wait_for(lambda: not memwal_threads())
         if not interrupted:
             return
+
+
+def test_a_put_that_a_leader_took_before_its_caller_was_interrupted_gets_to_storage(tmp_path: Path) -> None:
+    """Its leader led no further than its own put, and nobody else waited for it."""
+    writer = open_writer(tmp_path, UNKEYED, commit_linger_ms=200, max_entry_bytes=4096)
+    writer.put_nowait(rows([1], schema=UNKEYED)).wait()
+    leads, go_on = threading.Event(), threading.Event()
+
+    def hold(point: str) -> None:
+        if point == "wal.before_put" and not leads.is_set():
+            leads.set()
+            go_on.wait(SECONDS)
+
+    def interrupt() -> None:
+        leads.wait(SECONDS)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    crash_points.install(hold)
+    leader = in_thread(lambda: writer.put(rows([2], schema=UNKEYED)))
+    time.sleep(0.05)
+    interrupter = in_thread(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(rows([3], schema=UNKEYED))
+    interrupter.result()
+    go_on.set()
+    leader.result()
+    crash_points.install(None)
+    wait_for(lambda: ids(writer) == [1, 2, 3])
+    writer.abort()
+
+
+def test_an_interrupt_at_any_line_of_a_wait_for_storage_leaves_nobody_in_a_hurry(tmp_path: Path) -> None:
+    writer = open_writer(tmp_path, UNKEYED, commit_linger_ms=10)
+    interrupted = True
+    for at in itertools.count(1):
+        ack = writer.put_nowait(rows([at], schema=UNKEYED), drain=False)
+        interrupter = Interrupter(at, ("lance_memwal/write/group_commit.py",))
+        interrupted = interrupter.run(ack.wait)
+        started = time.monotonic()
+        writer.put(rows([0], schema=UNKEYED))
+        assert time.monotonic() - started >= 0.01, f"nobody lingers any more {interrupter.where}"
+        if not interrupted:
+            break
+    writer.abort()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -179,3 +182,198 @@ def test_who_waits_for_room_is_told_when_there_is_no_point_any_more() -> None:
     with room.taken(100), pytest.raises(mw.ClosedError), room.taken(100, refuse):
         raise AssertionError("there was no room")
     assert room.taken_bytes == 0
+
+
+def stalled(name: str, call: Any, took: dict[str, float]) -> threading.Thread:
+    def run() -> None:
+        started = time.monotonic()
+        call()
+        took[name] = time.monotonic() - started
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_put_that_was_handed_over_leads_at_once(tmp_path: Path, between: bool) -> None:
+    """It lingered once more, or slept a second behind a write that nobody waits for."""
+    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    took: dict[str, float] = {}
+    with table.writer(fsync=False, max_entry_bytes=4096, commit_linger_ms=400) as writer:
+        writer.put_nowait([{"id": 0, "v": 0}]).wait()
+        first = stalled("delete", lambda: writer.delete([7]), took)
+        time.sleep(0.1)
+        if between:
+            writer.put_nowait([{"id": 1, "v": 1}], drain=False)
+        second = stalled("put", lambda: writer.put([{"id": 2, "v": 2}]), took)
+        first.join(30)
+        second.join(30)
+    assert took["put"] < 0.55, "0.3 s for the linger of the first, and 0.4 s more if it lingers itself"
+
+
+def test_a_writer_that_was_fenced_is_not_kept_after_its_shard_was_claimed_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "lance_memwal")  # pytest keeps what is logged, errors and their frames included
+    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    with table.writer(fsync=False, on_fenced="retake") as writer:
+        writer.put({"id": [0], "v": [0]})
+        lost = weakref.ref(next(iter(writer.shard_writers.values())))
+        with table.writer(fsync=False) as other:
+            other.put({"id": [99], "v": [99]})
+        writer.put({"id": [1], "v": [1]})
+        gc.collect()
+        assert lost() is None, "it holds all its memtables"
+
+
+def test_a_put_in_the_entry_of_an_interrupted_leader_is_not_told_of_a_fence(tmp_path: Path) -> None:
+    """The entry was on storage, and the writer fenced before anybody noted that: the put was written again."""
+    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    writer = table.writer(on_fenced="retake", fsync=False, commit_linger_ms=200)
+    writer.put_nowait({"id": [0], "v": [0]}).wait()
+    (shard,) = writer.shard_writers.values()
+    flushes, claimed = threading.Event(), threading.Event()
+    told: list[BaseException] = []
+
+    def at(point: str) -> None:
+        if point == "flush.before_commit" and not flushes.is_set():
+            flushes.set()
+            claimed.wait(30)
+        if point == "wal.after_put" and flushes.is_set() and not claimed.is_set():
+            crash_points.install(None)
+            other = mw.open_table(table.uri).writer(fsync=False)
+            other.put({"id": [99], "v": [99]})
+            other.abort()
+            claimed.set()
+            while shard.is_writing:
+                time.sleep(0.005)
+            raise KeyboardInterrupt
+
+    def run(call: Any, *given: Any) -> None:
+        try:
+            call(*given)
+        except BaseException as error:
+            told.append(error)
+
+    crash_points.install(at)
+    threads = [threading.Thread(target=run, args=(writer.flush,))]
+    threads[0].start()
+    assert flushes.wait(30)
+    for key in (1, 2):
+        threads.append(threading.Thread(target=run, args=(writer.put, {"id": [key], "v": [key]})))
+        threads[-1].start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(30)
+    writer.abort()
+    assert {type(error) for error in told} == {KeyboardInterrupt, mw.FencedError}, "of the leader, and of the flush"
+    assert Counter(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == dict.fromkeys((0, 1, 2, 99), 1)
+
+
+def test_a_leader_whose_own_rows_are_wrong_is_told_that_and_no_failure_of_others(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key="id")
+    writer = mw.ShardWriter.open(table.uri, fsync=False, commit_linger_ms=200)
+    buffers = [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")]
+    wrong = pa.record_batch([pa.array([1]), pa.Array.from_buffers(pa.string(), 1, buffers)], schema=schema)
+    told: dict[str, Exception] = {}
+
+    def put(name: str, rows: Any) -> None:
+        try:
+            writer.put(rows)
+        except Exception as error:
+            told[name] = error
+
+    def fail(point: str) -> None:
+        if point == "wal.before_put":
+            raise OSError("the store is down")
+
+    threads = [
+        threading.Thread(target=put, args=given) for given in (("wrong", wrong), ("right", [{"id": 2, "v": "b"}]))
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    crash_points.install(fail)
+    for thread in threads:
+        thread.join(30)
+    crash_points.install(None)
+    writer.abort()
+    assert {name: type(error) for name, error in told.items()} == {
+        "wrong": mw.InvalidInputError,
+        "right": mw.WriterPoisonedError,
+    }
+
+
+def test_a_flush_claims_no_shard_back(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    writer = table.writer(on_fenced="retake", fsync=False)
+    writer.put({"id": [0], "v": [0]})
+    with mw.open_table(table.uri).writer(fsync=False) as other:
+        other.put({"id": [99], "v": [99]})
+        with pytest.raises(mw.FencedError):
+            writer.flush()
+        other.put({"id": [98], "v": [98]})
+    writer.put({"id": [1], "v": [1]})
+    writer.flush()
+    writer.close()
+    assert sorted(mw.open_table(table.uri).to_arrow()["id"].to_pylist()) == [0, 1, 98, 99]
+
+
+def test_new_columns_pass_by_a_writer_that_is_lost_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
+    writer = table.writer(on_fenced="retake", fsync=False)
+    writer.put({"id": [0], "v": [0]})
+    began, go_on, honest = threading.Event(), threading.Event(), mw.ShardWriter.evolve_schema
+
+    def hold() -> None:
+        crash_points.install(None)
+        began.set()
+        go_on.wait(30)
+
+    reached = run_once_at("wal.before_put", hold)
+    late = threading.Thread(target=writer.put, args=({"id": [1], "v": [1]},))
+    late.start()
+    assert began.wait(30)
+    with mw.open_table(table.uri).writer(fsync=False) as other:
+        other.put({"id": [99], "v": [99]})
+    lance.dataset(table.uri).add_columns(pa.field("x", pa.int64()))
+
+    def evolve(shard: mw.ShardWriter) -> None:
+        go_on.set()
+        late.join(30)
+        honest(shard)
+
+    monkeypatch.setattr("lance_memwal.write.columns.is_on_top", lambda: False)  # `evolve` is no signal handler
+    monkeypatch.setattr(mw.ShardWriter, "evolve_schema", evolve)
+    writer.evolve_schema()
+    writer.close()
+    assert reached
+
+
+def test_an_entry_that_met_a_fence_is_not_sent_again_for_each_who_waits(tmp_path: Path) -> None:
+    table = mw.create_table(str(tmp_path / "t"), PLAIN)
+    writer = table.writer(fsync=False, commit_linger_ms=100)
+    writer.put_nowait({"id": [0], "v": [0]}).wait()
+    with mw.open_table(table.uri).writer(fsync=False) as other:
+        other.put({"id": [99], "v": [99]})
+    told: list[type[Exception]] = []
+    sent: list[str] = []
+
+    def put(key: int) -> None:
+        try:
+            writer.put({"id": [key], "v": [key]})
+        except Exception as error:
+            told.append(type(error))
+
+    crash_points.install(lambda point: sent.append(point) if point == "wal.before_put" else None)
+    threads = [threading.Thread(target=put, args=(key,)) for key in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    crash_points.install(None)
+    writer.abort()
+    assert told == [mw.FencedError] * 3
+    assert len(sent) == 1

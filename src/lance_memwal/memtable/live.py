@@ -66,8 +66,11 @@ class Keeper(Protocol):
         """Whether it owns the shard under this epoch or a later one, without a writer that is open."""
         ...
 
-    def publish_kept(self, shards: Collection[str] | None) -> dict[str, str]:
-        """Turn the rows of what it keeps (None: all of it) into SSTables; says of which shards it did not, and why."""
+    def publish_kept(self, timeout_seconds: float, shards: Collection[str] | None) -> dict[str, str]:
+        """Turn the rows of what it keeps (None: all of it) into SSTables; says of which shards it did not, and why.
+
+        Each may take `timeout_seconds`.
+        """
         ...
 
 

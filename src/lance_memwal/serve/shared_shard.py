@@ -147,6 +147,12 @@ class SharedShard:
         way = self._way
         return way.writer if isinstance(way, _OwnedShard) and way.writer.is_writing else None
 
+    @property
+    def epoch(self) -> int:
+        """The epoch under which this process owns the shard; 0 if it does not."""
+        owned = self.owned
+        return 0 if owned is None else owned.epoch
+
     # ------------------------------------------------------------------------------------------------------ writing
 
     def put(

@@ -83,7 +83,7 @@ def flush_live(location: Location, timeout_seconds: float, *, shards: Collection
         except MemWalError as error:
             failed[shard.shard_id] = str(error)
     for keeper in live.keepers_of(location.key):
-        failed |= keeper.publish_kept(shards)
+        failed |= keeper.publish_kept(timeout_seconds, shards)
     return failed
 
 

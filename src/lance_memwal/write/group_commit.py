@@ -13,7 +13,9 @@ rows that are fitted, and calls nobody above. Invariants:
    inserted.
 4. Pending writes leave the queue only after their entry is on storage: a failed append leaves them queued.
 5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is. A thread leads
-   until its own write is on storage and no further, so that nobody is told of a failure that another's entry met.
+   until its own write is on storage and no further, so that nobody is told of a failure that another's entry met. Then
+   it lets the next one lead who waits; what only interrupted callers left is the ticker's. A fence is told to a write once
+   it is known that it is not in the log.
 6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
    cannot wait (a flush, a close, a full buffer) ends that at once.
 7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -75,6 +78,12 @@ class Placement(Protocol):
 
     def make_room(self, end: int) -> None:
         """See to it that there will be room."""
+
+
+class _Hurry:
+    """Somebody who wants to be durable and cannot wait."""
+
+    __slots__ = ("__weakref__",)
 
 
 class RepeatedError(Exception):
@@ -126,7 +135,7 @@ class GroupCommit:
         self._since = 0.0  # when the oldest pending write came, where nobody waits for it
         self._drain_at: float | None = None  # when the ticker must drain because somebody asked for it
         self._linger_seconds = config.commit_linger_ms / 1000
-        self._hurried: deque[bool] = deque()  # of each who wants to be durable: whether it cannot wait
+        self._hurried: weakref.WeakSet[_Hurry] = weakref.WeakSet()  # whoever is interrupted leaves nothing here
         self._exclusive = False
         self._waits = 0
         self._wait_seconds = 0.0
@@ -437,8 +446,10 @@ class GroupCommit:
             while not self._is_done(put):
                 self._sleep_or_lead(put)
         except BaseException:
+            put.is_left = True  # before it is withdrawn: a leader that has just taken it sees this
             self._puts.withdraw(put)
             self._puts.wake_next()
+            self._hand_over()
             raise
         finally:
             put.wake_follower()
@@ -456,7 +467,7 @@ class GroupCommit:
         room = True
         with self._turn:
             if not self._is_done(put):
-                if self._linger_seconds:
+                if self._linger_seconds and put.pending is None:  # else the leader before did
                     self._linger()
                 room = self._lead(put)
         if room:
@@ -479,9 +490,10 @@ class GroupCommit:
         Whoever gets the turn commits for all; the others find themselves durable when they get it. With `linger` the
         caller can wait for others.
         """
-        lingers = linger and self._linger_seconds > 0
-        self._hurried.append(not lingers)
+        lingers, hurry = linger and self._linger_seconds > 0, _Hurry()
         try:
+            if not lingers:
+                self._hurried.add(hurry)
             while self.durable < end:
                 self.refuse_on_top()
                 with self._turn:
@@ -491,14 +503,14 @@ class GroupCommit:
                         self._lead(None, end)
                 self._puts.wake_next()
         finally:
-            self._hurried.remove(not lingers)
+            self._hurried.discard(hurry)
 
     def _linger(self) -> None:
         """Let others join the entry that is written next, which the caller leads: it has the turn."""
         limit = self._limits.max_wal_buffer_size or self._limits.max_entry_bytes
         until = self._clock.monotonic() + self._linger_seconds
         while (left := until - self._clock.monotonic()) > 0 and self._health.is_open and not self._health.has_failed:
-            if True in self._hurried or self._puts.size_bytes + self.pending_bytes >= limit:
+            if self._hurried or self._puts.size_bytes + self.pending_bytes >= limit:
                 return
             self._clock.sleep(min(left, _LINGER_SLICE_SECONDS))
 
@@ -512,11 +524,12 @@ class GroupCommit:
         """Commit until `own`, or what is below `end`, is on storage; False if a queued put found no room. The caller has
         the turn."""
         self._leader = threading.get_ident()
-        self._health.refuse_commits()
+        if not self._is_in_left(own, end):
+            self._health.refuse_commits()
         self._puts.gather(self._clock)
         room = self._puts.take(self.pending, self._insert_queued, own)
         if own is not None:
-            end = self.buffered if own.pending is None else own.pending.end
+            end = self._end_of(own)
         while self.durable < end:
             self._commit_group(own)
         self._puts.wake_served()
@@ -524,10 +537,30 @@ class GroupCommit:
         self._leader = 0
         return room
 
+    def _end_of(self, own: QueuedPut) -> int:
+        """What a leader must make durable for its own put: all, where that found no room, and nothing where it is wrong."""
+        if own.error is not None:
+            return 0
+        return self.buffered if own.pending is None else own.pending.end
+
+    def _is_in_left(self, own: QueuedPut | None, end: int) -> bool:
+        """Whether a writer that was fenced finds what is wanted in the log, in an entry that an interrupted leader left."""
+        left = self._in_flight
+        if left is None or left.group[-1].end <= self.durable or not self._health.is_only_fenced:
+            return False
+        self._commit_group(own)
+        return self.durable >= end if own is None else self._is_done(own)
+
     def _hand_over(self) -> None:
-        """Let the caller of the oldest write that is not on storage lead; a write that nobody waits for has the ticker."""
-        if self.pending and (put := self.pending[0].put) is not None:
-            put.wake()
+        """Let the first caller lead who waits for a write that is not on storage, or the ticker if interrupted callers left
+        some. Writes that never were in the queue have callers who want the turn by themselves, the ticker, or nobody yet."""
+        puts = [item.put for item in tuple(self.pending) if item.put is not None] if self.pending else ()
+        for put in puts:
+            if not put.is_left:
+                put.wake()
+                return
+        if puts:
+            self.hurry(self.buffered)
 
     def _commit_group(self, own: QueuedPut | None) -> None:
         health = self._health
@@ -542,6 +575,7 @@ class GroupCommit:
             self._in_flight = entry
             self._log.append_once(entry.position, entry.data)
         except (FencedError, TableReplacedError, WriterPoisonedError) as error:
+            self._in_flight = None  # its end is known, or never will be
             health.fail(error)
             raise
         except Exception as error:

@@ -87,6 +87,11 @@ class Health:
         if self._state != _OPEN:
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
 
+    @property
+    def is_only_fenced(self) -> bool:
+        """Whether another writer claimed the shard, and nothing worse happened."""
+        return self.fenced is not None and self.poison is None and self.replaced is None
+
     def refuse_writes(self) -> None:
         """Raise if this writer must not accept rows any more."""
         if self.has_failed or self._state != _OPEN:

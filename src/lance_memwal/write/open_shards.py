@@ -6,7 +6,7 @@ Owns `OpenShards`. Invariants:
 2. A parked shard has everything durable, and keeps its epoch: no claim and no sentinel when it is used again.
 3. A write that meets a writer which is being parked was not begun there; it goes to the shard again.
 4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open. In this process it is
-   known as owned, so that nobody here claims it (`live.Keeper`).
+   known as owned until the writer has closed, so that nobody here claims it (`live.Keeper`).
 5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it. All
    threads that write to it go on then, whichever of them met the fence.
 6. What is done alone (opening one shard, making room) has an end: a writer that is too busy to be parked stays open, and
@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
@@ -48,6 +50,10 @@ class ShardOwner(Protocol):
     @property
     def shard_id(self) -> str:
         """The shard."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under which it owns the shard; 0 if it does not."""
 
     @property
     def is_parked(self) -> bool:
@@ -102,7 +108,7 @@ class OpenShards(Generic[W]):
         """
         self._retake = retake
         self._retaken: dict[str, float] = {}
-        self._lost: dict[str, W] = {}  # the last writer of a shard that somebody else fenced
+        self._lost: weakref.WeakSet[W] = weakref.WeakSet()  # writers that somebody else fenced: they hold many rows
         self._open_shard = open_shard
         self._limit = limit
         self._at_once = min(at_once, limit)  # more would park each other
@@ -116,6 +122,7 @@ class OpenShards(Generic[W]):
         self._ticks = count()
         self._default: str | None = None
         self.closed = False
+        self._ended = False  # what was parked is not ours any more
 
     # ------------------------------------------------------------------------------------------------------ looking
 
@@ -156,8 +163,9 @@ class OpenShards(Generic[W]):
                     self._default = writer.shard_id
         return self._default
 
-    def write(self, shard_id: str, call: Callable[..., T], *given: Any) -> T:
-        """What `call` does with the writer of the shard, and with what is given."""
+    def write(self, shard_id: str, call: Callable[..., T], *given: Any, retakes: bool = True) -> T:
+        """What `call` does with the writer of the shard, and with what is given; `retakes`: it has rows for the shard."""
+        retakes = retakes and self._retake
         while True:
             writer = self._open.get(shard_id)
             if writer is None:
@@ -165,7 +173,7 @@ class OpenShards(Generic[W]):
                 try:
                     writer = self._take_up(shard_id)
                 except FencedError:
-                    if self.closed or not self._retake or parked is None or call is _flushed:
+                    if self.closed or not retakes or parked is None:
                         raise
                     self._wait_to_retake(shard_id, parked)
                     continue
@@ -173,14 +181,14 @@ class OpenShards(Generic[W]):
             try:
                 return call(writer, *given)
             except ClosedError:
-                if self.closed or not (writer.is_parked or self._lost.get(shard_id) is writer):
+                if self.closed or not (writer.is_parked or writer in self._lost):
                     raise
                 if writer.is_parked:
                     self._drop(shard_id, writer)
                 else:  # by another thread, which met the fence first
                     self._wait_to_retake(shard_id, writer)
             except FencedError:  # of which nothing is in the log
-                if self.closed or not self._retake:
+                if self.closed or not retakes:
                     raise
                 self._wait_to_retake(shard_id, writer)
 
@@ -218,7 +226,7 @@ class OpenShards(Generic[W]):
     def _wait_to_retake(self, shard_id: str, lost: W | Parked) -> None:
         """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""
         if not isinstance(lost, Parked):
-            self._lost[shard_id] = lost  # before others find it closed
+            self._lost.add(lost)  # before others find it closed
             lost.abort()
         with self._lock:
             now = SYSTEM_CLOCK.monotonic()
@@ -272,19 +280,23 @@ class OpenShards(Generic[W]):
 
     def keeps(self, shard_id: str, epoch: int) -> bool:
         """Whether the shard is parked here, or about to be, under this epoch or a later one."""
-        if self.closed:
+        if self._ended:
             return False
         writer, parked = self._open.get(shard_id), self._parked.get(shard_id)
-        return (writer is not None and writer.is_parked) or (parked is not None and parked.log.epoch >= epoch)
+        if parked is not None and parked.log.epoch >= epoch:
+            return True
+        return writer is not None and writer.is_parked and writer.epoch >= epoch
 
-    def publish_kept(self, shards: Collection[str] | None) -> dict[str, str]:
-        """Flush what is parked and owes that, of these shards; says of which it failed, and why."""
-        failed = {}
-        for shard_id in self._owing():
+    def publish_kept(self, timeout_seconds: float, shards: Collection[str] | None) -> dict[str, str]:
+        """Flush what is parked and owes that, of these shards; says of which it failed, and why. A close does that itself."""
+        failed: dict[str, str] = {}
+        for shard_id in () if self.closed else self._owing():
             if shards is None or shard_id in shards:
                 try:
-                    self.write(shard_id, _flushed)
+                    self.write(shard_id, _flushed, timeout_seconds, retakes=False)
                 except MemWalError as error:
+                    if self.closed:
+                        return failed
                     failed[shard_id] = str(error)
         return failed
 
@@ -304,7 +316,7 @@ class OpenShards(Generic[W]):
         owing = {shard_id: parked.since + age for shard_id, parked in self._owing().items()}
         for shard_id in [shard_id for shard_id, due in owing.items() if due <= now]:
             try:
-                self.write(shard_id, _flushed)
+                self.write(shard_id, _flushed, _AGED_SECONDS, retakes=False)
             except Exception as error:  # a writer that closes, or a store that fails: the log has the rows
                 if not self.closed:
                     _LOG.warning("a parked shard was not flushed [shard=%s]: %s", shard_id, error)
@@ -328,7 +340,7 @@ class OpenShards(Generic[W]):
             try:
                 writer.evolve_schema()
             except ClosedError:
-                if not writer.is_parked:
+                if not writer.is_parked and writer not in self._lost:
                     raise
 
     def flush(self, timeout: float | None) -> None:
@@ -356,7 +368,7 @@ class OpenShards(Generic[W]):
             names = list(self._open)
             owing = list(self._owing())
         for step, shards in ((seal, names), (drain, [*names, *owing])):  # all are sealed first: flushed side by side
-            for _ in in_order(partial(self.write, call=step), shards, self._at_once, "memwal-flush"):
+            for _ in in_order(partial(self.write, call=step, retakes=False), shards, self._at_once, "memwal-flush"):
                 pass
 
     def close(self) -> list[Exception]:
@@ -369,8 +381,16 @@ class OpenShards(Generic[W]):
         return self._end(lambda writer: writer.abort(), flushes=False)
 
     def _end(self, end: Callable[[W], None], *, flushes: bool) -> list[Exception]:
-        was_closed, self.closed = self.closed, True
+        is_first, self.closed = not self.closed, True
+        self._ended = self._ended or not flushes
         self.stop_aging()
+        try:
+            failures = self._end_open(end, flushes=flushes)
+            return [*failures, *self._close_parked()] if is_first and flushes and not is_on_top() else failures
+        finally:
+            self._ended = self._ended or is_first
+
+    def _end_open(self, end: Callable[[W], None], *, flushes: bool) -> list[Exception]:
         if is_on_top():
             return _failures(end, list(self._open.values()), 1)
         self._wait_for_openers()
@@ -378,8 +398,7 @@ class OpenShards(Generic[W]):
         if flushes:
             for writer in writers:  # all of them first: they are flushed side by side
                 writer.seal()
-        failures = _failures(end, writers, self._at_once)
-        return failures if was_closed or not flushes else [*failures, *self._close_parked()]
+        return _failures(end, writers, self._at_once)
 
     def _wait_for_openers(self) -> None:
         """Return when nobody opens a shard any more who began before: whoever begins now looks at everything anew."""
@@ -390,19 +409,23 @@ class OpenShards(Generic[W]):
                 pass
 
     def _close_parked(self) -> list[Exception]:
-        owing = list(self._owing().items())
-        return _failures(lambda item: self._open_shard(*item).close(), owing, max(_CLOSED_AT_ONCE, self._at_once))
+        def close(item: tuple[str, Parked]) -> None:
+            shard_id, parked = item
+            self._open_shard(shard_id, parked).close()
+            self._parked[shard_id] = replace(parked, owes_flush=False)
+
+        return _failures(close, list(self._owing().items()), max(_CLOSED_AT_ONCE, self._at_once))
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
-        self._lock, self._opening, self.closed = threading.RLock(), {}, True
+        self._lock, self._opening, self.closed, self._ended = threading.RLock(), {}, True, True
         self._aging.orphan()
 
 
-def _flushed(writer: ShardOwner) -> None:
+def _flushed(writer: ShardOwner, seconds: float) -> None:
     """Turn what was written into SSTables."""
     writer.force_seal_active()
-    writer.wait_for_flush_drain(_AGED_SECONDS)
+    writer.wait_for_flush_drain(seconds)
 
 
 def _failures(call: Callable[[A], None], items: list[A], at_once: int) -> list[Exception]:

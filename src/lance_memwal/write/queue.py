@@ -124,6 +124,7 @@ class QueuedPut:
         "fill",
         "fit",
         "follower",
+        "is_left",
         "pending",
         "rows",
         "size_bytes",
@@ -153,6 +154,7 @@ class QueuedPut:
         self.pending: Pending | None = None
         self.error: Exception | None = None
         self.follower: QueuedPut | None = None
+        self.is_left = False  # its caller was interrupted, or refused, and waits no more
         self.waited = False  # for room, and counted for it
         self._awake = clock.lock()
         self._awake.acquire()
