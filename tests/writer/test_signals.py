@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.write.group_commit import GroupCommit
 from tests.harness.profile import scaled
 from tests.kit.writers import SECONDS, UNKEYED, base_table, flushed, open_writer, row_entries, rows
 
@@ -264,3 +265,27 @@ def test_an_interrupt_is_never_hidden_by_another_error(tmp_path: Path, call: str
         if writer.closed:
             writer = open_writer(tmp_path / str(number), UNKEYED, max_unflushed_memtable_bytes=1)
     writer.close()
+
+
+def test_a_handler_that_comes_between_the_turn_and_its_leader_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_writer(tmp_path, UNKEYED)
+    lead, refused = GroupCommit._lead, []
+
+    def handle() -> None:
+        monkeypatch.undo()
+        with pytest.raises(mw.UnavailableError) as error:
+            writer.put(row(2))
+        refused.append(error)
+
+    def signalled(self: GroupCommit, *given: Any) -> bool:
+        signal.raise_signal(signal.SIGALRM)
+        return lead(self, *given)
+
+    monkeypatch.setattr(GroupCommit, "_lead", signalled)
+    with alarm(handle, 0):
+        writer.put_nowait(row(1)).wait()
+    writer.close()
+    assert refused
+    assert stored(tmp_path) == [1]

@@ -140,7 +140,7 @@ class GroupCommit:
         self._waits = 0
         self._wait_seconds = 0.0
         self._puts = PutQueue()
-        self._leader = 0  # the thread that has the turn, or had it
+        self._leader = 0  # the thread that has the turn; 0: nobody, or one that has not said so yet
         self._in_flight: Entry | None = None
         self.use_columns(schema)
         self.make_locks()
@@ -515,27 +515,32 @@ class GroupCommit:
             self._clock.sleep(min(left, _LINGER_SLICE_SECONDS))
 
     def refuse_on_top(self) -> None:
-        """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted."""
+        """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted.
+
+        Whoever has the turn and has not said so yet may be this thread.
+        """
         refuse_on_top(self._health.lock, "a write")
-        if self._leader == threading.get_ident() and self._turn.locked() and is_on_top():
+        if self._turn.locked() and self._leader in (0, threading.get_ident()) and is_on_top():
             raise on_top_error("a write")
 
     def _lead(self, own: QueuedPut | None, end: int = 0) -> bool:
         """Commit until `own`, or what is below `end`, is on storage; False if a queued put found no room. The caller has
         the turn."""
         self._leader = threading.get_ident()
-        if not self._is_in_left(own, end):
-            self._health.refuse_commits()
-        self._puts.gather(self._clock)
-        room = self._puts.take(self.pending, self._insert_queued, own)
-        if own is not None:
-            end = self._end_of(own)
-        while self.durable < end:
-            self._commit_group(own)
-        self._puts.wake_served()
-        self._hand_over()
-        self._leader = 0
-        return room
+        try:
+            if not self._is_in_left(own, end):
+                self._health.refuse_commits()
+            self._puts.gather(self._clock)
+            room = self._puts.take(self.pending, self._insert_queued, own)
+            if own is not None:
+                end = self._end_of(own)
+            while self.durable < end:
+                self._commit_group(own)
+            self._puts.wake_served()
+            self._hand_over()
+            return room
+        finally:
+            self._leader = 0
 
     def _end_of(self, own: QueuedPut) -> int:
         """What a leader must make durable for its own put: all, where that found no room, and nothing where it is wrong."""
