@@ -25,6 +25,7 @@ from tests.harness.crash_tables import TableKind
 from tests.harness.kill_points import kill_at
 from tests.harness.oracle import Write
 from tests.harness.shard_rows import merged_rows
+from tests.harness.voice import Voice
 
 __all__ = ["KEYS", "Life", "all_rows", "live"]
 
@@ -57,21 +58,9 @@ class Life:
         return self.settings.get("enable_memtable") is False
 
 
-class _Voice:
-    """Sends messages of several threads in the order in which things happened."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def say(self, tag: str, *values: Any) -> None:
-        with self._lock:
-            self._pipe.send((tag, *values))
-
-
 def live(life: Life, pipe: Connection) -> None:
     """Open, show what was recovered, write, end. Every failure is told."""
-    voice = _Voice(pipe)
+    voice = Voice(pipe)
     faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
     try:
         if life.kill_at is not None:
@@ -87,7 +76,7 @@ def live(life: Life, pipe: Connection) -> None:
         signal.pause()
 
 
-def _open(life: Life, voice: _Voice) -> ShardWriter:
+def _open(life: Life, voice: Voice) -> ShardWriter:
     """The writer of this life; what it recovered was shown, twice where the life says so."""
     with_memtable = life.settings | {"enable_memtable": True}
     writer = _timed_open(life, with_memtable, voice)
@@ -105,14 +94,14 @@ def _open(life: Life, voice: _Voice) -> ShardWriter:
     return writer
 
 
-def _timed_open(life: Life, settings: dict[str, Any], voice: _Voice) -> ShardWriter:
+def _timed_open(life: Life, settings: dict[str, Any], voice: Voice) -> ShardWriter:
     started = time.monotonic()
     writer = ShardWriter.open(life.uri, shard_id=life.shard_id, **settings)
     voice.say("opened", time.monotonic() - started)
     return writer
 
 
-def _show(writer: ShardWriter, life: Life, voice: _Voice) -> None:
+def _show(writer: ShardWriter, life: Life, voice: Voice) -> None:
     kind = TableKind(life.kind)
     voice.say("rows", kind.rows_of(all_rows(writer, kind, life.uri)))
 
@@ -138,7 +127,7 @@ def _sorted(table: pa.Table) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in names) for row in table.to_pylist()), key=repr)
 
 
-def _write_all(writer: ShardWriter, life: Life, voice: _Voice) -> None:
+def _write_all(writer: ShardWriter, life: Life, voice: Voice) -> None:
     failures: list[str] = []
 
     def run(thread: int) -> None:
@@ -156,7 +145,7 @@ def _write_all(writer: ShardWriter, life: Life, voice: _Voice) -> None:
         raise AssertionError("\n".join(failures))
 
 
-def _end(writer: ShardWriter, life: Life, voice: _Voice) -> None:
+def _end(writer: ShardWriter, life: Life, voice: Voice) -> None:
     if life.ending == "close":
         voice.say("closing")
         writer.close()
@@ -170,7 +159,7 @@ def _end(writer: ShardWriter, life: Life, voice: _Voice) -> None:
 class _Scribe:
     """One thread's writes; its keys are its own in this life."""
 
-    def __init__(self, writer: ShardWriter, life: Life, voice: _Voice, thread: int) -> None:
+    def __init__(self, writer: ShardWriter, life: Life, voice: Voice, thread: int) -> None:
         self._writer = writer
         self._life = life
         self._voice = voice

@@ -34,6 +34,7 @@ from tests.harness.kill_points import kill_at, stop_at
 from tests.harness.oracle import Row, Write
 from tests.harness.shard_rows import peer_snapshot
 from tests.harness.table_shapes import KEYS, Shape, Shown, added_name
+from tests.harness.voice import Voice
 
 __all__ = ["CONSUMER", "Retry", "TableLife", "finish_table", "live_table"]
 
@@ -87,27 +88,16 @@ class TableLife:
     ending: str = "linger"
 
 
-class _Voice:
-    """Sends messages of several threads in the order in which things happened."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def say(self, tag: str, *values: Any) -> None:
-        with self._lock:
-            self._pipe.send((tag, *values))
-
-    def fail(self) -> NoReturn:
-        """Tell the error of now, and end."""
-        with suppress(OSError):  # nobody listens any more
-            self.say("failed", traceback.format_exc())
-        raise SystemExit(1) from None
+def _fail(voice: Voice) -> NoReturn:
+    """Tell the error of now, and end."""
+    with suppress(OSError):  # nobody listens any more
+        voice.say("failed", traceback.format_exc())
+    raise SystemExit(1) from None
 
 
 def live_table(life: TableLife, pipe: Connection) -> None:
     """Look, write, end. Every failure is told."""
-    voice = _Voice(pipe)
+    voice = Voice(pipe)
     faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
     try:
         if life.kill_at is not None:
@@ -117,7 +107,7 @@ def live_table(life: TableLife, pipe: Connection) -> None:
         _Body(life, voice).run()
         voice.say("done")
     except BaseException:
-        voice.fail()
+        _fail(voice)
     if life.ending == "linger":
         signal.pause()
 
@@ -125,7 +115,7 @@ def live_table(life: TableLife, pipe: Connection) -> None:
 class _Body:
     """What the threads of one life share."""
 
-    def __init__(self, life: TableLife, voice: _Voice) -> None:
+    def __init__(self, life: TableLife, voice: Voice) -> None:
         self.life = life
         self.voice = voice
         started = time.monotonic()
@@ -469,7 +459,7 @@ def _columns_of(table: mw.Table, retired: frozenset[int]) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------- looking
 
 
-def _show(table: Any, life: TableLife, voice: _Voice, *, every_blob: bool = False) -> dict[int, Shown]:
+def _show(table: Any, life: TableLife, voice: Voice, *, every_blob: bool = False) -> dict[int, Shown]:
     """Tell all rows, by shard; an error if count, look-ups and gets show anything else (I7)."""
     shape, rows = life.shape, table.scan().to_table()
     counted = table.count_rows()
@@ -494,7 +484,7 @@ def _without(row: Row, retired: frozenset[int]) -> Row:
     return Row(row.key, shown._replace(columns=shown.columns & ~mask), row.intact)
 
 
-def _tell(listed: Sequence[Row], life: TableLife, table: Any, voice: _Voice) -> None:
+def _tell(listed: Sequence[Row], life: TableLife, table: Any, voice: Voice) -> None:
     home = {
         key: shard
         for shard, keys in life.shape.shards_of(table.sharding, [row.key for row in listed]).items()
@@ -533,7 +523,7 @@ def _check_checkpoints(table: mw.Table, expected: Mapping[str, int]) -> None:
             raise AssertionError(f"I8: the checkpoint {name} shows other rows than when it was made")
 
 
-def _consume(table: mw.Table, shape: Shape, voice: _Voice, draw: random.Random) -> None:
+def _consume(table: mw.Table, shape: Shape, voice: Voice, draw: random.Random) -> None:
     """Tell every change after the last commit, then commit."""
     wanted = [*shape.key_columns, "number", "kept"] if shape.has_key else ["id", "number", "kept"]
     consumer = table.consumer(CONSUMER, start="earliest", until="now", columns=wanted)
@@ -550,16 +540,16 @@ def _consume(table: mw.Table, shape: Shape, voice: _Voice, draw: random.Random) 
 
 def finish_table(life: TableLife, pipe: Connection) -> None:
     """Show that a table which went through all this is whole: every reader, every tier, every promise."""
-    voice = _Voice(pipe)
+    voice = Voice(pipe)
     faulthandler.register(signal.SIGUSR1)
     try:
         _finish(life, voice)
         voice.say("done")
     except BaseException:
-        voice.fail()
+        _fail(voice)
 
 
-def _finish(life: TableLife, voice: _Voice) -> None:
+def _finish(life: TableLife, voice: Voice) -> None:
     table, shape = mw.open_table(life.uri), life.shape
     _show(table, life, voice, every_blob=True)
     _check_checkpoints(table, life.checkpoints)
@@ -583,7 +573,7 @@ def _finish(life: TableLife, voice: _Voice) -> None:
     _show(mw.open_table(life.uri), life, voice, every_blob=True)
 
 
-def _tell_read(rows: pa.Table, life: TableLife, table: mw.Table, voice: _Voice) -> None:
+def _tell_read(rows: pa.Table, life: TableLife, table: mw.Table, voice: Voice) -> None:
     """Tell rows that somebody else's reader gave."""
     _tell([_without(row, life.retired) for row in life.shape.rows_of(rows)], life, table, voice)
 
@@ -600,5 +590,5 @@ def _peer(table: mw.Table) -> pa.Table:
     return read
 
 
-def _verify(table: mw.Table, voice: _Voice) -> None:
+def _verify(table: mw.Table, voice: Voice) -> None:
     voice.say("verified", [str(problem) for problem in table.verify().problems])

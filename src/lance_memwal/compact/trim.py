@@ -22,7 +22,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import syncs
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.shards import newest_manifests
-from lance_memwal.log.transactions import load_generation_maps
+from lance_memwal.log.transactions import TransactionMap, maps_beside
 from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store.location import Location
@@ -70,7 +70,7 @@ def _trim_shard(location: Location, manifest: ShardManifest, through: int, tag: 
     shard_id = manifest.shard_id
     positions = list_positions(location, shard_id)
     log = read_transactions(location, manifest, positions, clock, tag=tag)
-    maps = _generation_maps(location, manifest, through, none=log.has_all)
+    maps = _generation_maps(location, manifest, through, log)
     removed = 0
 
     def update(latest: ShardManifest) -> ShardManifest:
@@ -88,14 +88,14 @@ def _trim_shard(location: Location, manifest: ShardManifest, through: int, tag: 
     return removed
 
 
-def _generation_maps(location: Location, manifest: ShardManifest, through: int, *, none: bool) -> dict[str, SeenMap]:
-    """The transaction maps beside compacted generations; empty ones where it is known that there is `none`."""
+def _generation_maps(
+    location: Location, manifest: ShardManifest, through: int, log: TransactionMap
+) -> dict[str, SeenMap]:
+    """The transaction maps beside compacted generations; empty ones where the log has all."""
     old = manifest.up_to(through)
-    if none:
-        return {sstable.path: {} for sstable in old}
 
     def load(sstable: SsTable) -> SeenMap:
-        return load_generation_maps(location, replace(manifest, sstables=(sstable,)))
+        return maps_beside(log, location, replace(manifest, sstables=(sstable,)))
 
     found = in_order(load, old, location.at_once(_READ_AT_ONCE), "memwal-trim")
     return {sstable.path: seen for sstable, seen in zip(old, found, strict=True)}

@@ -51,6 +51,7 @@ __all__ = [
     "is_repeat",
     "is_whole",
     "load_generation_maps",
+    "maps_beside",
     "merge_footer",
     "merge_seen",
     "newest_of",
@@ -354,6 +355,11 @@ def merge_seen(maps: Iterable[SeenMap | None]) -> dict[str, SeenTransaction]:
     for seen in maps:
         _raise_to(merged, seen or {})
     return merged
+
+
+def maps_beside(log: TransactionMap, location: Location, manifest: ShardManifest) -> dict[str, SeenTransaction]:
+    """What lies beside the listed generations; nothing where the log says that it has all (RFC 0033)."""
+    return {} if log.has_all else load_generation_maps(location, manifest)
 
 
 def load_generation_maps(location: Location, manifest: ShardManifest) -> dict[str, SeenTransaction]:

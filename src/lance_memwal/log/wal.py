@@ -56,7 +56,7 @@ from lance_memwal.lance.restored import check_not_older
 from lance_memwal.log.blob_targets import with_blobs
 from lance_memwal.log.entry import EntryDecoder, decode_entry, decode_footer, encode_sentinel
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole, load_generation_maps, newest_of
+from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole, maps_beside, newest_of
 from lance_memwal.log.understood import KnownColumns, refuse_unknown
 from lance_memwal.process.telemetry import active
 from lance_memwal.store import paths
@@ -397,8 +397,7 @@ def shard_transactions(
 ) -> TransactionMap:
     """All transactions of a shard: those of `read_transactions`, and those beside the listed generations, if there are any."""
     known = read_transactions(location, manifest, positions, clock, tag=tag, footers=footers)
-    if not known.has_all:
-        known.merge(load_generation_maps(location, manifest))
+    known.merge(maps_beside(known, location, manifest))
     return known
 
 

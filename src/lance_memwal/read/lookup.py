@@ -26,7 +26,7 @@ from lance_memwal.memtable.memtable import InMemoryMemTableRef, key_values
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.fresh import ShardMerge, fresh_index
 from lance_memwal.read.tiers import Tiers
-from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.adapt import live_flags, tombstone_flags
 from lance_memwal.rows.keys import first_of_each, key_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.projection import checked_paths, column_at, field_at, roots_of, value_at
@@ -157,7 +157,7 @@ def _living(rows: pa.Table) -> pa.Table:
 
 
 def _flagged_live(rows: pa.Table) -> pa.Table:
-    return rows.append_column(TOMBSTONE_FIELD, pa.array(np.zeros(rows.num_rows, dtype=bool)))
+    return rows.append_column(TOMBSTONE_FIELD, live_flags(rows.num_rows))
 
 
 def _union(parts: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, TableReplacedError
 from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.rows.adapt import live_flags
 from lance_memwal.sstable.write import not_published
 from lance_memwal.types import EntryTransaction, SsTable, Transaction
 from lance_memwal.write.flush import publish
@@ -112,7 +112,7 @@ def _table(memory: pa.Schema, rows: WriteRows) -> pa.Table:
     """All rows with `_tombstone`, uncombined: together they may be more than one Arrow array can hold."""
     batches = [
         pa.RecordBatch.from_arrays(
-            [*batch.columns, pa.array(np.zeros(batch.num_rows, dtype=bool)) if flags is None else flags],
+            [*batch.columns, live_flags(batch.num_rows) if flags is None else flags],
             schema=memory,
         )
         for batch, flags in zip(rows.batches, rows.flags, strict=True)

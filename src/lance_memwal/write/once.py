@@ -61,7 +61,7 @@ from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
-from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, load_generation_maps
+from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, maps_beside
 from lance_memwal.log.wal import (
     list_positions,
     met_entry,
@@ -465,8 +465,7 @@ class OnceAppender:
         unread = tuple(sstable for sstable in manifest.sstables if sstable.path not in maps_read)
         transactions = read_transactions(self.location, manifest, positions, self._clock, tag=self._watch.tag)
         transactions.keep_time(self._times.setdefault(manifest.shard_id, transactions.time))
-        if not transactions.has_all:
-            transactions.merge(load_generation_maps(self.location, replace(manifest, sstables=unread)))
+        transactions.merge(maps_beside(transactions, self.location, replace(manifest, sstables=unread)))
         if known is not None:
             transactions.follow(known.transactions)
         return ShardTail(

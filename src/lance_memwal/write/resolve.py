@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lance_memwal.rows.adapt import live_flags
 from lance_memwal.rows.blobs import bytes_of, shown_blobs
 from lance_memwal.rows.keys import row_numbers
 from lance_memwal.rows.row_codes import occurrences
@@ -224,7 +225,7 @@ def _whole(part: Part, live: Live, schema: TableSchema) -> pa.RecordBatch:
 
 def _columns(rows: pa.RecordBatch, flags: pa.BooleanArray | None, blobs: Sequence[str]) -> dict[str, pa.Array]:
     """A live row's columns, of rows that are written."""
-    dead = pa.array(np.zeros(rows.num_rows, dtype=bool)) if flags is None else flags
+    dead = live_flags(rows.num_rows) if flags is None else flags
     columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), TOMBSTONE: dead}
     for name in blobs:
         columns[bytes_of(name)], columns[name] = columns[name], shown_blobs(columns[name])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.adapt import live_flags
 from lance_memwal.rows.filter import FilterLike, RowFilter
 from lance_memwal.rows.merging import order_of
 from lance_memwal.rows.row_codes import occurrences
@@ -154,7 +155,7 @@ class OnlyMatching:
 
 def _counted(rows: int) -> dict[str, pa.Array]:
     """A table with as many rows, for a filter that names no column."""
-    return {TOMBSTONE: pa.array(np.zeros(rows, dtype=bool))}
+    return {TOMBSTONE: live_flags(rows)}
 
 
 @dataclass(frozen=True, slots=True)
