@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lance_memwal.feed.view import TableView
     from lance_memwal.lance.details import MemWalDetails
     from lance_memwal.log.manifest import ShardManifestStore
-    from lance_memwal.log.wal import WalTailer
+    from lance_memwal.log.tailer import WalTailer
     from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex
     from lance_memwal.process.cache import set_cache_bytes
     from lance_memwal.read.blobs import BlobFile
@@ -178,7 +178,7 @@ _HOMES: Final = {
     "feed.view": ("TableView",),
     "lance.details": ("MemWalDetails",),
     "log.manifest": ("ShardManifestStore",),
-    "log.wal": ("WalTailer",),
+    "log.tailer": ("WalTailer",),
     "memtable.index": (
         "BTreeIndex",
         "FtsIndex",

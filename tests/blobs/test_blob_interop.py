@@ -16,7 +16,7 @@ from lance.blob import Blob, blob_array, blob_field
 from peer_child import blob_of
 
 import lance_memwal as mw
-from lance_memwal.log.wal import WalTailer
+from lance_memwal.log.tailer import WalTailer
 from tests.kit.blobs import IMAGE
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.shard_writer import ShardWriter
 from tests.harness.crash_child import Life, live
 from tests.harness.crash_tables import TableKind

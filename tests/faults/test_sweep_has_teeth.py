@@ -10,7 +10,7 @@ import pytest
 
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import ObjectExistsError, UnavailableError
-from lance_memwal.log import wal
+from lance_memwal.log import reading, wal
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.transactions import ShardTime, TransactionMap
 from lance_memwal.log.wal import ShardLog
@@ -63,7 +63,7 @@ def no_sentinel(patch: Patch) -> None:
 
 
 def map_forgotten_in_a_takeover(patch: Patch) -> None:
-    patch.setattr(wal, "read_transactions", lambda *_, **__: TransactionMap({}, ShardTime(SYSTEM_CLOCK)))
+    patch.setattr(reading, "read_transactions", lambda *_, **__: TransactionMap({}, ShardTime(SYSTEM_CLOCK)))
 
 
 def manifests_read_once(patch: Patch) -> None:

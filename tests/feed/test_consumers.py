@@ -17,7 +17,7 @@ from lance_memwal.feed.changes import Request
 from lance_memwal.feed.consumers import Consumer
 from lance_memwal.feed.cursor import Place
 from lance_memwal.lance.base import NewestBase
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.upkeep.gc import Collector

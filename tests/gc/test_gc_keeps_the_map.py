@@ -8,7 +8,8 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal import crash_points
-from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.log.reading import list_positions
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.write.once import OnceAppender
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])

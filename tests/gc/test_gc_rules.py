@@ -14,7 +14,8 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.log.reading import list_positions
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore

@@ -18,7 +18,8 @@ import lance
 
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.log.reading import list_positions
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.types import ShardManifest, SsTable, WalEntry

@@ -14,7 +14,7 @@ import lance_memwal as mw
 from lance_memwal import FencedError, ShardManifestStore, WalAppender, WalTailer
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.entry import encode_mark, encode_sentinel
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from tests.kit.logs import (

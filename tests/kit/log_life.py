@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from lance_memwal import CorruptDataError, MemWalError, WalAppender
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.log.entry import decode_entry
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import memory, paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.testing import FaultPlan, FaultScript, SimulatedCrash

@@ -17,7 +17,8 @@ from lance_memwal import CorruptDataError, WalEntry, WalTailer
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.log.entry import FOOTER_BYTES, EntryEncoder, decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import OpenedLog, PersistPolicy, list_positions, open_log
+from lance_memwal.log.reading import list_positions
+from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve

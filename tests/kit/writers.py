@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal.errors import UnavailableError
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore

@@ -13,7 +13,8 @@ from dataclasses import replace
 from lance_memwal import CollectedError, FencedError, MemWalError, WalAppender, WalTailer, WriterPoisonedError
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import PersistPolicy, list_positions, open_log, read_run
+from lance_memwal.log.reading import list_positions, read_run
+from lance_memwal.log.wal import PersistPolicy, open_log
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, SsTable

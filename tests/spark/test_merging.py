@@ -12,7 +12,7 @@ import pytest
 import lance_memwal as mw
 import lance_memwal.spark as ms
 from lance_memwal import crash_points
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pieces import write_pieces
 from lance_memwal.spark.rows import WritePlan

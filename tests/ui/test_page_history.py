@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from tests.kit.pages import Page, lived_in, page_of, rows
 

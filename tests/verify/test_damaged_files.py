@@ -11,7 +11,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve

@@ -10,7 +10,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.log.entry import decode_entry
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 

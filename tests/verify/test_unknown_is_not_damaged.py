@@ -13,7 +13,7 @@ import pytest
 from lance import blob_array, blob_field
 
 import lance_memwal as mw
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 

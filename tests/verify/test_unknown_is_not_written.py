@@ -16,7 +16,7 @@ import pyarrow.ipc as ipc
 import pytest
 
 import lance_memwal as mw
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.write.once import OnceAppender

@@ -15,7 +15,7 @@ from lance.mem_wal import CompactedSsTable
 import lance_memwal as mw
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import encode_manifest
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.types import ShardManifest

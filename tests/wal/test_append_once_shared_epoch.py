@@ -11,7 +11,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import crash_points
-from lance_memwal.log.wal import WalTailer
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.write.claim import ShardClaim
 from lance_memwal.write.once import OnceAppender
 

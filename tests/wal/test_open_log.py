@@ -12,9 +12,9 @@ from lance_memwal import ConflictError, CorruptDataError, FencedError, InvalidIn
 from lance_memwal import crash_points as memwal_hooks
 from lance_memwal.log.entry import decode_entry, encode_mark, encode_sentinel
 from lance_memwal.log.manifest_codec import encode_manifest
+from lance_memwal.log.reading import read_transactions
 from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import encode_map
-from lance_memwal.log.wal import read_transactions
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript

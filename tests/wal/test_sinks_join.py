@@ -16,7 +16,7 @@ from lance_memwal import crash_points
 from lance_memwal.errors import ConflictError, FencedError, UnavailableError
 from lance_memwal.log.entry import decode_entry
 from lance_memwal.log.epochs import EpochKind, look_at_epoch
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.store import paths
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import ShardManifest, WalEntry

@@ -13,7 +13,7 @@ import pytest
 
 from lance_memwal import CollectedError, CorruptDataError, InvalidInputError, UnavailableError, WalAppender, WalTailer
 from lance_memwal.log.entry import encode_sentinel
-from lance_memwal.log.wal import read_run
+from lance_memwal.log.reading import read_run
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.store.port import ObjectStore

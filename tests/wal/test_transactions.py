@@ -9,6 +9,7 @@ import pytest
 
 from lance_memwal import InvalidInputError, ReplayMismatchError, WalAppender
 from lance_memwal.clock import SystemClock
+from lance_memwal.log.reading import list_positions, read_transactions
 from lance_memwal.log.transactions import (
     EXPIRY_MS,
     KEPT_DIGESTS,
@@ -21,7 +22,6 @@ from lance_memwal.log.transactions import (
     merge_footer,
     merge_seen,
 )
-from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing.clocks import SkippingClock

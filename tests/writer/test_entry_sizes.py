@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from lance_memwal import InvalidInputError, WalAppender
-from lance_memwal.log.wal import WalTailer
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.write.once import OnceAppender
 from tests.kit.writers import SHARD, WAL, base_table, in_thread, key_field, open_writer, row_entries, rows, watched
 

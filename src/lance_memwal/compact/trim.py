@@ -21,9 +21,9 @@ from lance_memwal.crash_points import reach
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.commit import syncs
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions, read_transactions
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.log.transactions import TransactionMap, maps_beside
-from lance_memwal.log.wal import list_positions, read_transactions
 from lance_memwal.sstable.catch_up import CatchUp
 from lance_memwal.store.location import Location
 from lance_memwal.types import SeenMap, ShardManifest, SsTable

@@ -32,8 +32,8 @@ from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.feed.cursor import Cursor
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.log.reading import list_positions
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import list_positions
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.store.location import Location
 from lance_memwal.store.paths import check_record_name

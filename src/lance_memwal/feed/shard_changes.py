@@ -3,7 +3,7 @@
 Owns `ShardChanges`. Invariants:
 
 1. Positions are read in order, each once. Where the log ends is decided by the rule of every reader
-   (`lance_memwal.log.wal`): nothing is skipped because it is missing.
+   (`lance_memwal.log.reading`): nothing is skipped because it is missing.
 2. A bulk mark stands for the rows of its directory. Until it is decided whether it counts
    (`lance_memwal.log.bulk_marks`), the feed ends before it.
 3. After the entries the floor is looked at: what is at or below it is a `CollectedError`, even if an object is there.
@@ -27,7 +27,8 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.log.bulk_marks import is_published
 from lance_memwal.log.floor import Floor
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer, list_positions, read_run, written_ms
+from lance_memwal.log.reading import list_positions, read_run, written_ms
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.adapt import RowAdapter
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.read import open_sstable

@@ -21,8 +21,8 @@ from lance_memwal.lance.damage import version_times
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import given_up
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions, written_ms_at
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import list_positions, written_ms_at
 from lance_memwal.read.snapshot import Snapshot, SnapshotShard
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest

@@ -17,8 +17,8 @@ from enum import Enum, auto
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.log.entry import decode_entry
+from lance_memwal.log.reading import list_positions, own_end, read_tail
 from lance_memwal.log.tail import unflushed
-from lance_memwal.log.wal import list_positions, own_end, read_tail
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry

@@ -13,8 +13,8 @@ from lance_memwal.errors import ConflictError, InvalidInputError
 from lance_memwal.lance.base import TAG_DIGITS, BaseTable
 from lance_memwal.lance.details import TABLE_ID_KEY
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions, tags_of, tail_positions
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import list_positions, tags_of, tail_positions
 from lance_memwal.store.location import Location
 
 __all__ = ["for_writing", "new_table_id"]

@@ -27,7 +27,8 @@ from lance_memwal.errors import ConflictError, CorruptDataError, FencedError, Ob
 from lance_memwal.log.blob_targets import directory_of, has_blob_target
 from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import OpenedLog, read_run
+from lance_memwal.log.reading import read_run
+from lance_memwal.log.wal import OpenedLog
 from lance_memwal.rows.dictionaries import Place, SmallDictionaries, small_dictionaries
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from lance_memwal.log.wal import read_next, read_tail
+from lance_memwal.log.reading import read_next, read_tail
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import SMALL_BYTES
 from lance_memwal.read.tail_rows import TailRows, tail_memtables

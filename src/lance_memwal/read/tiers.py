@@ -42,9 +42,9 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.lance.marks import compacted
 from lance_memwal.lance.restored import check_not_restored
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import tail_end
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import settled
-from lance_memwal.log.wal import tail_end
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTableRef, InMemoryMemTables, MemTable
 from lance_memwal.process.cache import CACHE, Slot

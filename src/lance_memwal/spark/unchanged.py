@@ -16,7 +16,7 @@ from lance_memwal.feed.changed_rows import Shape
 from lance_memwal.feed.cursor import Place
 from lance_memwal.feed.shard_changes import ShardChanges
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.log.wal import list_positions
+from lance_memwal.log.reading import list_positions
 from lance_memwal.read.snapshot import Snapshot
 from lance_memwal.rows.keys import KeySet, key_array
 from lance_memwal.spark.rows import WritePlan

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions
 from lance_memwal.log.shards import list_shards
-from lance_memwal.log.wal import WalTailer, list_positions
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.rows.blobs import shown_batch, shown_field
 from lance_memwal.rows.plain import to_plain
 from lance_memwal.store.location import Location

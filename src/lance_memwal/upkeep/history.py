@@ -20,7 +20,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.damage import version_times
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
-from lance_memwal.log.wal import WalTailer
+from lance_memwal.log.tailer import WalTailer
 from lance_memwal.process.cache import CACHE
 from lance_memwal.store.location import Location
 from lance_memwal.types import ShardManifest, WalEntry

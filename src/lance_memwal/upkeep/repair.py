@@ -36,9 +36,9 @@ from lance_memwal.lance.mem_wal_index import commit_entry
 from lance_memwal.lance.restored import held_marks
 from lance_memwal.log.entry import decode_entry, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions, shard_transactions
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import may_follow
-from lance_memwal.log.wal import list_positions, shard_transactions
 from lance_memwal.sstable.roll_up import forget_roll_up
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location

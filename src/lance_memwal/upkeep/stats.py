@@ -12,8 +12,8 @@ from lance_memwal.compact.policy import CompactionPolicy, due_of
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.lance.marks import compacted
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions, shard_transactions, tail_positions
 from lance_memwal.log.shards import list_shards, newest_manifests
-from lance_memwal.log.wal import list_positions, shard_transactions, tail_positions
 from lance_memwal.process.cache import CACHE
 from lance_memwal.read.count import live_rows_of
 from lance_memwal.read.tiers import ShardView, Tiers

@@ -20,9 +20,9 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import FencedError, MemWalError
 from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch, silent_seconds
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import read_tail, tail_positions
 from lance_memwal.log.shards import list_shards, newest_manifests
 from lance_memwal.log.tail import unflushed
-from lance_memwal.log.wal import read_tail, tail_positions
 from lance_memwal.memtable import live
 from lance_memwal.process.lazy import lazy
 from lance_memwal.store.location import Location

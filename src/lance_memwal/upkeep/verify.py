@@ -42,11 +42,11 @@ from lance_memwal.lance.restored import REMEDY, given_up, is_restored
 from lance_memwal.log.entry import EntryDecoder
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.manifest_codec import unknown_fields
+from lance_memwal.log.reading import list_positions
 from lance_memwal.log.shards import list_shards
 from lance_memwal.log.tail import may_follow
 from lance_memwal.log.transactions import is_whole
 from lance_memwal.log.understood import KnownColumns
-from lance_memwal.log.wal import list_positions
 from lance_memwal.rows.key_encoding import primary_key_columns
 from lance_memwal.rows.keys import key_array, one_array
 from lance_memwal.sstable.catch_up import CatchUp

@@ -59,16 +59,11 @@ from lance_memwal.lance.live_details import note_sequence
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import EntryEncoder, RowEncoder, encode_mark
 from lance_memwal.log.manifest import ShardManifestStore
+from lance_memwal.log.reading import list_positions, read_run, read_tail, read_transactions
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.log.tail import LogRun, generation_of, settled
 from lance_memwal.log.transactions import OWN_PREFIX, ShardTime, TransactionMap, as_transaction, maps_beside
-from lance_memwal.log.wal import (
-    list_positions,
-    met_entry,
-    read_run,
-    read_tail,
-    read_transactions,
-)
+from lance_memwal.log.wal import met_entry
 from lance_memwal.process.forking import close_in_child
 from lance_memwal.rows.adapt import RowAdapter, with_flags
 from lance_memwal.rows.fit import at_most
