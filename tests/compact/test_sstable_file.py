@@ -15,7 +15,8 @@ from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
 from lance_memwal.lance.deletions import encode_deletions
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.sstable.fold import Generation
-from lance_memwal.sstable.read import DataFile, SsTableReader
+from lance_memwal.sstable.read import SsTableReader
+from lance_memwal.sstable.stored_rows import DataFile
 from lance_memwal.store import paths
 from lance_memwal.types import SsTable
 
@@ -45,7 +46,7 @@ class Made:
         return SsTableReader(self.table.location, self.shard_id, self.sstable)
 
     def file(self) -> DataFile | None:
-        return self.reader().data_file
+        return self.reader().stored.data_file
 
     def rows(self) -> list[tuple[int, str, bool]]:
         generation = Generation([self.reader()], self.schema, keep=True)

@@ -49,7 +49,9 @@ def test_generations_of_both_are_read_from_their_data_files(who: str, tmp_path: 
     manifest = ShardManifestStore(location, duel.shard_id).read_latest()
     assert manifest is not None
     assert manifest.sstables
-    assert all(SsTableReader(location, duel.shard_id, sstable).data_file is not None for sstable in manifest.sstables)
+    assert all(
+        SsTableReader(location, duel.shard_id, sstable).stored.data_file is not None for sstable in manifest.sstables
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])

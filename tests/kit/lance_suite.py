@@ -117,4 +117,4 @@ class LanceSuite:
         assert not Collector(location, newest).run(grace_seconds=0).refused
         assert verify_table(newest).problems == []
         with pytest.raises(ObjectNotFoundError):
-            SsTableReader(location, SHARD, sstable).open()
+            SsTableReader(location, SHARD, sstable).stored.open()

@@ -96,7 +96,7 @@ def _keys_of_shard(tiers: Tiers, view: ShardView, others: set[str], key: list[st
         yield from ref.table().select(key).to_batches()
     for reader in ShardMerge(view, tiers).readers:
         if reader.sstable.path not in others:
-            for batch, _ in reader.batches(tiers.schema, key, None, reader.part_rows):
+            for batch, _ in reader.batches(tiers.schema, key, None, reader.stored.part_rows):
                 yield batch.select(key)
 
 

@@ -182,7 +182,7 @@ def _in_sstables(merge: ShardMerge, snapshot: Tiers, key: pa.RecordBatch, column
 
 @contextmanager
 def _reading_sstable(reader: SsTableReader) -> Iterator[None]:
-    with missing_is_collected("get the blob again"), reader.reading():
+    with missing_is_collected("get the blob again"), reader.stored.reading():
         yield
 
 

@@ -39,7 +39,7 @@ def live_rows_of(snapshot: Tiers) -> int:
     of_base = 0 if base is None else int(base.dataset.count_rows())
     in_memory = sum(int(live.sum()) for shard in shards for _, _, live in shard.live_memory())
     if not snapshot.schema.primary_key:
-        return of_base + in_memory + sum(reader.num_rows for shard in shards for reader in shard.readers)
+        return of_base + in_memory + sum(reader.stored.num_rows for shard in shards for reader in shard.readers)
     alone = _counted_alone(snapshot, shards)
     if alone is not None:
         return of_base + alone

@@ -52,7 +52,7 @@ def column_parts(snapshot: Tiers, name: str) -> Iterator[pa.Array]:
     for view in snapshot.shards:
         yield from (one_array(ref.table().column(name)) for ref in view.memory)
         for reader in ShardMerge(view, snapshot).readers:
-            for batch, _ in reader.batches(snapshot.schema, [name], None, reader.part_rows):
+            for batch, _ in reader.batches(snapshot.schema, [name], None, reader.stored.part_rows):
                 yield batch.column(name)
 
 

@@ -31,6 +31,7 @@ from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
 from lance_memwal.sstable.several import not_rolled, use_roll_ups
+from lance_memwal.sstable.stored_rows import StoredRows
 from lance_memwal.types import ROW_ADDRESS, ROW_ID
 
 __all__ = [
@@ -117,9 +118,10 @@ class Merge:
 
     def prepare(self) -> None:
         """Open everything that the stream needs, several at once; a missing SSTable shows here, before the first batch."""
-        cold = [reader for shard in self.shards for reader in shard.readers if not reader.is_open]
+        cold = [reader for shard in self.shards for reader in shard.readers if not reader.stored.is_open]
         use_roll_ups(cold)
-        list(in_order(SsTableReader.open, not_rolled(cold, rows=True), _OPEN_AT_ONCE, "memwal-open"))
+        stored = [reader.stored for reader in not_rolled(cold, rows=True)]
+        list(in_order(StoredRows.open, stored, _OPEN_AT_ONCE, "memwal-open"))
         for shard in self.shards:
             _ = shard.index
 

@@ -158,10 +158,10 @@ def _mirror_metric(reader: SsTableReader, stored: str) -> str | None:
     """The metric of the SSTable's vector index on a column, if it has one; a generation never changes."""
 
     def read() -> str | None:
-        with reader.reading():
-            for index in reader.dataset.describe_indices():
+        with reader.stored.reading():
+            for index in reader.stored.dataset.describe_indices():
                 if list(index.field_names) == [stored] and index.type_url.endswith("VectorIndexDetails"):
-                    return vector_metric(reader.dataset, index.name)
+                    return vector_metric(reader.stored.dataset, index.name)
         return None
 
     return CACHE.fact(("mirror", reader.location.key, reader.shard_id, reader.sstable.path, stored), read)
@@ -172,8 +172,8 @@ def _ask_mirror(
 ) -> tuple[npt.NDArray[np.int64], pa.Array] | None:
     """Offsets and vectors that the index proposes; None if it has fewer than were asked for."""
     nearest = asked.to_lance(stored, fetch, ef=max(asked.ef or _LARGE_EF, 2 * fetch), use_index=True)
-    with source.reader.reading(given=True):
-        scanner = source.reader.dataset.scanner(
+    with source.reader.stored.reading(given=True):
+        scanner = source.reader.stored.dataset.scanner(
             columns=[stored], nearest=nearest, filter=told, prefilter=True, with_row_address=True
         )
         rows = scanner.to_table()

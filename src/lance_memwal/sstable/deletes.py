@@ -76,7 +76,7 @@ def remember_deletes(
     parts: list[pa.RecordBatch] = []
     for sstable in sstables:
         reader = SsTableReader(location, shard_id, sstable)
-        for batch, _ in reader.batches(schema, names, None, reader.part_rows):
+        for batch, _ in reader.batches(schema, names, None, reader.stored.part_rows):
             kept = tombstone_flags(batch) & batch.column(sequence).is_valid().to_numpy(zero_copy_only=False)
             if kept.any():
                 parts.append(batch.select(names).filter(pa.array(kept)))

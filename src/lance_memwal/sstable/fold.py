@@ -64,7 +64,7 @@ class Generation:
             column = pa.chunked_array([batch.column(name) for batch in batches], self._schema.memory.field(name).type)
             self.keys.append(one_array(column))
         if any(column.null_count for column in self.keys):
-            raise CorruptDataError("a key of a generation is null", path=self.reader.directory)
+            raise CorruptDataError("a key of a generation is null", path=self.reader.stored.directory)
         if self._keep:
             self._rows = batches
 
@@ -75,7 +75,7 @@ class Generation:
             yield batch, None if mask is None else mask[start : start + batch.num_rows]
             start += batch.num_rows
         if mask is not None and start != len(mask):
-            raise CorruptDataError("two reads of a generation differ", path=self.reader.directory)
+            raise CorruptDataError("two reads of a generation differ", path=self.reader.stored.directory)
 
     @property
     def is_in_memory(self) -> bool:
@@ -88,7 +88,7 @@ class Generation:
             yield from together.to_batches(max_chunksize=_MAX_BATCH_ROWS)
             return
         for reader in self._readers:
-            batch_rows = min(_MAX_BATCH_ROWS, reader.part_rows)
+            batch_rows = min(_MAX_BATCH_ROWS, reader.stored.part_rows)
             yield from (batch for batch, _ in reader.batches(self._schema, columns, None, batch_rows))
 
 

@@ -142,12 +142,12 @@ def copy_of(reader: SsTableReader, schema: TableSchema) -> Copy:
     sstable, keys, rows = reader.sstable, None, None
     if _is_small(sstable) and reader.knows_every_key:
         keys = Keys(*reader.entries(), reader.tombstones(schema))
-        rows = reader.stored_rows() if _has_small_rows(sstable) else None
+        rows = reader.stored.every_row() if _has_small_rows(sstable) else None
     return Copy(
         sstable,
         reader.sidecar.filter_bytes(),
-        reader.newest_manifest_bytes(),
+        reader.stored.newest_manifest_bytes(),
         keys,
         rows,
-        None if rows is None else reader.columns,
+        None if rows is None else reader.stored.columns,
     )

@@ -39,7 +39,7 @@ def find_newest(
     left = np.arange(len(keys.values))
     use_roll_ups(readers, few_keys=True)
     # Other threads may find another roll-up of the same readers meanwhile: what is asked is what was grouped.
-    found = [(reader, reader.rolled) for reader in reversed(readers)]
+    found = [(reader, reader.stored.rolled) for reader in reversed(readers)]
     groups = [list(group) for _, group in groupby(found, _roll_up_of)]
     at_once = readers[0].location.at_once(_ASK_AT_ONCE)
     answers = in_order(lambda group: _might_contain(group, keys), groups, at_once, "memwal-open")
@@ -88,7 +88,7 @@ def use_roll_ups(readers: Iterable[SsTableReader], *, few_keys: bool = False) ->
             for reader in cold:
                 rolled = found.get(reader.sstable.path)
                 if rolled is not None:  # else another thread may have found one
-                    reader.rolled = rolled
+                    reader.stored.rolled = rolled
             first = {rolled.roll_up.path: rolled for rolled in ([] if few_keys else found.values())}
             list(in_order(Rolled.facts, list(first.values()), location.at_once(_ASK_AT_ONCE), "memwal-open"))
 
@@ -103,8 +103,8 @@ def rows_together(readers: Sequence[SsTableReader], schema: TableSchema, columns
     `_tombstone`. None if it does not have all of them."""
     first, parts = readers[0], []
     for reader in readers:
-        rolled = reader.rolled_rows()
-        if rolled is None or reader.columns is not first.columns:
+        rolled = reader.stored.rolled_rows()
+        if rolled is None or reader.stored.columns is not first.stored.columns:
             return None
         parts.append(rolled[0])
     return first.conformed(pa.concat_tables(parts).combine_chunks(), columns, schema)

@@ -54,4 +54,4 @@ def _read(base: BaseTable, name: str) -> None:
         return
     for view in rebuild(base.location, record.snapshot, is_pinned).shards:
         for sstable in view.sstables:
-            open_sstable(base.location, view.shard_id, sstable).open()
+            open_sstable(base.location, view.shard_id, sstable).stored.open()
