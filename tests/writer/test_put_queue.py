@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lance_memwal import ClosedError, FencedError, InvalidInputError, ShardWriter, WriterPoisonedError
+from lance_memwal.write import group_commit
 from lance_memwal.write.fitting import Fitting
 from tests.harness.profile import scaled
 from tests.kit.interrupts import Interrupter
@@ -234,3 +235,23 @@ def test_a_put_that_was_half_inserted_is_not_taken_for_done_by_a_bulk_write(tmp_
         half.wake()
         other.result()
         assert 7 in scanned(writer)
+
+
+def test_a_put_that_queued_while_a_large_one_was_announced_goes_on_with_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept until it looked by itself, a second later."""
+    monkeypatch.setattr(group_commit, "LOOK_AGAIN_SECONDS", 10 * SECONDS)
+    store, location = watched(tmp_path)
+    with open_writer(location, max_entry_bytes=4000) as writer:
+        writer.put(rows([1]))
+        writer.force_seal_active()
+        writer.wait_for_flush_drain(SECONDS)
+        held = store.hold("put_new", WAL, times=1)
+        large = in_thread(partial(writer.put, rows(range(1000, 30_000))))
+        held.wait_reached()
+        small = in_thread(partial(writer.put, rows([7])))
+        wait_queued(writer, 1)
+        held.open()
+        large.result()
+        small.result(timeout=5)

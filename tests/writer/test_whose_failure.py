@@ -17,9 +17,11 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal import crash_points
+from lance_memwal.clock import SystemClock
 from lance_memwal.process.room import Room
 from lance_memwal.table import writers
 from tests.harness.points import run_once_at
+from tests.kit.writers import BLOOM, UNKEYED, in_thread, open_writer, row_entries, rows, wait_for, watched
 
 PLAIN = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -377,3 +379,46 @@ def test_an_entry_that_met_a_fence_is_not_sent_again_for_each_who_waits(tmp_path
     writer.abort()
     assert told == [mw.FencedError] * 3
     assert len(sent) == 1
+
+
+class HeldClock(SystemClock):
+    """Time in which one thread gets no further, as if the machine had forgotten it."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.go_on = threading.Event()
+
+    def monotonic(self) -> float:
+        if threading.get_ident() == self.thread:
+            self.go_on.wait(30)
+        return super().monotonic()
+
+
+def test_a_put_that_waited_for_room_and_was_taken_is_not_told_of_a_fence(tmp_path: Path) -> None:
+    """It was in the log, led by another, when it looked again: told of the fence, it was written twice after a retake."""
+    store, location = watched(tmp_path)
+    clock, ident = HeldClock(), []
+    writer = open_writer(location, UNKEYED, max_unflushed_memtable_bytes=5000, clock=clock)
+    held = store.hold("put", BLOOM)
+    writer.put(rows(range(500), schema=UNKEYED))
+    writer.force_seal_active()
+    held.wait_reached()
+
+    def put() -> object:
+        ident.append(threading.get_ident())
+        return writer.put(rows([1000], schema=UNKEYED))
+
+    waits = in_thread(put)
+    wait_for(lambda: writer.backpressure_stats().total_count == 1)
+    clock.thread = ident[0]  # it goes on when everything has happened
+    held.open()
+    writer.wait_for_flush_drain(30)
+    writer.put_nowait(rows([1001], schema=UNKEYED), drain=False).wait()  # leads, for the one that waits, too
+    open_writer(tmp_path, UNKEYED).abort()
+    with pytest.raises(mw.FencedError):
+        writer.put(rows([1002], schema=UNKEYED))
+    clock.go_on.set()
+    assert waits.result().written == 1
+    writer.abort()
+    logged = [key for entry in row_entries(tmp_path) for batch in entry.batches for key in batch["id"].to_pylist()]
+    assert sorted(logged) == [*range(500), 1000, 1001]

@@ -40,7 +40,7 @@ from typing import Protocol
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
 from lance_memwal.crash_points import reach
-from lance_memwal.errors import FencedError, TableReplacedError, WriterPoisonedError
+from lance_memwal.errors import FencedError, MemWalError, TableReplacedError, WriterPoisonedError
 from lance_memwal.log.blob_targets import blob_target
 from lance_memwal.log.entry import encode_mark
 from lance_memwal.log.tail import LogRun
@@ -384,6 +384,7 @@ class GroupCommit:
         with self._health.lock:
             self._exclusive = False
             self._health.changed.wake_all()
+        self._puts.wake_next()  # it sleeps, if it came while the turn was taken for the mark
 
     def mark_bulk(self, sstable: SsTable, txns: tuple[EntryTransaction, ...]) -> EntryFooter:
         """Announce a generation that is not in the log, at its tip; nothing is pending. Its transactions do not count yet."""
@@ -474,8 +475,18 @@ class GroupCommit:
             self._puts.wake_next()
             return
         self._puts.wake_all()  # each waits for room by itself
-        if put.pending is None and put.error is None:  # nobody took it meanwhile
+        if not put.is_taken:
+            self._wait_queued_for_room(put)
+
+    def _wait_queued_for_room(self, put: QueuedPut) -> None:
+        """Wait for room; raise what makes that useless only if no leader took `put` meanwhile: then it may be in the log."""
+        try:
             put.waited = self._wait_for_room(put.size_bytes, counted=put.waited)
+        except MemWalError:
+            with self._turn:  # nobody takes puts now
+                if not put.is_taken:
+                    self._puts.withdraw(put)
+                    raise
 
     def _is_done(self, put: QueuedPut) -> bool:
         if put.error is not None:

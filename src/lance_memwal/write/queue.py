@@ -159,6 +159,11 @@ class QueuedPut:
         self._awake = clock.lock()
         self._awake.acquire()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether a leader inserted this put, or refused it."""
+        return self.pending is not None or self.error is not None
+
     def sleep(self, seconds: float) -> None:
         """Wait until somebody wakes this put, `seconds` at most."""
         self._awake.acquire(timeout=seconds)
