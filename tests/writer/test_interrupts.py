@@ -257,3 +257,28 @@ def test_an_interrupt_at_any_line_of_a_wait_for_storage_leaves_nobody_in_a_hurry
         if not interrupted:
             break
     writer.abort()
+
+
+LINGERING: dict[str, Callable[[ShardWriter, int], object]] = {
+    "delete": lambda writer, number: writer.delete([number]),
+    "update": lambda writer, number: writer.update([{"id": 1, "v": str(number)}]),
+    "compare and set": lambda writer, number: writer.compare_and_set(number, None, {"id": number, "v": "a"}),
+    "put of many bytes": lambda writer, number: writer.put(rows([number], "x" * 300_000)),
+    "put that nobody waits for": lambda writer, number: writer.put_nowait(rows([number])),
+}
+
+
+@pytest.mark.scaled
+@pytest.mark.parametrize("verb", LINGERING)
+def test_a_write_that_was_interrupted_anywhere_waits_for_no_other(tmp_path: Path, verb: str) -> None:
+    """It was inserted, and nobody led: it came to storage with whatever was written next."""
+    with open_writer(tmp_path, commit_linger_ms=5, stats_log_interval_ms=None) as writer:
+        commits = writer._shard.commits
+        writer.put_nowait(rows([1]), drain=False).wait()
+        for at in itertools.count(2, scaled(ci=5, prove=1)):
+            interrupter = Interrupter(at)
+            interrupted = interrupter.run(partial(LINGERING[verb], writer, at))
+            wait_for(lambda: commits.durable >= commits.buffered, 2)
+            if not interrupted:
+                break
+        assert at > 40, "the trace did not see the write"

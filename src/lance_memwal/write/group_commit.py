@@ -449,8 +449,7 @@ class GroupCommit:
         except BaseException:
             put.is_left = True  # before it is withdrawn: a leader that has just taken it sees this
             self._puts.withdraw(put)
-            self._puts.wake_next()
-            self._hand_over()
+            self._let_lead()
             raise
         finally:
             put.wake_follower()
@@ -513,8 +512,16 @@ class GroupCommit:
                             self._linger()
                         self._lead(None, end)
                 self._puts.wake_next()
+        except BaseException:
+            self._let_lead()
+            raise
         finally:
             self._hurried.discard(hurry)
+
+    def _let_lead(self) -> None:
+        """Let others lead, of whom the caller may have taken puts: it was interrupted, or refused."""
+        self._puts.wake_next()
+        self._hand_over()
 
     def _linger(self) -> None:
         """Let others join the entry that is written next, which the caller leads: it has the turn."""

@@ -22,7 +22,7 @@ from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.sequences import Span, span_of
 from lance_memwal.write.shard import Shard
-from lance_memwal.write.writes import acknowledged
+from lance_memwal.write.writes import insert
 
 __all__ = ["put_in_order"]
 
@@ -82,7 +82,6 @@ def _insert(shard: Shard, rows: WriteRows, span: Span, txn: Transaction | None) 
 
     commits.refuse_on_top()
     started = shard.clock.monotonic()
-    pending, end = commits.insert(rows, txn, decide=decide)
-    result = acknowledged(shard, pending, end, txn)
+    result = insert(shard, rows, txn, decide)
     shard.count_put(started)
     return result

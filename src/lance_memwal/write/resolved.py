@@ -28,7 +28,7 @@ from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.resolve import Resolved, resolve
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
-from lance_memwal.write.writes import acknowledged
+from lance_memwal.write.writes import acknowledged, insert
 
 __all__ = ["write"]
 
@@ -116,13 +116,13 @@ def _write(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None
 
 
 def _insert(shard: Shard, attempt: _Attempt, change: Change, txn: Transaction | None) -> WriteResult:
-    pending, end = None, attempt.look.end
-    if attempt.rows is not None:
-        pending, end = shard.commits.insert(attempt.rows, txn, decide=attempt.decide)
-    done = acknowledged(shard, pending, end, txn)
-    if pending is None and attempt.rows is not None and not attempt.is_asked:
-        return done  # its transaction is there
-    if pending is None and shard.config.durable_write:
+    if attempt.rows is None:
+        done = acknowledged(shard, None, attempt.look.end, txn)
+    else:
+        done = insert(shard, attempt.rows, txn, attempt.decide)
+        if done.skipped and not attempt.is_asked:
+            return done  # its transaction is there
+    if done.skipped and shard.config.durable_write:
         _confirm_owner(shard)
     return _told(done, attempt.resolved, change)
 

@@ -1,18 +1,19 @@
 """What a user writes to one shard, in the order in which it takes effect.
 
-Owns `put`, `put_together`, `put_nowait` and `delete` of rows that are whole, and `Ack`. Invariants:
+Owns `put`, `put_together`, `put_nowait` and `delete` of rows that are whole, `insert` of one write, and `Ack`. Invariants:
 
 1. Input is fitted once, behind the gate of the writer; what is wrong with it is raised before anything is inserted.
 2. Small durable puts are fitted and inserted by whichever thread leads the commit, others by their own.
 3. Rows that do not fit one entry are published as a generation of their own, whole.
-4. A write that must be durable is on storage when its call returns.
+4. A write that must be durable is on storage when its call returns. One whose caller is interrupted was not inserted, or
+   gets there by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 
-__all__ = ["Ack", "acknowledged", "delete", "delete_nowait", "put", "put_nowait", "put_together"]
+__all__ = ["Ack", "acknowledged", "delete", "delete_nowait", "insert", "put", "put_nowait", "put_together"]
 
 _LOG = logging.getLogger(__name__)
 _QUEUED_BYTES = 256 * 1024  # larger puts are fitted by their own threads, where that takes longer than waiting
@@ -155,7 +156,13 @@ def delete_nowait(shard: Shard, keys: Any, *, drain: bool = True) -> Ack:
 def _nowait(shard: Shard, rows: WriteRows, drain: bool) -> Ack:
     started = shard.clock.monotonic()
     if rows.batches and shard.commits.entries.encode_rows(rows):
-        _, end = shard.commits.insert(rows, None, drain=drain)
+        try:
+            _, end = shard.commits.insert(rows, None, drain=drain)
+        except Exception:
+            raise
+        except BaseException:
+            _leave(shard)
+            raise
         shard.count_put(started)
         result = WriteResult(range(end - len(rows.batches), end), written=rows.num_rows)
     else:
@@ -177,14 +184,28 @@ def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResul
             return WriteResult(range(commits.buffered, commits.buffered))
     commits.refuse_on_top()  # before anything is inserted: the write would have to wait
     started = shard.clock.monotonic()
-    result = _insert(shard, rows, txn) if commits.entries.encode_rows(rows) else _publish(shard, rows, txn)
+    result = insert(shard, rows, txn) if commits.entries.encode_rows(rows) else _publish(shard, rows, txn)
     shard.count_put(started)
     return result
 
 
-def _insert(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
-    pending, end = shard.commits.insert(rows, txn)
-    return acknowledged(shard, pending, end, txn)
+def insert(
+    shard: Shard, rows: WriteRows, txn: Transaction | None, decide: Callable[[], WriteRows | None] | None = None
+) -> WriteResult:
+    """Insert one encoded write, or what `decide` gives instead (`GroupCommit.insert`); see `acknowledged`."""
+    try:
+        pending, end = shard.commits.insert(rows, txn, decide=decide)
+        return acknowledged(shard, pending, end, txn)
+    except Exception:
+        raise
+    except BaseException:
+        _leave(shard)
+        raise
+
+
+def _leave(shard: Shard) -> None:
+    """Let the ticker lead: the caller was interrupted, and nobody may wait for what it inserted."""
+    shard.commits.hurry(shard.commits.buffered)
 
 
 def acknowledged(shard: Shard, pending: Pending | None, end: int, txn: Transaction | None) -> WriteResult:
