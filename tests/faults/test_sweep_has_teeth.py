@@ -73,7 +73,7 @@ def manifests_read_once(patch: Patch) -> None:
 def epoch_claimed_without_a_version(patch: Patch) -> None:
     def claim(self: ShardManifestStore, spec_id: int = 0) -> Any:
         claimed = self._next_claim(self.read_latest(), spec_id)
-        self._create(claimed)
+        self._create(claimed, make_directory=True)
         return claimed.writer_epoch, claimed
 
     patch.setattr(ShardManifestStore, "claim_epoch", claim)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lance
 import pytest
 
 import lance_memwal as mw
@@ -15,6 +17,7 @@ from lance_memwal.lance.identity import TableWatch
 from lance_memwal.upkeep.short_logs import LogLength, LogLimits, ShortLogs
 from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
+from tests.harness.points import run_once_at
 from tests.kit.roll_ups import ranges, roll_ups
 from tests.kit.writers import KEYED, SECONDS, WatchedStore, in_thread, rows, wait_for, watched
 
@@ -177,3 +180,33 @@ def test_repair_keeps_the_whole_copy_of_a_generation_whose_file_is_damaged(table
     assert "compare both" in problem.remedy
     assert table.repair(dry_run=False).actions == ()
     assert roll_ups(table.uri) == kept
+
+
+def test_a_roll_up_brings_no_directory_of_a_removed_table_back(table: mw.Table) -> None:
+    gone = threading.Event()
+
+    def remove() -> None:
+        shutil.rmtree(table.uri)
+        gone.set()
+
+    run_once_at("rollup.before_put", remove)
+    writer = table.writer(compaction=None)
+    flush_all(writer, NEEDED - 1, 1)
+    assert gone.wait(SECONDS)
+    writer.abort()  # waits for what is under way
+    assert not Path(table.uri).exists()
+
+
+def test_a_table_that_was_replaced_gets_no_roll_up_of_the_one_before(
+    held: tuple[WatchedStore, mw.Table], caplog: pytest.LogCaptureFixture
+) -> None:
+    store, table = held
+    rule = store.hold("get", "bloom_filter", times=1)
+    writer = table.writer(compaction=None)
+    flush_all(writer, NEEDED - 1, 1)
+    rule.wait_reached()
+    lance.write_dataset(rows([1]), table.uri, mode="overwrite")
+    rule.open()
+    wait_for(lambda: "not rolled up" in caplog.text or store.count("put_new", "memwal_rollups") > 0)
+    writer.abort()
+    assert roll_ups(table.uri) == []

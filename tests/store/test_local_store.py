@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from lance_memwal.errors import CorruptDataError, ObjectExistsError, ObjectNotFoundError, UnavailableError
+from lance_memwal.errors import (
+    CorruptDataError,
+    DirectoryNotFoundError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    UnavailableError,
+)
 from lance_memwal.store.files import STAGING_NAME, unavailable
 from lance_memwal.store.local import LocalStore
 from lance_memwal.store.port import ObjectStore, PutResult
@@ -376,3 +382,16 @@ def test_a_forked_child_stores_its_own_bytes(tmp_path: Path) -> None:
 def files_below(root: Path) -> list[str]:
     """Every file below `root`, staging included."""
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+
+
+def test_a_directory_is_made_inside_of_one_that_is_there_only(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path / "t"))
+    with pytest.raises(DirectoryNotFoundError):
+        store.make_directory("a/b")
+    assert list(tmp_path.iterdir()) == []
+    store.put_new("a/first", b"")
+    for _ in range(2):
+        store.make_directory("a/b")
+    assert sorted(store.list_names("a")) == ["b", "first"]
+    with pytest.raises(UnavailableError):
+        store.make_directory("a/first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,13 @@ def test_a_sentinel_that_comes_late_leaves_no_large_append_out(uri: str) -> None
     again = _appender(uri).append(claims[0], ROWS, txn=("app", 1))
     assert again.skipped
     assert mw.open_table(uri).count_rows() == 200
+
+
+def test_a_claim_brings_no_directory_of_a_removed_table_back(uri: str) -> None:
+    sleeper = _appender(_before(uri, "make_directory", paths.wal_dir(SHARD), lambda: shutil.rmtree(uri)))
+    with pytest.raises(mw.TableReplacedError):
+        sleeper.claim(SHARD)
+    assert not Path(uri).exists()
 
 
 def test_an_entry_that_is_collected_while_it_is_met_is_nobodys_error(uri: str) -> None:

@@ -295,6 +295,16 @@ def _look_at_tail(manifests: ShardManifestStore, known: KnownColumns | None, tag
     return looked
 
 
+def _make_directory(location: Location, shard_id: str, watch: TableWatch | None) -> None:
+    """Let the directory of the log exist, unless the shard was removed since it was claimed."""
+    try:
+        location.store.make_directory(paths.wal_dir(shard_id))
+    except DirectoryNotFoundError as error:
+        if watch is not None:
+            watch.look()
+        raise UnavailableError(f"shard {shard_id} was removed while it was claimed; retry the open") from error
+
+
 def _claim_log(
     manifests: ShardManifestStore,
     spec_id: int,
@@ -309,7 +319,7 @@ def _claim_log(
     epoch, manifest = manifests.claim_epoch(spec_id)
     log = ShardLog(location, shard_id, epoch, manifest.replay_after_wal_entry_position + 1, policy, clock, watch)
     if location.is_local:
-        location.store.make_directory(paths.wal_dir(shard_id))
+        _make_directory(location, shard_id, watch)
     reach("open.after_claim")
     if epoch == 1 and not joint:
         transactions = TransactionMap({}, ShardTime(clock))

@@ -86,7 +86,7 @@ def remember_deletes(
     table = pa.Table.from_batches([pa.RecordBatch.from_arrays(part.columns, schema=columns) for part in parts])
     path = paths.deletes_path(shard_id, sstables[-1].generation, clock.uuid4()[:8])
     location.store.make_directory(paths.deletes_dir(shard_id))
-    location.store.put_new(path, _encode(table), sync=True)
+    location.store.put_new(path, _encode(table), sync=True, make_directory=False)
 
 
 def remembered_deletes(

@@ -6,7 +6,8 @@ Owns the blocks of generations that are rolled up together (RFC 0031). Invariant
    One is made when its last generation is listed, with at least half of it, unless a roll-up as large has all of them.
 2. A shard with few generations gets none: a compaction that keeps up never pays for it.
 3. A roll-up is bounded in size; of large generations it has the filter and the manifest, not keys and rows.
-4. What is copied was read and checked as readers do it. A generation with a sidecar that is not whole is copied without keys.
+4. Nothing is put into a table that was replaced while it was copied, and no directory of a removed one is made again.
+5. What is copied was read and checked as readers do it. A generation with a sidecar that is not whole is copied without keys.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ def roll_up(
     at_most: int | None = None,
     few_generations: int = _FEW_GENERATIONS,
     refuse: Callable[[], None] = _go_on,
+    look: Callable[[], object] = _go_on,
 ) -> list[str]:
     """Write the roll-ups that the shard should have and has not, the largest first, `at_most` so many; returns their paths.
 
     Generations up to `above` are compacted, and none of a roll-up; a shard with less than `few_generations` others needs
-    none. `refuse` raises when it is to end: it is asked before every generation that is copied, and before the put.
+    none. `refuse` raises when it is to end: it is asked before every generation that is copied, and before the put. `look`
+    raises if the table is another one by then.
     """
     listed = manifest.above(above)
     if not schema.primary_key or len(listed) < few_generations:
@@ -77,7 +80,7 @@ def roll_up(
         # One that is there and not found is damaged: it is collected, and made again after that.
         is_there = path_of_roll_up(manifest.shard_id, block) in present
         if not is_there and any(together.get(sstable.path, 0) < len(block) for sstable in block):
-            written.append(_write(location, manifest.shard_id, block, schema, refuse))
+            written.append(_write(location, manifest.shard_id, block, schema, refuse, look))
             together |= {sstable.path: len(block) for sstable in block}
     return written
 
@@ -116,7 +119,12 @@ def _has_small_rows(sstable: SsTable) -> bool:
 
 
 def _write(
-    location: Location, shard_id: str, block: Sequence[SsTable], schema: TableSchema, refuse: Callable[[], None]
+    location: Location,
+    shard_id: str,
+    block: Sequence[SsTable],
+    schema: TableSchema,
+    refuse: Callable[[], None],
+    look: Callable[[], object],
 ) -> str:
     def copied(reader: SsTableReader) -> Copy:
         refuse()
@@ -127,10 +135,11 @@ def _write(
     data = encode_roll_up(list(in_order(copied, readers, location.at_once(_COPY_AT_ONCE), "memwal-roll-up")))
     path = path_of_roll_up(shard_id, block)
     refuse()
+    look()
     reach("rollup.before_put")
     location.store.make_directory(paths.roll_up_dir(shard_id))
     try:
-        location.store.put_new(path, data)
+        location.store.put_new(path, data, make_directory=False)
     except ObjectExistsError:
         _LOG.debug("somebody else made the same roll-up, or it is damaged [path=%s]", path)
     reach("rollup.after_put")

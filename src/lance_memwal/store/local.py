@@ -16,7 +16,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import (
@@ -227,16 +228,27 @@ class LocalStore:
         return directory
 
     def make_directory(self, path: str) -> None:
-        """Let the directory `path` exist."""
-        self._directories.pop(path, None)
+        """Let the directory `path` exist inside of one that does; else `DirectoryNotFoundError`."""
         try:
-            os.makedirs(self._check_directory(path), exist_ok=True)
-        except OSError as error:
-            raise unavailable("create the directory", path, error, ambiguous=False) from error
-        self._check_directory(path)
+            self._make(path, os.mkdir)
+        except FileNotFoundError:
+            raise DirectoryNotFoundError(path.rpartition("/")[0]) from None
 
     def _make_parent(self, path: str) -> None:
-        self.make_directory(path.rpartition("/")[0])
+        with suppress(FileNotFoundError):  # removed meanwhile; the caller tries again
+            self._make(path.rpartition("/")[0], os.makedirs)
+
+    def _make(self, path: str, make: Callable[[str], None]) -> None:
+        self._directories.pop(path, None)
+        directory = self._check_directory(path)
+        try:
+            make(directory)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if not os.path.isdir(directory):
+                raise unavailable("create the directory", path, error, ambiguous=False) from error
+        self._check_directory(path)
 
     def _sync_names(self, directory: str, path: str, flush: Flush) -> None:
         try:

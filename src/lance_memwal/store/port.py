@@ -13,7 +13,8 @@ S4. `get`, `get_range`, `get_tail` and `head` raise `ObjectNotFoundError` only i
 S5. `list` returns every object whose creation was acknowledged before the call; an absent prefix is an empty list.
 S6. `delete` of an absent object succeeds.
 S7. Where the store has directories, `put_new(make_directory=False)` into one that is gone raises
-    `DirectoryNotFoundError` and leaves nothing behind. Object stores have none and ignore the flag.
+    `DirectoryNotFoundError` and leaves nothing behind, and so does `make_directory` inside of one that is gone. Object
+    stores have none and ignore both.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ObjectStore(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Let the directory `path` exist, where the store has directories."""
+        """Let the directory `path` exist inside of one that does, where the store has directories."""
         ...
 
     def put(self, path: str, data: bytes, *, sync: bool = False) -> None:

@@ -196,7 +196,7 @@ class Maintenance:
         for manifest in newest_manifests(self._location):
             above = marks.get(manifest.shard_id, 0)
             try:
-                made += len(roll_up(self._location, manifest, base.columns, above=above))
+                made += len(roll_up(self._location, manifest, base.columns, above=above, look=self._watch.look))
             except MemWalError as error:  # collected meanwhile, or a damaged generation: nothing depends on a roll-up
                 self._postponed["roll-ups"] = f"shard {manifest.shard_id}: {error}"
         return made

@@ -74,7 +74,8 @@ class RollingUp:
             manifest = ShardManifestStore(self._location, shard_id, clock=self._clock).read_latest()
             if manifest is None:
                 return False
-            return bool(roll_up(self._location, manifest, columns, at_most=1, refuse=self._refuse_ended))
+            refuse, look = self._refuse_ended, self._columns
+            return bool(roll_up(self._location, manifest, columns, at_most=1, refuse=refuse, look=look))
         except Exception as error:  # readers open more files then, and nothing else is lost
             level = logging.DEBUG if isinstance(error, ClosedError) else logging.WARNING
             _LOG.log(level, "generations were not rolled up [shard=%s]: %s", shard_id, error)
