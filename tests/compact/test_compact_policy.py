@@ -8,7 +8,6 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -21,6 +20,7 @@ from lance_memwal.compact.policy import CHECKS_PER_BASE_LOOK, DEFAULT_COMPACTION
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.store import paths
 from tests.kit.far_stores import far
+from tests.kit.writers import wait_for
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 EAGER = mw.CompactionPolicy(max_generations=3, check_interval_seconds=0.02)
@@ -36,13 +36,6 @@ def generations(writer: mw.TableWriter, count: int) -> None:
     for number in range(count):
         writer.put({"id": [number], "v": ["x" * 100]})
         writer.flush()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 20 seconds"
-        time.sleep(0.005)
 
 
 def compactors() -> list[str]:

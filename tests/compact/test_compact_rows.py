@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from lance_memwal.store.location import resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 from tests.kit.compaction import KINDS, Kept, as_rows, by_lance_only
+from tests.kit.writers import wait_for
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +135,7 @@ def test_a_live_pylance_writer_goes_on_and_its_generations_are_folded(tmp_path: 
     table = mw.open_table(uri)
     for start in range(0, 24, 4):
         peer.put(pa.table({"id": range(start, start + 4), "v": [f"v{start}"] * 4}, schema=schema))
-    _wait_for_generations(table, 4)
+    wait_for(lambda: sum(len(info.generations) for info in table.shards()) >= 4)
     assert table.compact().generations >= 4
     peer.put(pa.table({"id": [0, 100], "v": ["new", "new"]}, schema=schema))
     peer.close()
@@ -143,13 +143,6 @@ def test_a_live_pylance_writer_goes_on_and_its_generations_are_folded(tmp_path: 
     rows = {row["id"]: row["v"] for row in lance.dataset(uri).to_table().to_pylist()}
     assert len(rows) == 25
     assert (rows[0], rows[100], rows[5]) == ("new", "new", "v4")
-
-
-def _wait_for_generations(table: mw.Table, count: int) -> None:
-    deadline = time.monotonic() + 20
-    while sum(len(info.generations) for info in table.shards()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_transaction_of_a_large_put_outlives_its_generation(tmp_path: Path) -> None:

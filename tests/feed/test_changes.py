@@ -17,6 +17,7 @@ from lance_memwal.store import paths
 from lance_memwal.write.once import OnceAppender
 from tests.kit.feeds import mirrored, ops_of
 from tests.kit.tables import create, keyed, rows_of
+from tests.kit.writers import wait_for
 
 LARGE = {"max_entry_bytes": 4096}
 LATER = timedelta(milliseconds=1)
@@ -394,9 +395,7 @@ def test_a_follower_sees_what_comes_and_shards_that_appear(tmp_path: Path) -> No
     for number in range(3):
         with table.shard_writer() as writer:
             writer.put({"id": [number], "v": [0], "s": [""]})
-    deadline = time.monotonic() + 10
-    while len(found) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: len(found) >= 3)
     feed.stop()
     follower.join(10)
     assert sorted(found) == [0, 1, 2]

@@ -13,7 +13,7 @@ import pytest
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError, UnavailableError
 from lance_memwal.process.held import Held
-from tests.kit.writers import fork
+from tests.kit.writers import fork, wait_for
 
 LONG = 600.0
 
@@ -55,13 +55,6 @@ def held() -> Iterator[Make]:
     yield make
     for thing in made:
         thing.close(10)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = SYSTEM_CLOCK.monotonic() + 10
-    while not condition():
-        assert SYSTEM_CLOCK.monotonic() < deadline
-        SYSTEM_CLOCK.sleep(0.002)
 
 
 @contextmanager
@@ -195,7 +188,7 @@ def test_an_idle_close_that_fails_is_logged(held: Make, caplog: pytest.LogCaptur
     thing = held(door, idle_seconds=0.01)
     with thing.use():
         door.fails.append(MemWalError("no disk"))
-    until(lambda: "no disk" in caplog.text)
+    wait_for(lambda: "no disk" in caplog.text)
     with thing.use() as number:
         assert number == 2
 

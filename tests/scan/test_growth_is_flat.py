@@ -26,6 +26,7 @@ from lance_memwal.store import paths
 from lance_memwal.types import SsTable
 from tests.harness.profile import scaled
 from tests.kit.tables import watched_table
+from tests.kit.writers import SECONDS
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -64,7 +65,7 @@ class Counted:
 
     def wait_for_roll_ups(self) -> None:
         """Return when nothing is asked for any more: they are made beside everything else."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline:
             before = self._calls.total()
             time.sleep(0.3)

@@ -24,6 +24,7 @@ from lance_memwal.serve import desk, runtime
 from lance_memwal.serve.record import OwnerRecords
 from lance_memwal.serve.wire import Book, Request, decode_answer, encode_header, encode_request
 from lance_memwal.types import EntryTransaction, Transaction
+from tests.kit.writers import in_thread, wait_for
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
 
@@ -209,10 +210,12 @@ def test_an_owner_without_room_is_waited_for_and_not_replaced(table: mw.Table, m
         caller = Caller(table)
         taken = [caller.exchange({"version": desk.WIRE_VERSION}) for _ in range(4)]
         assert [decode_answer(told) for _, _, told in taken] == [0, 0, desk.FULL, desk.FULL]
-        threading.Timer(0.5, lambda: [caller.end(writer, reader) for writer, reader, _ in taken]).start()
-        started = time.monotonic()
-        assert other.put([{"id": 1, "v": "b"}]).written == 1
-        assert time.monotonic() - started > 0.3
+        putting = in_thread(lambda: other.put([{"id": 1, "v": "b"}]))
+        time.sleep(0.3)
+        assert putting.running
+        for writer, reader, _ in taken:
+            caller.end(writer, reader)
+        assert putting.result().written == 1
         assert len(owner.owned_shards) == 1
         assert table.shards()[0].epoch == 1
     assert ids(table) == [0, 1]
@@ -295,10 +298,7 @@ def test_columns_of_every_kind_arrive_as_they_were(tmp_path: Path) -> None:
 
 def test_exchanges_that_nobody_uses_end_by_themselves(table: mw.Table, other: mw.TableWriter) -> None:
     """So an owner that closes need not wait for those who only once wrote."""
-    deadline = time.monotonic() + 10
-    while "memwal-owner-watch" in {thread.name for thread in threading.enumerate()}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: "memwal-owner-watch" not in {thread.name for thread in threading.enumerate()})
     assert other.put([{"id": 2, "v": "a"}]).written == 1
 
 

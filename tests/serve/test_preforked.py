@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from tests.harness.processes import start
-from tests.kit.writers import fork
+from tests.kit.writers import SECONDS, fork
 from tests.serve.shared_child import serve_requests
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -82,7 +82,7 @@ print(status, flush=True)  # and no close: the program just ends
 
 
 def _status(pid: int) -> int:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.process.room import Room
 from tests.harness.profile import scaled
+from tests.kit.effort import cpu_seconds
 from tests.kit.far_stores import FarStore, far
 from tests.kit.writers import BLOOM, KEYED, MANIFEST, SECONDS, in_thread, open_writer, rows, wait_for
 
@@ -124,12 +124,6 @@ def test_hundreds_of_shards_are_opened_closed_and_aborted_in_seconds(tmp_path: P
     writer.put(data)
     assert cpu_seconds(writer.close) <= 0.5 + 6.0 * share
     assert table.scan(consistency="flushed").count_rows() == shards
-
-
-def cpu_seconds(call: object) -> float:
-    started = time.process_time()
-    call()  # type: ignore[operator]
-    return time.process_time() - started
 
 
 def test_work_that_needs_more_than_the_room_is_done_alone() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from lance_memwal.write.joining import Sink
 from lance_memwal.write.once import OnceAppender
 from tests.harness.profile import scaled
 from tests.kit.tables import create, keyed
+from tests.kit.writers import wait_for
 
 SCHEMA = keyed(pa.field("v", pa.int64()))
 SHARD = mw.shard_id_for(mw.Unsharded())
@@ -84,9 +84,7 @@ def test_the_background_flushes_beside_appends_and_nothing_is_lost(table: mw.Tab
     for number in range(last):
         logs.flush(logs.note({SHARD: append(sink, number)}))
         logs.start()
-    deadline = time.monotonic() + 20
-    while not manifest(table.location).sstables and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    wait_for(lambda: bool(manifest(table.location).sstables))
     logs.join()
     found = manifest(table.location)
     assert found.sstables

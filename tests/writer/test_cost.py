@@ -13,6 +13,7 @@ import pytest
 
 from lance_memwal import ShardWriter
 from tests.harness.profile import scaled
+from tests.kit.effort import cpu_seconds
 from tests.kit.writers import BLOOM, KEYED, MANIFEST, SECONDS, WAL, key_field, open_writer, rows, watched
 
 
@@ -93,19 +94,13 @@ def test_a_flushed_memtable_is_let_go(tmp_path: Path) -> None:
         assert writer._shard.commits.held_bytes == writer.memtable_stats().estimated_size == 0
 
 
-def cpu_seconds(call: Callable[[], object]) -> float:
-    started = time.thread_time()
-    call()
-    return time.thread_time() - started
-
-
 def growth(writer: ShardWriter, puts: int, rows_per_put: int, put: Callable[[pa.RecordBatch], object]) -> float:
     """How much longer the last tenth of the puts takes than the second tenth, in processor time.
 
     The quick ones of each are compared: whatever else the machine does only makes puts slower.
     """
     batches = [rows(range(k * rows_per_put, (k + 1) * rows_per_put)) for k in range(20)]
-    times = [cpu_seconds(lambda k=k: put(batches[k % 20])) for k in range(puts)]
+    times = [cpu_seconds(lambda k=k: put(batches[k % 20]), clock=time.thread_time) for k in range(puts)]
     tenth = puts // 10
     return statistics.quantiles(times[-tenth:], n=10)[0] / statistics.quantiles(times[tenth : 2 * tenth], n=10)[0]
 

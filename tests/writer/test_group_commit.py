@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from pathlib import Path
 
@@ -11,7 +10,17 @@ import pytest
 
 from lance_memwal import crash_points
 from lance_memwal.write.queue import Pending
-from tests.kit.writers import SECONDS, WAL, in_thread, memwal_threads, open_writer, row_entries, rows, scanned, watched
+from tests.kit.writers import (
+    WAL,
+    in_thread,
+    memwal_threads,
+    open_writer,
+    row_entries,
+    rows,
+    scanned,
+    wait_for,
+    watched,
+)
 
 
 def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> None:
@@ -22,10 +31,7 @@ def test_durable_puts_that_arrive_together_share_one_entry(tmp_path: Path) -> No
         held.wait_reached()
         others = [in_thread(lambda k=k: writer.put(rows([k]))) for k in range(1, 8)]
         waiting = writer._shard.commits._puts._waiting
-        deadline = time.monotonic() + SECONDS
-        while len(waiting) < 7:  # nothing is notified of a put that waits: look until all do
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for(lambda: len(waiting) >= 7)
         held.open()
         for put in [leader, *others]:
             put.result()
@@ -173,10 +179,7 @@ def test_transactions_that_arrive_together_share_one_entry(tmp_path: Path) -> No
             [([1, 2], ("a", 1)), ([3], None), ([4, 5, 6], ("b", 7)), ([7], ("a", 2)), ([8], ("b", 7))], 1
         ):
             puts.append(in_thread(lambda keys=keys, txn=txn: writer.put(rows(keys), txn=txn)))
-            deadline = time.monotonic() + SECONDS
-            while len(waiting) < i:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            wait_for(lambda i=i: len(waiting) >= i)
         held.open()
         leader.result()
         assert [put.result().skipped for put in puts] == [False, False, False, False, True]

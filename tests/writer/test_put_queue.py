@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from tests.kit.writers import (
     row_entries,
     rows,
     scanned,
+    wait_for,
     watched,
 )
 
@@ -42,10 +42,7 @@ def nobody_leads(writer: ShardWriter) -> Iterator[None]:
 
 def wait_queued(writer: ShardWriter, count: int) -> None:
     """Return once `count` puts are in the queue; nothing is notified of that, so look."""
-    deadline = time.monotonic() + SECONDS
-    while len(writer._shard.commits._puts._waiting) < count:
-        assert time.monotonic() < deadline, "a put did not queue"
-        time.sleep(0.001)
+    wait_for(lambda: len(writer._shard.commits._puts._waiting) >= count)
 
 
 def queued(writer: ShardWriter, *puts: Callable[[], Any]) -> list[Any]:

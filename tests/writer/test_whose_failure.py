@@ -18,10 +18,12 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.clock import SystemClock
+from lance_memwal.process import waiting
 from lance_memwal.process.room import Room
 from lance_memwal.table import writers
+from lance_memwal.write import group_commit
 from tests.harness.points import run_once_at
-from tests.kit.writers import BLOOM, UNKEYED, in_thread, open_writer, row_entries, rows, wait_for, watched
+from tests.kit.writers import BLOOM, SECONDS, UNKEYED, in_thread, open_writer, row_entries, rows, wait_for, watched
 
 PLAIN = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
@@ -186,32 +188,38 @@ def test_who_waits_for_room_is_told_when_there_is_no_point_any_more() -> None:
     assert room.taken_bytes == 0
 
 
-def stalled(name: str, call: Any, took: dict[str, float]) -> threading.Thread:
-    def run() -> None:
-        started = time.monotonic()
-        call()
-        took[name] = time.monotonic() - started
+class LingerClock(SystemClock):
+    """Knows which threads lingered."""
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
+    def __init__(self) -> None:
+        self.lingered: set[int] = set()
+
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]
+        if seconds > 0:
+            self.lingered.add(threading.get_ident())
+        super().sleep(seconds)
 
 
 @pytest.mark.parametrize("between", [False, True])
-def test_a_put_that_was_handed_over_leads_at_once(tmp_path: Path, between: bool) -> None:
-    """It lingered once more, or slept a second behind a write that nobody waits for."""
-    table = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id")
-    took: dict[str, float] = {}
-    with table.writer(fsync=False, max_entry_bytes=4096, commit_linger_ms=400) as writer:
+def test_a_put_that_was_handed_over_leads_at_once(
+    tmp_path: Path, between: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lingered once more, or slept until it looked again behind a write that nobody waits for."""
+    for module in (waiting, group_commit):
+        monkeypatch.setattr(module, "LOOK_AGAIN_SECONDS", 2 * SECONDS)
+    table, clock = mw.create_table(str(tmp_path / "t"), KEYED, primary_key="id"), LingerClock()
+    settings = {"fsync": False, "max_entry_bytes": 4096, "commit_linger_ms": 400}
+    with mw.ShardWriter.open(table.uri, clock=clock, **settings) as writer:
         writer.put_nowait([{"id": 0, "v": 0}]).wait()
-        first = stalled("delete", lambda: writer.delete([7]), took)
-        time.sleep(0.1)
+        clock.lingered.clear()
+        first = in_thread(lambda: (writer.delete([7]), threading.get_ident())[1])
+        wait_for(lambda: bool(clock.lingered))
         if between:
             writer.put_nowait([{"id": 1, "v": 1}], drain=False)
-        second = stalled("put", lambda: writer.put([{"id": 2, "v": 2}]), took)
-        first.join(30)
-        second.join(30)
-    assert took["put"] < 0.55, "0.3 s for the linger of the first, and 0.4 s more if it lingers itself"
+        second = in_thread(lambda: (writer.put([{"id": 2, "v": 2}]), threading.get_ident())[1])
+        lingering, handed_over = first.result(), second.result()
+        assert lingering in clock.lingered
+        assert handed_over not in clock.lingered
 
 
 def test_a_writer_that_was_fenced_is_not_kept_after_its_shard_was_claimed_back(
