@@ -69,7 +69,7 @@ def _owner_of(shard: Shard) -> ShardWriter | None:
 
 def _owned(shards: OpenShards[Shard]) -> dict[str, int]:
     """The shards that this process owns, parked ones too, each with its oldest generation that is not published."""
-    parked = {shard_id: kept.generation for shard_id, kept in shards.parked.items()}
+    parked = {shard_id: kept.generation for shard_id, kept in shards.parked.items() if not kept.is_lost}
     owners = {shard_id: _owner_of(shard) for shard_id, shard in shards.open.items()}
     return {
         **{shard_id: generation for shard_id, generation in parked.items() if shard_id not in owners},

@@ -20,6 +20,7 @@ from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
 from tests.kit.effort import cpu_seconds
 from tests.kit.tables import watched_table
+from tests.kit.writers import wait_for
 
 SCHEMA = pa.schema(
     [pa.field("tenant", pa.int32(), False), pa.field("id", pa.int64(), False), pa.field("v", pa.int64())]
@@ -379,3 +380,38 @@ def test_a_parked_shard_is_flushed_within_the_time_that_is_given(
         monkeypatch.setattr(mw.ShardWriter, "wait_for_flush_drain", drain)
         assert flush_live(table.location, 7.0) == {}
     assert set(waited) == {7.0}
+
+
+@pytest.mark.parametrize("on_fenced", ["raise", "retake"])
+def test_a_parked_shard_that_was_lost_is_warned_of_once(
+    tmp_path: Path, on_fenced: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = make(tmp_path)
+    options: dict[str, Any] = {"max_open_shards": 1, "max_memtable_age_ms": 100, "on_fenced": on_fenced}
+    writer = table.writer(fsync=False, compaction=None, **options)
+    writer.put([row(1, 0, 1)])
+    (lost,) = writer.shard_writers
+    other = table.shard_writer(lost, fsync=False, max_memtable_age_ms=None)
+    other.put([row(1, 0, 2)])
+
+    def told() -> int:
+        return sum("not flushed" in record.getMessage() and lost in record.getMessage() for record in caplog.records)
+
+    writer.put([row(2, 0, 0)])  # the first one is parked, as far as this writer knows
+    wait_for(lambda: told() > 0)
+    for round_ in range(3):  # others are flushed at their age, by whoever looks after all
+        writer.put([row(2, 0, round_)])
+        writer.put([row(3, 0, round_)])
+        wait_for(lambda: found(table, consistency="flushed").get((2, 0)) == round_)  # noqa: B023
+    assert told() == 1
+    assert epochs(table) == {1, 2}, "nobody but a write claims it back"
+    assert lost not in writer.owned_shards
+    if on_fenced == "retake":
+        writer.put([row(1, 0, 3)])
+        writer.close()
+    else:
+        for end in (lambda: writer.put([row(1, 0, 3)]), writer.flush, writer.close):
+            with pytest.raises(mw.FencedError):
+                end()
+    other.abort()
+    assert found(table)[1, 0] == (3 if on_fenced == "retake" else 2)

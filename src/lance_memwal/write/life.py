@@ -46,7 +46,8 @@ _HANGING_SECONDS = 0.25  # for work that has not ended in a much longer time
 class Parked:
     """What remains of a writer that is put away; `owes_flush`: the log holds rows that are in no SSTable yet.
 
-    `since` is when (`monotonic`) it was put away, `generation` the one that its rows belong to.
+    `since` is when (`monotonic`) it was put away, `generation` the one that its rows belong to. `is_lost`: somebody else is
+    known to have claimed the shard.
     """
 
     log: ShardLog
@@ -55,6 +56,7 @@ class Parked:
     owes_flush: bool
     since: float = 0.0
     generation: int = 0
+    is_lost: bool = False
 
 
 def open_shard(target: ShardTarget, config: WriterConfig, clock: Clock, parked: Parked | None = None) -> Shard:

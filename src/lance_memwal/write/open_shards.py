@@ -8,7 +8,8 @@ Owns `OpenShards`. Invariants:
 4. A parked shard whose log holds rows is flushed at the age limit of memtables, like one that is open. In this process it is
    known as owned until the writer has closed, so that nobody here claims it (`live.Keeper`).
 5. A shard that somebody else claimed is lost, or claimed back at most once a second, by a write that has rows for it. All
-   threads that write to it go on then, whichever of them met the fence.
+   threads that write to it go on then, whichever of them met the fence. A parked one is found lost once: nothing is done for
+   it by itself after that, and whoever asks for it is told.
 6. What is done alone (opening one shard, making room) has an end: a writer that is too busy to be parked stays open, and
    the limit is kept by the next that opens one. Writes to shards that are open wait for none of it, and shards are opened,
    flushed and closed side by side.
@@ -174,6 +175,7 @@ class OpenShards(Generic[W]):
                     writer = self._take_up(shard_id)
                 except FencedError:
                     if self.closed or not retakes or parked is None:
+                        self._lose(shard_id, parked)
                         raise
                     self._wait_to_retake(shard_id, parked)
                     continue
@@ -238,6 +240,12 @@ class OpenShards(Generic[W]):
         while (left := due - SYSTEM_CLOCK.monotonic()) > 0 and not self.closed:
             SYSTEM_CLOCK.sleep(min(left, LOOK_AGAIN_SECONDS))
 
+    def _lose(self, shard_id: str, parked: Parked | None) -> None:
+        """Remember that somebody else has a parked shard; it stays, so that no write takes it for one that is new here."""
+        with self._lock:
+            if parked is not None and self._parked.get(shard_id) is parked:
+                self._parked[shard_id] = replace(parked, is_lost=True)
+
     def _drop(self, shard_id: str, writer: W) -> None:
         """Forget a parked writer, as whoever parks it is about to, unless an interrupt kept it from that."""
         refuse_on_top(self._lock, "a write")
@@ -290,7 +298,7 @@ class OpenShards(Generic[W]):
     def publish_kept(self, timeout_seconds: float, shards: Collection[str] | None) -> dict[str, str]:
         """Flush what is parked and owes that, of these shards; says of which it failed, and why. A close does that itself."""
         failed: dict[str, str] = {}
-        for shard_id in () if self.closed else self._owing():
+        for shard_id in () if self.closed else self._owing_own():
             if shards is None or shard_id in shards:
                 try:
                     self.write(shard_id, _flushed, timeout_seconds, retakes=False)
@@ -303,6 +311,10 @@ class OpenShards(Generic[W]):
     def _owing(self) -> dict[str, Parked]:
         return {shard_id: parked for shard_id, parked in list(self._parked.items()) if parked.owes_flush}
 
+    def _owing_own(self) -> dict[str, Parked]:
+        """What owes a flush, and is not known to be lost: the rows of the others are their owners'."""
+        return {shard_id: parked for shard_id, parked in self._owing().items() if not parked.is_lost}
+
     def _watch_age(self, parked: Parked) -> None:
         if self._max_age_seconds is not None and parked.owes_flush:
             self._aging.start(self._flush_old).poke()
@@ -313,7 +325,7 @@ class OpenShards(Generic[W]):
         if age is None or self.closed:
             return None
         now = SYSTEM_CLOCK.monotonic()
-        owing = {shard_id: parked.since + age for shard_id, parked in self._owing().items()}
+        owing = {shard_id: parked.since + age for shard_id, parked in self._owing_own().items()}
         for shard_id in [shard_id for shard_id, due in owing.items() if due <= now]:
             try:
                 self.write(shard_id, _flushed, _AGED_SECONDS, retakes=False)
