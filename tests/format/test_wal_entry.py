@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +28,7 @@ from lance_memwal.log.entry import (
     encode_mark,
     encode_sentinel,
 )
+from lance_memwal.log.ipc_frames import decompressed_bytes
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])
@@ -237,6 +241,31 @@ def test_a_plain_stream_of_another_writer_is_read(compression: str | None) -> No
     entry = decode_entry(stream_of(claimed(FIELDS, "4"), rows(1, 2), compression=compression))
     assert (entry.writer_epoch, entry.generation, entry.footer) == (4, None, None)
     assert entry.batches[0].to_pylist() == rows(1, 2).to_pylist()
+
+
+@pytest.mark.parametrize("kind", ["rows", "dictionary"])
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_what_a_compressed_entry_asks_for_is_bounded_before_it_is_allocated(compression: str, kind: str) -> None:
+    count, most = 1_000, 3 << 30
+    zeros: pa.Array = pa.array([0] * count, pa.int64())
+    if kind == "dictionary":
+        zeros = pa.DictionaryArray.from_arrays(pa.array([7] * count, pa.int16()), zeros)
+    noise = pa.array([random.Random(n).randbytes(64) for n in range(count)], pa.binary(64))
+    batch = pa.record_batch({"zeros": zeros, "noise": noise})
+    honest = stream_of(claimed(batch.schema), batch, compression=compression)
+    assert decode_entry(honest).num_rows == count
+    size = struct.pack("<q", 8 * count)
+    assert honest.count(size) == 1
+    greedy = honest.replace(size, struct.pack("<q", most))
+    for data in (greedy, with_footer(greedy)):
+        with pytest.raises(UnsupportedFormatError, match="decompressed it has more than"):
+            decode_entry(data)
+    assert pa.default_memory_pool().max_memory() < most
+    for number, message in product(range(2_000), ipc.MessageReader.open_stream(honest)):
+        draw, metadata = random.Random(number), bytearray(message.metadata)
+        metadata[draw.randrange(len(metadata))] ^= 1 << draw.randrange(8)
+        with contextlib.suppress(struct.error):
+            assert decompressed_bytes(bytes(metadata[: draw.randrange(1, 400)]), memoryview(message.body or b"")) >= 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ footer. Invariants:
 3. No batch leaves the decoder unvalidated, and no other exception than `CorruptDataError` or `UnsupportedFormatError` does.
    The first is for structural damage alone: an empty file, frames that do not lead to the end of the stream, a wrong
    checksum. What is whole but refused (a type, an IPC feature, metadata or content that we do not take) is the second.
-4. Equal input gives equal bytes, so that a retry sends exactly what the first attempt sent.
+4. An entry of another implementation may be compressed. What it asks for is bounded before anything is allocated.
+5. Equal input gives equal bytes, so that a retry sends exactly what the first attempt sent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import pyarrow.ipc as ipc
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.blob_targets import TARGET_KEYS, TARGET_PREFIX
 from lance_memwal.log.checksum import Piece, crc_after, summed
-from lance_memwal.log.ipc_frames import end_of_stream
+from lance_memwal.log.ipc_frames import decompressed_bytes, end_of_stream
 from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
 from lance_memwal.rows.digest import is_digest
 from lance_memwal.rows.fit import validate_rows
@@ -68,6 +69,7 @@ _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FOOTER: Final = struct.Struct("<QII")
 _CRC: Final = struct.Struct("<I")
 _MAX_EXTENSION_BYTES: Final = 64 << 20
+_HARMLESS_BYTES: Final = 32 << 10  # a byte of zstd becomes 32,768 at most, one of LZ4 255
 _DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
 _MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
@@ -383,6 +385,8 @@ class EntryDecoder:
         return WalEntry(position, epoch, generation, batches, is_sentinel, parts.footer, schema, len(data))
 
     def _read(self, data: bytes, stream_length: int | None) -> tuple[_Head, tuple[pa.RecordBatch, ...]]:
+        if len(data) > _HARMLESS_BYTES:
+            _check_decompressed(data, stream_length)
         prefix, head = self._prefix, self._head
         if prefix is not None and head is not None and stream_length is not None and data.startswith(prefix):
             batches = _read_messages(data, len(prefix), stream_length, head.schema)
@@ -422,6 +426,18 @@ class EntryDecoder:
         if batches is None:
             raise _MalformedError("blobs of the second layout beside dictionaries")
         return _head(schema), batches
+
+
+def _check_decompressed(data: bytes, stream_length: int | None) -> None:
+    """Refuse a stream whose compressed buffers become more than an entry may have."""
+    asked = 0
+    for message in ipc.MessageReader.open_stream(pa.py_buffer(data).slice(0, stream_length)):
+        try:
+            asked += decompressed_bytes(message.metadata.to_pybytes(), memoryview(message.body or b""))
+        except struct.error as error:
+            raise _MalformedError("what its compressed buffers become is not to be found") from error
+        if asked > MAX_ENTRY_BYTES:
+            raise _MalformedError(f"decompressed it has more than {MAX_ENTRY_BYTES} bytes")
 
 
 def _schema_message(data: bytes) -> bytes:

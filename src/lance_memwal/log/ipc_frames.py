@@ -1,10 +1,13 @@
-"""The frames of an Arrow IPC stream, without looking at what is in them.
+"""The frames of an Arrow IPC stream, without looking at the rows in them.
 
 Owns `end_of_stream`: whether a stream is there from its first message to its end-of-stream marker. Every message says how
 long its metadata and its body are, in places that no version of the format has moved, so that a stream whose types,
 features or metadata version are unknown can still be told from one that was cut. Layout (little-endian):
 
     [0xFFFFFFFF][i32 metadata length][metadata: a flatbuffer with the body's length][body] ... [0xFFFFFFFF][0]
+
+Owns `decompressed_bytes`, too: what a message asks for before Arrow allocates it. A compressed buffer begins with the bytes
+that it becomes (i64; -1: it is not compressed), and a few bytes may say any number.
 
 Invariant: input is hostile; every read is bounded by it.
 """
@@ -14,11 +17,23 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-__all__ = ["end_of_stream"]
+__all__ = ["decompressed_bytes", "end_of_stream"]
 
 _FRAME: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFFFFFF
-_BODY_LENGTH_SLOT: Final = 3  # Message { version, header type, header, bodyLength, custom metadata }
+_SIZE: Final = struct.Struct("<q")
+_unsigned: Final = struct.Struct("<I").unpack_from
+_back: Final = struct.Struct("<i").unpack_from
+_short: Final = struct.Struct("<H").unpack_from
+_VERSION, _KIND, _HEADER, _BODY_LENGTH = range(
+    4
+)  # Message { version, header type, header, body length, custom metadata }
+_BUFFERS, _COMPRESSION = 2, 3  # RecordBatch { length, nodes, buffers, compression }
+_ROWS = 1  # DictionaryBatch { id, data: a RecordBatch }
+_DICTIONARY_BATCH, _RECORD_BATCH = b"\2", b"\3"
+_V5 = b"\4"
+_OLD_COMPRESSION = b"ARROW:experimental_compression"  # custom metadata of a message before V5
+_MOST_BUFFERS = 1 << 20
 
 
 def end_of_stream(data: bytes) -> int | None:
@@ -40,19 +55,64 @@ def end_of_stream(data: bytes) -> int | None:
 
 def _body_length(metadata: bytes) -> int:
     """What a Message says of its body: root table, its vtable, the slot; an absent slot is the default, zero."""
-    (table,) = struct.unpack_from("<I", metadata)
-    (back,) = struct.unpack_from("<i", metadata, table)
-    vtable = table - back
-    if vtable < 0:
-        raise struct.error("the vtable is outside")
-    (vtable_bytes,) = struct.unpack_from("<H", metadata, vtable)
-    slot_at = 4 + 2 * _BODY_LENGTH_SLOT
-    if slot_at + 2 > vtable_bytes:
+    at = _slot(metadata, _unsigned(metadata)[0], _BODY_LENGTH)
+    if at is None:
         return 0
-    (offset,) = struct.unpack_from("<H", metadata, vtable + slot_at)
-    if offset == 0:
-        return 0
-    (length,) = struct.unpack_from("<q", metadata, table + offset)
+    (length,) = _SIZE.unpack_from(metadata, at)
     if length < 0:
         raise struct.error("a body of less than nothing")
     return int(length)
+
+
+def decompressed_bytes(metadata: bytes, body: memoryview) -> int:
+    """What Arrow allocates for the compressed buffers of a message, 0 if it has none; `struct.error` if that is not to be
+    found."""
+    (table,) = _unsigned(metadata)
+    kind_at, header_at = _slot(metadata, table, _KIND), _slot(metadata, table, _HEADER)
+    kind = b"" if kind_at is None else metadata[kind_at : kind_at + 1]
+    if header_at is None or kind not in (_DICTIONARY_BATCH, _RECORD_BATCH):
+        return 0
+    rows = _follow(metadata, header_at)
+    if kind == _DICTIONARY_BATCH:
+        rows_at = _slot(metadata, rows, _ROWS)
+        if rows_at is None:
+            return 0
+        rows = _follow(metadata, rows_at)
+    if _slot(metadata, rows, _COMPRESSION) is None and not _is_compressed_as_of_old(metadata, table):
+        return 0
+    buffers_at = _slot(metadata, rows, _BUFFERS)
+    return 0 if buffers_at is None else _sizes_in_front(metadata, _follow(metadata, buffers_at), body)
+
+
+def _sizes_in_front(metadata: bytes, vector: int, body: memoryview) -> int:
+    """The sum of what the buffers of a vector of (i64 offset, i64 length) say that they become."""
+    (count,) = _unsigned(metadata, vector)
+    if count > _MOST_BUFFERS:
+        raise struct.error("too many buffers")
+    total = 0
+    for offset, length in struct.iter_unpack("<qq", metadata[vector + 4 : vector + 4 + 16 * count]):
+        if length >= _SIZE.size and offset >= 0:
+            total += max(0, _SIZE.unpack_from(body, offset)[0])
+    return total
+
+
+def _is_compressed_as_of_old(metadata: bytes, table: int) -> bool:
+    at = _slot(metadata, table, _VERSION)
+    return (at is None or metadata[at : at + 1] < _V5) and _OLD_COMPRESSION in metadata
+
+
+def _follow(metadata: bytes, at: int) -> int:
+    """Where the reference at `at` leads."""
+    return at + int(_unsigned(metadata, at)[0])
+
+
+def _slot(metadata: bytes, table: int, number: int) -> int | None:
+    """Where a table of a flatbuffer has a value: its vtable says that by number; None: it is absent, and the default."""
+    vtable = table - _back(metadata, table)[0]
+    if vtable < 0:
+        raise struct.error("the vtable is outside")
+    at = 4 + 2 * number
+    if at + 2 > _short(metadata, vtable)[0]:
+        return None
+    (offset,) = _short(metadata, vtable + at)
+    return table + offset if offset else None
