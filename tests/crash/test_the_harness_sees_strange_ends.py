@@ -99,7 +99,7 @@ def test_a_planned_kill_and_a_life_to_its_end_are_well() -> None:
 
 
 def test_a_silent_process_is_told_although_another_one_talks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deaths, "DEADLINE_SECONDS", 2.0)
+    monkeypatch.setattr(deaths, "DEADLINE_SECONDS", 0.5)
     with pytest.raises(CrashFailure, match="nothing was heard of a process"):
         watched(Actor(start(talks_beside), lingers=False), Actor(start(says_nothing), lingers=False))
 

@@ -12,19 +12,17 @@ import logging
 import random
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from lance_memwal.testing import FaultKind
+from tests.harness.memory_disk import memory_directory
 from tests.kit.table_faults import Planned, Sweep, pairs, record, singles
 from tests.kit.table_life import Place
 from tests.services.s3 import options_of, s3_service
 
 _EVERY_SECONDS = 30.0
-_MEMORY = Path("/dev/shm")  # fsync costs nothing there
 
 
 def main() -> int:
@@ -56,8 +54,8 @@ def _place(store: str) -> Iterator[Place]:
         with s3_service() as endpoint:
             yield Place(*options_of(endpoint))
         return
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
-        yield Place(directory)
+    with memory_directory() as directory:
+        yield Place(str(directory))
 
 
 def _faults(text: str) -> tuple[dict[int, FaultKind], ...]:

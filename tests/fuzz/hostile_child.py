@@ -1,26 +1,31 @@
 """Plants one hostile thing in an honest table, and uses the table in a process with little memory.
 
-`python hostile_child.py <case> <directory>`: prints what each use answered, one line each; an error that is not ours, or none at
-all from a process that was killed, is what the test looks for. Rows that are more than the memory may be a `MemoryError`.
+Owns `use_hostile_table`, which tells what each use answered; an error that is not ours, or none at all from a process that was
+killed, is what the test looks for. Rows that are more than the memory may be a `MemoryError`.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import resource
-import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 import lance_memwal as mw
+from lance_memwal.clock import BackOff
 from lance_memwal.errors import MemWalError
+from lance_memwal.log import manifest
 from lance_memwal.log.entry import encode_sentinel
 from lance_memwal.rows.streams import stream_of
 from lance_memwal.store import paths
+from lance_memwal.store.location import resolve
+from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter
 
 HEADROOM_BYTES = 512 << 20
@@ -142,19 +147,21 @@ CASES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def use(what: str, call: Callable[[], Any]) -> None:
+def answer_of(call: Callable[[], Any]) -> str:
     try:
         call()
-        print(f"{what}: answered")
     except MemWalError as error:
-        print(f"{what}: {type(error).__name__}")
+        return type(error).__name__
     except MemoryError:
-        print(f"{what}: out of memory")
+        return "out of memory"
     except BaseException:
-        print(f"{what}: NOT OURS\n{traceback.format_exc()[-1_500:]}")
+        return f"NOT OURS\n{traceback.format_exc()[-1_500:]}"
+    return "answered"
 
 
-def main(case: str, place: Path) -> None:
+def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
+    """Send (use, answer) for each use, and ("done",) after the last one."""
+    faulthandler.enable()
     planter = os.fork()  # whoever uses the table has not seen it before
     if planter == 0:
         table_at(place)
@@ -163,7 +170,12 @@ def main(case: str, place: Path) -> None:
     assert os.waitpid(planter, 0)[1] == 0
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM_BYTES, used + HEADROOM_BYTES))
-    table = mw.open_table(str(place))
+    manifest._BACK_OFF = BackOff(0.0, 0.0)  # what is hostile is so at every try
+    table = mw.open_table(resolve(str(place), clock=SkippingClock()))
+
+    def use(what: str, call: Callable[[], Any]) -> None:
+        pipe.send((what, answer_of(call)))
+
     use("scan", lambda: table.scan().to_table())
     use("get", lambda: table.get(1))
     use("changes", lambda: list(table.changes(until="now")))
@@ -178,9 +190,5 @@ def main(case: str, place: Path) -> None:
             writer.put([{"id": 9, "v": "z"}])
 
     use("write", write)
-    print("done", flush=True)
+    pipe.send(("done",))
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -3,26 +3,38 @@ outside of the table."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hostile_child import CASES
 
-CHILD = Path(__file__).with_name("hostile_child.py")
+from tests.fuzz.hostile_child import CASES, use_hostile_table
+from tests.harness.processes import Child, start
+
 REFUSED = {"path_that_leads_out", "absolute_path", "linked_log", "deep_columns", "rows_that_cost_nothing"}
+SECONDS = 100
+
+
+def told_by(child: Child) -> list[tuple[str, ...]]:
+    """All that a process says until it ends, and how it ended."""
+    told = []
+    while True:
+        try:
+            message = child.receive(SECONDS)
+        except EOFError:
+            return [*told, ("status", str(child.wait(SECONDS)))]
+        assert message is not None, told
+        told.append(message)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_use_of_a_hostile_table_answers_or_refuses(case: str, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_text("not yours")
-    command = [sys.executable, "-X", "faulthandler", str(CHILD), case, str(tmp_path / "t")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-3_000:]
-    assert "NOT OURS" not in done.stdout, done.stdout
-    assert done.stdout.endswith("done\n")
-    assert case not in REFUSED or "scan: answered" not in done.stdout, done.stdout
-    assert case == "compression_bomb" or "out of memory" not in done.stdout, done.stdout
+    told = told_by(start(use_hostile_table, case, tmp_path / "t"))
+    assert told[-2:] == [("done",), ("status", "0")], told
+    answers = dict(told[:-2])
+    assert len(answers) == 9
+    assert not any("NOT OURS" in answer for answer in answers.values()), told
+    assert case not in REFUSED or answers["scan"] != "answered", told
+    assert case == "compression_bomb" or "out of memory" not in answers.values(), told
     assert outside.read_text() == "not yours"

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from tests.harness.crash_child import live
 from tests.harness.crash_report import CrashFailure, CrashReport
+from tests.harness.memory_disk import memory_directory
 from tests.harness.shard_crash import ShardLives
 from tests.harness.table_crash import LIVES_PER_TABLE, TableLives
 from tests.harness.table_life import live_table
@@ -132,12 +132,12 @@ def _main(count: int, seed: int, only: str | None, *, takeovers: bool, goes_on: 
 
     report = CrashReport()
     while (left := count - (report.takeovers if takeovers else report.kills)) > 0:
-        with tempfile.TemporaryDirectory(prefix="memwal-crash-", ignore_cleanup_errors=True) as place:
+        with memory_directory() as place:
             try:
                 if takeovers:
-                    run_takeovers(place, left, newest, report=report, told=told)
+                    run_takeovers(str(place), left, newest, report=report, told=told)
                 else:
-                    run_crashes(place, left, newest, only=only, report=report, told=told)
+                    run_crashes(str(place), left, newest, only=only, report=report, told=told)
             except CrashFailure as failure:
                 failures += 1
                 print(f"BROKEN (table {newest}): {failure}", flush=True)

@@ -139,7 +139,7 @@ def _watch(
 
 def _too_silent(actor: Actor, fail: Callable[[str], None]) -> None:
     os.kill(actor.child.pid, signal.SIGUSR1)  # it shows where its threads are
-    time.sleep(1)
+    time.sleep(0.2)
     fail(f"nothing was heard of a process for {DEADLINE_SECONDS} seconds")
 
 

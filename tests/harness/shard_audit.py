@@ -29,13 +29,14 @@ __all__ = ["ShardAudit"]
 
 
 class ShardAudit:
-    """Audits one shard again and again; an SSTable never changes, so it is looked at once."""
+    """Audits one shard again and again; a version, an entry and an SSTable never change, so each is looked at once."""
 
     def __init__(self, uri: str, shard_id: str) -> None:
         self._location: Location = resolve(uri)
         self._shard_id = shard_id
         self._manifests = ShardManifestStore(self._location, shard_id)
         self._tailer = WalTailer(self._location, shard_id)
+        self._versions: dict[int, ShardManifest] = {}
         self._entries: dict[int, WalEntry] = {}
         self._sound: set[str] = set()
         base = BaseTable.open(self._location)
@@ -46,7 +47,10 @@ class ShardAudit:
         versions = self._manifests.list_versions()
         if not versions:
             return []
-        manifests = [self._manifests.read_version(version) for version in versions]
+        for version in versions:
+            if version not in self._versions:
+                self._versions[version] = self._manifests.read_version(version)
+        manifests = [self._versions[version] for version in versions]
         entries = self._read_entries()
         newest = manifests[-1]
         return [

@@ -16,16 +16,17 @@ from .process import running
 
 _BUCKET = "memwal-tests"
 # One request at a time: moto shares a file position between requests for one object, so a read that overlaps its put
-# could come back short, which S3 never does.
+# could come back short, which S3 never does. The application of S3 alone: to find out at every request which service is meant
+# takes longer than the request.
 _SERVER = """
 import json
 import threading
 from collections import Counter
 from urllib.parse import parse_qs
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-moto = DomainDispatcherApplication(create_backend_app)
+moto = create_backend_app("s3")
 turn, counted = threading.Lock(), Counter()
 
 def count(environ):

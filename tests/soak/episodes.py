@@ -25,6 +25,7 @@ from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.files import unavailable
 from lance_memwal.store.location import resolve
 from lance_memwal.store.wrap import WrappedStore
+from lance_memwal.testing.clocks import SkippingClock
 from tests.soak.figures import JUDGED_SECONDS, percentile, status_of
 
 __all__ = ["Outcome", "Storm", "full_disk", "overload"]
@@ -209,7 +210,7 @@ def _until_full(disk: _Disk, table: mw.Table, outcome: Outcome) -> set[int]:
                 first = attempt * 1_000_000 + number * _ROWS_PER_PUT
                 writer.put(_rows(first, _ROWS_PER_PUT))
                 keys.update(range(first, first + _ROWS_PER_PUT))
-                disk.fill(number)
+                disk.fill(number, writer)
         except mw.MemWalError as error:
             errors.append(type(error).__name__)
         finally:
@@ -241,7 +242,7 @@ class _Disk:
     def create(self, place: Path) -> mw.Table:
         return mw.create_table(str(place), _SCHEMA, primary_key="id", writer_defaults={"fsync": False})
 
-    def fill(self, number: int) -> None:
+    def fill(self, number: int, writer: mw.TableWriter) -> None:
         """It fills by itself."""
 
     def free(self) -> None:
@@ -273,11 +274,13 @@ class _ToldDisk(_Disk):
 
     def create(self, place: Path) -> mw.Table:
         super().create(place)
-        location = resolve(str(place), wrap=self._wrap)
+        location = resolve(str(place), wrap=self._wrap, clock=SkippingClock())  # no retry makes space
         return mw.Table(location, BaseTable.need(location))
 
-    def fill(self, number: int) -> None:
-        if number == 100:
+    def fill(self, number: int, writer: mw.TableWriter) -> None:
+        if number == 50:
+            writer.flush()  # so that there is something to maintain
+        elif number == 100:
             self._set(True)
 
     def free(self) -> None:

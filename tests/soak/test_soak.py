@@ -16,15 +16,16 @@ from tests.soak.ledger import Ledger, Write
 
 CALM = Moment(1.0, 100.0, 20, 30, 500, 10, 3, 0, {"get": [1.0, 2.0, 9.0]})
 SMALL = Plan(
-    seconds=7,
+    seconds=4,
     rows=1_000,
     shards=2,
     writers=3,
-    writes_per_second=12,
-    maintain_every=1.0,
+    writes_per_second=21,
+    reads_per_second=7.0,
+    maintain_every=0.6,
     keep_seconds=30.0,  # no read takes longer, however busy the machine: what it reads is not collected
-    kill_every=1.0,
-    intrude_every=3.0,
+    kill_every=0.6,
+    intrude_every=1.7,
 )
 
 
