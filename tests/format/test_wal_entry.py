@@ -18,16 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.log import entry
-from lance_memwal.log.entry import (
-    FOOTER_BYTES,
-    EntryDecoder,
-    EntryEncoder,
-    decode_entry,
-    decode_footer,
-    encode_mark,
-    encode_sentinel,
-)
+from lance_memwal.log import entry, footer
+from lance_memwal.log.entry import EntryDecoder, EntryEncoder, decode_entry, encode_mark, encode_sentinel
+from lance_memwal.log.footer import FOOTER_BYTES, decode_footer
 from lance_memwal.log.ipc_frames import decompressed_bytes
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
@@ -477,6 +470,6 @@ def test_what_is_too_large_for_a_decoder_is_neither_written_nor_read(monkeypatch
 
 def test_a_map_that_is_too_large_for_a_decoder_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {"a" * 200: SeenTransaction(1, 2)}
-    monkeypatch.setattr(entry, "_MAX_EXTENSION_BYTES", 100)
+    monkeypatch.setattr(footer, "_MAX_EXTENSION_BYTES", 100)
     with pytest.raises(InvalidInputError, match="map is too large"):
         encode_sentinel(1, EntryFooter(seen=seen))

@@ -11,7 +11,8 @@ import pytest
 
 from fuzz.fuzzer import fuzz_decoder
 from lance_memwal.errors import CorruptDataError
-from lance_memwal.log.entry import FOOTER_BYTES, EntryDecoder, EntryEncoder, encode_mark, encode_sentinel
+from lance_memwal.log.entry import EntryDecoder, EntryEncoder, encode_mark, encode_sentinel
+from lance_memwal.log.footer import FOOTER_BYTES
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction, SeenTransaction, Transaction, WalEntry
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -155,7 +155,7 @@ def wal_messages_corpus() -> list[bytes]:
 
 
 def wal_extension_tail(data: bytes) -> None:
-    from lance_memwal.log.entry import decode_footer
+    from lance_memwal.log.footer import decode_footer
 
     decode_footer(data)
 

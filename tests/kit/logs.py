@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from lance_memwal import CorruptDataError, WalEntry, WalTailer
 from lance_memwal.clock import SYSTEM_CLOCK
-from lance_memwal.log.entry import FOOTER_BYTES, EntryEncoder, decode_entry
+from lance_memwal.log.entry import EntryEncoder, decode_entry
+from lance_memwal.log.footer import FOOTER_BYTES
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log

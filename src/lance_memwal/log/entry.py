@@ -1,16 +1,13 @@
 """The bytes of one WAL entry: an Arrow IPC stream, then our footer.
 
-Owns encoding and decoding of entries, sentinels and mark-only entries. Layout (all integers little-endian):
+Owns encoding and decoding of entries, sentinels and mark-only entries. Layout:
 
-    [Arrow IPC stream][extension: JSON, may be empty]
-    [u64 stream length][u32 extension length][u32 crc32 of the stream][u32 crc32 of extension + these 16 bytes]["MWALEND1"]
+    [Arrow IPC stream][footer: `lance_memwal.log.footer`]
 
 The stream's schema metadata holds `writer_epoch`, `generation` and, on a sentinel, `fence_sentinel`; nothing else may be
-there, since the peer refuses unknown keys. The peer ignores what follows the end-of-stream marker. The keys of the
-extension are those of RFC 0003; a key never changes its shape, and one that we do not know is named on the decoded
-footer. Invariants:
+there, since the peer refuses unknown keys. The peer ignores what follows the end-of-stream marker. Invariants:
 
-1. Every entry that we encode carries the footer; a flipped bit or a cut is detected on decoding.
+1. Every entry that we encode carries the footer.
 2. An entry without a footer was written by another implementation: its structure is validated fully and its
    end-of-stream marker is required. Bytes after that marker that are no valid footer are corruption.
 3. No batch leaves the decoder unvalidated, and no other exception than `CorruptDataError` or `UnsupportedFormatError` does.
@@ -23,14 +20,12 @@ footer. Invariants:
 from __future__ import annotations
 
 import io
-import json
 import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeGuard
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -38,53 +33,47 @@ import pyarrow.ipc as ipc
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError, reason_of
 from lance_memwal.log.blob_targets import TARGET_KEYS, TARGET_PREFIX
 from lance_memwal.log.checksum import Piece, crc_after, summed
+from lance_memwal.log.footer import (
+    FOOTER_BYTES,
+    MAGIC,
+    MAX_U64,
+    PLAIN,
+    MalformedError,
+    checksum_damage,
+    encode_extension,
+    encode_footer,
+    refusal,
+    split,
+)
 from lance_memwal.log.ipc_frames import decompressed_bytes, end_of_stream
 from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
-from lance_memwal.rows.digest import is_digest
 from lance_memwal.rows.fit import validate_rows
 from lance_memwal.rows.json_values import encoded, is_json_bytes
 from lance_memwal.rows.validity import validate
-from lance_memwal.types import EntryFooter, EntryTransaction, SeenMap, SeenTransaction, SsTable, Transaction, WalEntry
+from lance_memwal.types import EntryFooter, WalEntry
 
 __all__ = [
-    "FOOTER_BYTES",
     "MAX_ENTRY_BYTES",
     "EntryDecoder",
     "EntryEncoder",
     "RowEncoder",
     "decode_entry",
-    "decode_footer",
     "encode_mark",
     "encode_sentinel",
-    "parse_seen",
-    "seen_to_json",
     "unknown_metadata",
 ]
 
 MAX_ENTRY_BYTES: Final = 1 << 31
-FOOTER_BYTES: Final = 28
-_MAGIC: Final = b"MWALEND1"
 _ARROW_FILE: Final = b"ARROW1"
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_FOOTER: Final = struct.Struct("<QII")
-_CRC: Final = struct.Struct("<I")
-_MAX_EXTENSION_BYTES: Final = 64 << 20
 _HARMLESS_BYTES: Final = 32 << 10  # a byte of zstd becomes 32,768 at most, one of LZ4 255
 _DECIMAL: Final = re.compile(rb"[0-9]{1,20}")
-_MAX_U64: Final = (1 << 64) - 1
 _EPOCH_KEY: Final = b"writer_epoch"
 _GENERATION_KEY: Final = b"generation"
 _SENTINEL_KEY: Final = b"fence_sentinel"
 _METADATA_KEYS: Final = frozenset({_EPOCH_KEY, _GENERATION_KEY, _SENTINEL_KEY}) | frozenset(TARGET_KEYS)
 _EXTENSION_NAME: Final = b"ARROW:extension:name"
-_KNOWN_KEYS: Final = frozenset({"t", "ms", "txns", "txn", "seen", "delta", "seal", "bulk", "joint", "digests"})
-_TABLE_TAG: Final = re.compile(r"[0-9a-f]{8}")
-_USUAL: Final = re.compile(rb'\{"t":"([0-9a-f]{8})","ms":(0|[1-9][0-9]{0,17})\}')  # the extension of most puts
-_MOST_USUAL_BYTES: Final = 48
-_PLAIN: Final = EntryFooter()
-_NOTHING_MORE: Final = _PLAIN[2:]  # beside the table and the time
 _OPTIONS: Final = ipc.IpcWriteOptions()  # given, since Arrow asks the environment for them otherwise, each time
-_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 _ARROW_ERRORS: Final = (
     pa.ArrowException,
     ValueError,
@@ -95,9 +84,6 @@ _ARROW_ERRORS: Final = (
     OverflowError,
     EOFError,  # a marker in the middle of the stream
 )
-
-
-Digests: TypeAlias = Mapping[str, tuple[tuple[int, str | None], ...]]
 
 
 # ---------------------------------------------------------------------------------------------------- encoding
@@ -188,7 +174,7 @@ class EntryEncoder:
         self._prefix_crc = zlib.crc32(self._prefix)
         self._has_blobs = any(is_blob(field) or is_prepared(field) for field in fields)
 
-    def encode(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter = _PLAIN) -> bytes:
+    def encode(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter = PLAIN) -> bytes:
         """The bytes of one entry that holds `batches`, whose columns are those of the WAL schema."""
         if self._has_blobs:
             return self._encode_in_place(batches, footer)
@@ -197,7 +183,7 @@ class EntryEncoder:
     def _encode_in_place(self, batches: Sequence[pa.RecordBatch], footer: EntryFooter) -> bytes:
         """The same bytes, written where they stay: rows with blobs are in memory once more while their entry is written,
         not twice."""
-        sink, extension = io.BytesIO(), _encode_extension(footer)
+        sink, extension = io.BytesIO(), encode_extension(footer)
         try:
             _write_stream(sink, self._schema, self._rows.as_logged(batches))
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -205,19 +191,19 @@ class EntryEncoder:
         with sink.getbuffer() as stream:
             length, crc = len(stream), zlib.crc32(stream)
         sink.write(extension)
-        sink.write(_footer(length, crc, extension))
+        sink.write(encode_footer(length, crc, extension))
         return _bounded(sink.getvalue())
 
-    def assemble(self, messages: Sequence[Piece], footer: EntryFooter = _PLAIN) -> bytes:
+    def assemble(self, messages: Sequence[Piece], footer: EntryFooter = PLAIN) -> bytes:
         """The bytes of one entry that holds `messages` of a `RowEncoder` of the same columns."""
-        extension = _encode_extension(footer)
+        extension = encode_extension(footer)
         crc = self._prefix_crc
         length = len(self._prefix) + len(_END_OF_STREAM)
         for message in messages:
             crc = crc_after(crc, message)
             length += message.data.size
         crc = zlib.crc32(_END_OF_STREAM, crc)
-        tail = (_END_OF_STREAM, extension, _footer(length, crc, extension))
+        tail = (_END_OF_STREAM, extension, encode_footer(length, crc, extension))
         return _bounded(b"".join((self._prefix, *(message.data for message in messages), *tail)))
 
 
@@ -225,18 +211,18 @@ def _prefix(schema: pa.Schema) -> bytes:
     return _encode_stream(schema, ())[: -len(_END_OF_STREAM)]
 
 
-def encode_sentinel(epoch: int, footer: EntryFooter = _PLAIN) -> bytes:
+def encode_sentinel(epoch: int, footer: EntryFooter = PLAIN) -> bytes:
     """A fence sentinel: an empty schema, no batches, the claimed epoch."""
     return _encode_empty({_EPOCH_KEY: str(epoch), _SENTINEL_KEY: "true"}, footer)
 
 
-def encode_mark(epoch: int, footer: EntryFooter = _PLAIN) -> bytes:
+def encode_mark(epoch: int, footer: EntryFooter = PLAIN) -> bytes:
     """A mark-only entry: like a sentinel without the fence; other implementations replay it as a no-op."""
     return _encode_empty({_EPOCH_KEY: str(epoch)}, footer)
 
 
 def _encode_empty(metadata: dict[bytes, str], footer: EntryFooter) -> bytes:
-    return _with_footer(_encode_stream(pa.schema([], metadata=metadata), ()), _encode_extension(footer))
+    return _with_footer(_encode_stream(pa.schema([], metadata=metadata), ()), encode_extension(footer))
 
 
 def _encode_stream(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -252,7 +238,7 @@ def _write_stream(sink: pa.NativeFile | io.BytesIO, schema: pa.Schema, batches: 
 
 
 def _with_footer(stream: bytes, extension: bytes) -> bytes:
-    return _bounded(b"".join((stream, extension, _footer(len(stream), zlib.crc32(stream), extension))))
+    return _bounded(b"".join((stream, extension, encode_footer(len(stream), zlib.crc32(stream), extension))))
 
 
 def _bounded(data: bytes) -> bytes:
@@ -260,63 +246,6 @@ def _bounded(data: bytes) -> bytes:
     if len(data) > MAX_ENTRY_BYTES:
         raise InvalidInputError(f"{len(data)} bytes are too many for one WAL entry, at most {MAX_ENTRY_BYTES}")
     return data
-
-
-def _footer(stream_length: int, stream_crc: int, extension: bytes) -> bytes:
-    fixed = _FOOTER.pack(stream_length, len(extension), stream_crc)
-    return fixed + _CRC.pack(zlib.crc32(fixed, zlib.crc32(extension))) + _MAGIC
-
-
-def _encode_extension(footer: EntryFooter) -> bytes:
-    table, written_ms = footer.table, footer.written_ms
-    if footer[2:] == _NOTHING_MORE and table is not None and written_ms is not None:  # most puts: the same, faster
-        return b'{"t":"%s","ms":%d}' % (table.encode(), written_ms)
-    value: dict[str, Any] = {}
-    if footer.table is not None:
-        value["t"] = footer.table
-    if footer.written_ms is not None:
-        value["ms"] = footer.written_ms
-    if footer.txns:
-        value["txns"] = [[t.txn.app, t.txn.version, t.txn.query, t.first_row, t.num_rows] for t in footer.txns]
-    if footer.seen is not None:
-        value["seen"] = seen_to_json(footer.seen)
-    if footer.delta is not None:
-        value["delta"] = seen_to_json(footer.delta)
-    if footer.seal is not None:
-        value["seal"] = footer.seal
-    if footer.bulk is not None:
-        bulk = footer.bulk
-        sizes = [bulk.in_memory_bytes, bulk.physical_rows, bulk.primary_key_bytes]
-        value["bulk"] = {"generation": bulk.generation, "path": bulk.path, "sizes": sizes}
-    if footer.joint:
-        value["joint"] = True
-    digests = _digests_of(footer)
-    if digests:
-        value["digests"] = digests
-    if not value:
-        return b""
-    data = _to_json(value).encode()  # ASCII: any text that JSON can hold comes back unchanged
-    if len(data) > _MAX_EXTENSION_BYTES:
-        raise InvalidInputError(f"the transaction map is too large: {len(data)} bytes, at most {_MAX_EXTENSION_BYTES}")
-    return data
-
-
-def _digests_of(footer: EntryFooter) -> dict[str, list[list[Any]]]:
-    """By application, [version, digest] of its transactions in the map and in this entry; ascending versions."""
-    found: dict[str, list[list[Any]]] = {}
-    for seen in (footer.seen, footer.delta):
-        for app, item in (seen or {}).items():
-            if item.digests:
-                found[app] = [list(pair) for pair in item.digests]
-    for entry in footer.txns:
-        if entry.txn.digest is not None:
-            found.setdefault(entry.txn.app, []).append([entry.txn.version, entry.txn.digest])
-    return dict(sorted(found.items()))
-
-
-def seen_to_json(seen: SeenMap) -> dict[str, list[Any]]:
-    """The JSON value of a transaction map, keys in order."""
-    return {app: [s.version, s.written_ms, s.query] for app, s in sorted(seen.items())}
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -342,14 +271,6 @@ def _holds_dictionary(data_type: pa.DataType) -> bool:
 # ---------------------------------------------------------------------------------------------------- decoding
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """An entry taken apart by its footer; both are None where there is none."""
-
-    stream_length: int | None = None
-    footer: EntryFooter | None = None
-
-
 class EntryDecoder:
     """Decodes entries, remembering the last schema message: a run of entries by one writer parses it once.
 
@@ -366,23 +287,23 @@ class EntryDecoder:
         """The entry in `data`, fully validated; else `CorruptDataError` or `UnsupportedFormatError` with its place."""
         try:
             return self._decode(data, position)
-        except _MalformedError as error:
-            raise _refusal(error, _damage(data), path, position) from error.__cause__
+        except MalformedError as error:
+            raise refusal(error, _damage(data), path, position) from error.__cause__
 
     def _decode(self, data: bytes, position: int) -> WalEntry:
         if len(data) > MAX_ENTRY_BYTES:
-            raise _MalformedError(f"{len(data)} bytes exceed the limit of {MAX_ENTRY_BYTES}")
-        parts = _split(data)
+            raise MalformedError(f"{len(data)} bytes exceed the limit of {MAX_ENTRY_BYTES}")
+        stream_length, footer = split(data) or (None, None)
         try:
-            head, batches = self._read(data, parts.stream_length)
-        except _MalformedError:
+            head, batches = self._read(data, stream_length)
+        except MalformedError:
             raise
         except MemoryError as error:
-            raise _MalformedError("decoding asks for too much memory") from error
+            raise MalformedError("decoding asks for too much memory") from error
         except _ARROW_ERRORS as error:
-            raise _MalformedError(reason_of(error)[:200]) from error
+            raise MalformedError(reason_of(error)[:200]) from error
         schema, epoch, generation, is_sentinel = head
-        return WalEntry(position, epoch, generation, batches, is_sentinel, parts.footer, schema, len(data))
+        return WalEntry(position, epoch, generation, batches, is_sentinel, footer, schema, len(data))
 
     def _read(self, data: bytes, stream_length: int | None) -> tuple[_Head, tuple[pa.RecordBatch, ...]]:
         if len(data) > _HARMLESS_BYTES:
@@ -405,9 +326,9 @@ class EntryDecoder:
         batches = tuple(_checked(batch) for batch in reader)
         end = source.tell()
         if data[end - len(_END_OF_STREAM) : end] != _END_OF_STREAM:
-            raise _MalformedError("the end-of-stream marker is missing")
+            raise MalformedError("the end-of-stream marker is missing")
         if end != (len(data) if stream_length is None else stream_length):
-            raise _MalformedError("bytes after the end of the stream are no footer")
+            raise MalformedError("bytes after the end of the stream are no footer")
         head = _head(reader.schema)
         if stream_length is not None and not any(_holds_dictionary(field.type) for field in reader.schema):
             self._prefix, self._head = data[:schema_end], head
@@ -419,12 +340,12 @@ class EntryDecoder:
         message = _schema_message(data)
         end = end_of_stream(data) if stream_length is None else stream_length
         if end is None or end != (len(data) if stream_length is None else stream_length):
-            raise _MalformedError("the stream does not end where the entry does")
+            raise MalformedError("the stream does not end where the entry does")
         schema = ipc.read_schema(pa.py_buffer(message.replace(_EXTENSION_NAME, PREPARED_NAME)))
         _check_columns(schema)
         batches = _read_messages(data, len(message), end, schema)
         if batches is None:
-            raise _MalformedError("blobs of the second layout beside dictionaries")
+            raise MalformedError("blobs of the second layout beside dictionaries")
         return _head(schema), batches
 
 
@@ -435,9 +356,9 @@ def _check_decompressed(data: bytes, stream_length: int | None) -> None:
         try:
             asked += decompressed_bytes(message.metadata.to_pybytes(), memoryview(message.body or b""))
         except struct.error as error:
-            raise _MalformedError("what its compressed buffers become is not to be found") from error
+            raise MalformedError("what its compressed buffers become is not to be found") from error
         if asked > MAX_ENTRY_BYTES:
-            raise _MalformedError(f"decompressed it has more than {MAX_ENTRY_BYTES} bytes")
+            raise MalformedError(f"decompressed it has more than {MAX_ENTRY_BYTES} bytes")
 
 
 def _schema_message(data: bytes) -> bytes:
@@ -451,43 +372,15 @@ def decode_entry(data: bytes, position: int = 0, *, path: str | None = None) -> 
     return EntryDecoder().decode(data, position, path=path)
 
 
-def decode_footer(tail: bytes, *, path: str | None = None) -> EntryFooter | None:
-    """The footer in the last bytes of an entry; None if `tail` holds no footer or not all of its extension."""
-    if len(tail) < FOOTER_BYTES or not tail.endswith(_MAGIC):
-        return None
-    _, extension_length, _ = _FOOTER.unpack_from(tail, len(tail) - FOOTER_BYTES)
-    if extension_length + FOOTER_BYTES > len(tail):
-        return None
-    try:
-        return _extension(tail, extension_length)
-    except _MalformedError as error:
-        raise _refusal(error, _footer_damage(tail, extension_length), path, None) from error.__cause__
-
-
-class _MalformedError(Exception):
-    """Why bytes are no entry that we take; never leaves this module."""
-
-
-def _refusal(
-    error: _MalformedError, damage: str | None, path: str | None, position: int | None
-) -> CorruptDataError | UnsupportedFormatError:
-    """The error to raise: whether bytes are damaged is told by their structure, never by who refused them."""
-    if damage is not None:
-        return CorruptDataError(f"WAL entry is damaged: {damage}", path=path, position=position)
-    return UnsupportedFormatError(
-        f"WAL entry is whole, but not understood by this version: {error}", path=path, position=position
-    )
-
-
 def _damage(data: bytes) -> str | None:
     """What is structurally wrong with the bytes of an entry; None if they are whole, understood or not."""
     if not data:
         return "it is empty"
     has_footer = len(data) >= FOOTER_BYTES
-    if has_footer and data.endswith(_MAGIC):
-        return _checksum_damage(data)
-    if has_footer and data[:-1].endswith(_MAGIC[:-1]):  # a footer of another version, or ours with a flipped last byte
-        return None if _checksum_damage(data) is not None else "the last byte of the footer is wrong"
+    if has_footer and data.endswith(MAGIC):
+        return checksum_damage(data)
+    if has_footer and data[:-1].endswith(MAGIC[:-1]):  # a footer of another version, or ours with a flipped last byte
+        return None if checksum_damage(data) is not None else "the last byte of the footer is wrong"
     if data.startswith(_ARROW_FILE):
         return None
     end = end_of_stream(data)
@@ -496,168 +389,6 @@ def _damage(data: bytes) -> str | None:
     rest = data[end:]
     is_cut_footer = rest.startswith(b"{") or struct.pack("<Q", end).startswith(rest[:8])
     return "the footer is cut, or not ours" if rest and is_cut_footer else None
-
-
-def _checksum_damage(data: bytes) -> str | None:
-    """What is wrong with the footer that ends `data`, or with what it covers."""
-    stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
-    if stream_length + extension_length + FOOTER_BYTES != len(data):
-        return "the footer's lengths do not add up"
-    if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
-        return "the checksum of the stream does not match"
-    return _footer_damage(data, extension_length)
-
-
-def _footer_damage(data: bytes, extension_length: int) -> str | None:
-    """What is wrong with the checksum of the extension and footer that end `data`."""
-    crc_at = len(data) - FOOTER_BYTES + _FOOTER.size
-    covered = memoryview(data)[crc_at - _FOOTER.size - extension_length : crc_at]
-    wrong = zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]
-    return "the checksum of the footer does not match" if wrong else None
-
-
-def _split(data: bytes) -> _Parts:
-    if len(data) < FOOTER_BYTES or not data.endswith(_MAGIC):
-        return _Parts()
-    stream_length, extension_length, stream_crc = _FOOTER.unpack_from(data, len(data) - FOOTER_BYTES)
-    if stream_length + extension_length + FOOTER_BYTES != len(data):
-        raise _MalformedError("the footer's lengths do not add up")
-    footer = _extension(data, extension_length)
-    if zlib.crc32(memoryview(data)[:stream_length]) != stream_crc:
-        raise _MalformedError("the checksum of the stream does not match")
-    return _Parts(stream_length, footer)
-
-
-def _extension(data: bytes, extension_length: int) -> EntryFooter:
-    """The checked extension in front of the footer that ends `data`."""
-    if extension_length > _MAX_EXTENSION_BYTES:
-        raise _MalformedError(f"an extension of {extension_length} bytes exceeds the limit")
-    crc_at = len(data) - FOOTER_BYTES + _FOOTER.size
-    covered = memoryview(data)[crc_at - _FOOTER.size - extension_length : crc_at]
-    if zlib.crc32(covered) != _CRC.unpack_from(data, crc_at)[0]:
-        raise _MalformedError("the checksum of the footer does not match")
-    if not extension_length:
-        return _PLAIN
-    if extension_length <= _MOST_USUAL_BYTES and (usual := _USUAL.fullmatch(covered[:extension_length])) is not None:
-        return EntryFooter(usual[1].decode(), int(usual[2]))
-    try:
-        value = json.loads(bytes(covered[:extension_length]))
-    except (ValueError, RecursionError) as error:
-        raise _MalformedError("the extension is not JSON") from error
-    if not isinstance(value, dict):
-        raise _MalformedError("the extension is not an object")
-    return _parse_footer(value)
-
-
-def _parse_footer(value: dict[str, Any]) -> EntryFooter:
-    table, written_ms, seal = value.get("t"), value.get("ms"), value.get("seal")
-    if not (table is None or (isinstance(table, str) and _TABLE_TAG.fullmatch(table) is not None)):
-        raise _MalformedError("the extension's table is malformed")
-    if not all(number is None or _is_u64(number) for number in (written_ms, seal)):
-        raise _MalformedError("a number of the extension is malformed")
-    if not isinstance(value.get("joint", False), bool):
-        raise _MalformedError("the extension's kind of epoch is malformed")
-    digests = _parse_digests(value.get("digests"))
-    return EntryFooter(
-        table=table,
-        written_ms=written_ms,
-        txns=tuple(_with_digest(item, digests) for item in _parse_txns(value)),
-        seen=_with_digests(_parse_seen(value["seen"]), digests) if value.get("seen") is not None else None,
-        delta=_with_digests(_parse_seen(value["delta"]), digests) if value.get("delta") is not None else None,
-        seal=seal,
-        bulk=_parse_bulk(value["bulk"]) if value.get("bulk") is not None else None,
-        joint=value.get("joint", False),
-        unknown=tuple(sorted(value.keys() - _KNOWN_KEYS)),
-    )
-
-
-def _parse_txns(value: dict[str, Any]) -> tuple[EntryTransaction, ...]:
-    """The transactions of an entry: a list, or the single one of the first layout, which is all of its rows."""
-    if value.get("txn") is not None:
-        single = value["txn"]
-        if not isinstance(single, dict):
-            raise _MalformedError("the extension's transaction is malformed")
-        return (_parse_txn([single.get("app"), single.get("version"), single.get("query"), 0, None]),)
-    items = value.get("txns")
-    if items is None:
-        return ()
-    if not isinstance(items, list):
-        raise _MalformedError("the extension's transactions are malformed")
-    return tuple(map(_parse_txn, items))
-
-
-def _parse_txn(value: Any) -> EntryTransaction:
-    if isinstance(value, list) and len(value) == 5:
-        app, version, query, first_row, num_rows = value
-        named = isinstance(app, str) and _is_u64(version) and (query is None or isinstance(query, str))
-        if named and _is_u64(first_row) and (num_rows is None or _is_u64(num_rows)):
-            return EntryTransaction(Transaction(app, version, query), first_row, num_rows)
-    raise _MalformedError("the extension's transaction is malformed")
-
-
-def _parse_digests(value: Any) -> Digests:
-    if value is None:
-        return {}
-    if isinstance(value, dict) and all(
-        isinstance(item, list) and all(map(_is_numbered_digest, item)) for item in value.values()
-    ):
-        return {app: tuple((version, digest) for version, digest in item) for app, item in value.items()}
-    raise _MalformedError("the extension's digests are malformed")
-
-
-def _is_numbered_digest(value: Any) -> bool:
-    return (
-        isinstance(value, list) and len(value) == 2 and _is_u64(value[0]) and (value[1] is None or is_digest(value[1]))
-    )
-
-
-def _with_digest(item: EntryTransaction, digests: Digests) -> EntryTransaction:
-    found = dict(digests.get(item.txn.app, ())).get(item.txn.version)
-    return item if found is None else replace(item, txn=replace(item.txn, digest=found))
-
-
-def _with_digests(seen: SeenMap, digests: Digests) -> SeenMap:
-    """The map with the digests up to the version of each application: a later one is of the entry itself."""
-    if not digests:
-        return seen
-    return {
-        app: replace(item, digests=tuple(pair for pair in digests.get(app, ()) if pair[0] <= item.version))
-        for app, item in seen.items()
-    }
-
-
-def _parse_bulk(value: Any) -> SsTable:
-    if isinstance(value, dict) and isinstance(value.get("path"), str) and _is_u64(value.get("generation")):
-        sizes = value.get("sizes")
-        if isinstance(sizes, list) and len(sizes) == 3 and all(size is None or _is_u64(size) for size in sizes):
-            return SsTable(value["generation"], value["path"], *sizes)
-    raise _MalformedError("the extension's bulk mark is malformed")
-
-
-def _parse_seen(value: Any) -> SeenMap:
-    if not isinstance(value, dict):
-        raise _MalformedError("the extension's map is malformed")
-    seen: dict[str, SeenTransaction] = {}
-    for app, item in value.items():
-        if not isinstance(item, list) or len(item) != 3:
-            raise _MalformedError("the extension's map is malformed")
-        version, written_ms, query = item
-        if not (_is_u64(version) and _is_u64(written_ms) and (query is None or isinstance(query, str))):
-            raise _MalformedError("the extension's map is malformed")
-        seen[app] = SeenTransaction(version, written_ms, query)
-    return seen
-
-
-def parse_seen(value: Any, *, path: str | None = None) -> SeenMap:
-    """The transaction map in a decoded JSON value, or `CorruptDataError`."""
-    try:
-        return _parse_seen(value)
-    except _MalformedError as error:
-        raise CorruptDataError(f"transaction map is corrupt: {error}", path=path) from None
-
-
-def _is_u64(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_U64
 
 
 def _read_messages(data: bytes, start: int, end: int, schema: pa.Schema) -> tuple[pa.RecordBatch, ...] | None:
@@ -676,7 +407,7 @@ def _read_messages(data: bytes, start: int, end: int, schema: pa.Schema) -> tupl
 def _check_columns(schema: pa.Schema) -> None:
     """Refuse columns that could not be told apart, and texts that would fail later, wherever they are first looked at."""
     if len(set(schema.names)) != len(schema.names):
-        raise _MalformedError("a column is there twice")
+        raise MalformedError("a column is there twice")
     for column in schema:
         _check_text(column.type)
 
@@ -696,7 +427,7 @@ def _check_text(data_type: pa.DataType) -> None:
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
     validate(batch)
     if not 0 < batch.num_rows <= MAX_ENTRY_BYTES:  # columns of nulls cost no bytes, so the size alone bounds nothing
-        raise _MalformedError(f"a batch holds {batch.num_rows} rows")
+        raise MalformedError(f"a batch holds {batch.num_rows} rows")
     return batch
 
 
@@ -713,10 +444,10 @@ def _head(schema: pa.Schema) -> _Head:
     metadata = schema.metadata or {}
     epoch = _number(metadata, _EPOCH_KEY)
     if epoch is None:
-        raise _MalformedError("the writer epoch is missing")
+        raise MalformedError("the writer epoch is missing")
     target = {key for key in metadata if key.startswith(TARGET_PREFIX)}
     if target and not target.issuperset(TARGET_KEYS):
-        raise _MalformedError("it does not say which files are reserved for its rows (Blob v2)")
+        raise MalformedError("it does not say which files are reserved for its rows (Blob v2)")
     return _Head(schema, epoch, _number(metadata, _GENERATION_KEY), metadata.get(_SENTINEL_KEY) == b"true")
 
 
@@ -729,6 +460,6 @@ def _number(metadata: dict[bytes, bytes], key: bytes) -> int | None:
     text = metadata.get(key)
     if text is None:
         return None
-    if _DECIMAL.fullmatch(text) is None or int(text) > _MAX_U64:
-        raise _MalformedError(f"the metadata key {key.decode()} is no number")
+    if _DECIMAL.fullmatch(text) is None or int(text) > MAX_U64:
+        raise MalformedError(f"the metadata key {key.decode()} is no number")
     return int(text)

@@ -20,7 +20,8 @@ from typing import TypeAlias
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, in_order
 from lance_memwal.errors import CorruptDataError, ObjectNotFoundError
 from lance_memwal.log.blob_targets import with_blobs
-from lance_memwal.log.entry import EntryDecoder, decode_entry, decode_footer
+from lance_memwal.log.entry import EntryDecoder, decode_entry
+from lance_memwal.log.footer import decode_footer
 from lance_memwal.log.transactions import ShardTime, TransactionMap, is_whole, maps_beside, newest_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location

@@ -30,7 +30,7 @@ from lance_memwal.errors import (
     ReplayMismatchError,
     UnavailableError,
 )
-from lance_memwal.log.entry import parse_seen, seen_to_json
+from lance_memwal.log.footer import parse_seen, seen_to_json
 from lance_memwal.rows.digest import is_digest
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
