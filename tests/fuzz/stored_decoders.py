@@ -148,11 +148,11 @@ def transaction_map(data: bytes) -> None:
 
 
 def transaction_map_corpus() -> list[bytes]:
-    from lance_memwal.log.transactions import encode_map
     from lance_memwal.types import SeenTransaction
+    from tests.kit.logs import map_beside
 
     digests = ((6, "0" * 32), (7, None))
-    return [encode_map({"app": SeenTransaction(7, 1_700_000_000_000, "q", digests), "b": SeenTransaction(1, 2, None)})]
+    return [map_beside({"app": SeenTransaction(7, 1_700_000_000_000, "q", digests), "b": SeenTransaction(1, 2, None)})]
 
 
 # ------------------------------------------------------------------------------------------------ texts of the base table

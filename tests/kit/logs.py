@@ -16,7 +16,7 @@ import pyarrow as pa
 from lance_memwal import CorruptDataError, WalEntry, WalTailer
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.log.entry import EntryEncoder, decode_entry
-from lance_memwal.log.footer import FOOTER_BYTES
+from lance_memwal.log.footer import FOOTER_BYTES, seen_to_json
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.reading import list_positions
 from lance_memwal.log.wal import OpenedLog, PersistPolicy, open_log
@@ -26,7 +26,7 @@ from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectStore
 from lance_memwal.store.wrap import WrappedStore
 from lance_memwal.testing.clocks import SkippingClock
-from lance_memwal.types import EntryFooter, SeenTransaction, ShardManifest, SsTable
+from lance_memwal.types import EntryFooter, SeenMap, SeenTransaction, ShardManifest, SsTable
 
 SHARD = "5f1c7d1e-0a52-4f0b-9a35-3f3a1f6c2b10"
 OTHER_SHARD = "0c5f6a1b-7d2e-4b3c-8a9f-1e2d3c4b5a69"
@@ -166,6 +166,11 @@ def collected(location: Location, up_to: int, shard_id: str = SHARD) -> None:
 
 def seen(**versions: int) -> dict[str, SeenTransaction]:
     return {app: SeenTransaction(version, SYSTEM_CLOCK.now_ms()) for app, version in versions.items()}
+
+
+def map_beside(seen: SeenMap) -> bytes:
+    """The bytes of a map beside a generation, as earlier releases wrote it."""
+    return json.dumps(seen_to_json(seen), separators=(",", ":")).encode()
 
 
 def map_of(entry: WalEntry) -> dict[str, int] | None:

@@ -14,7 +14,6 @@ from lance_memwal.log.entry import decode_entry, encode_mark, encode_sentinel
 from lance_memwal.log.manifest_codec import encode_manifest
 from lance_memwal.log.reading import read_transactions
 from lance_memwal.log.tail import LogRun
-from lance_memwal.log.transactions import encode_map
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
@@ -26,6 +25,7 @@ from tests.kit.logs import (
     flushed,
     interrupted,
     manifests_at,
+    map_beside,
     map_of,
     of_earlier_release,
     open_shard,
@@ -367,7 +367,7 @@ def test_the_map_of_an_opened_log_is_the_maximum_over_the_log_and_the_files_of_l
     of_earlier_release(location)
     manifest = flushed(location, 2)
     beside = paths.txn_map_path(SHARD, manifest.sstables[0].path)
-    location.store.put(beside, encode_map(seen(**{"in both": 9, "beside": 2})))
+    location.store.put(beside, map_beside(seen(**{"in both": 9, "beside": 2})))
     found = open_shard(location).transactions.whole()
     assert {app: item.version for app, item in found.items()} == {"in the log": 4, "in both": 9, "beside": 2}
 

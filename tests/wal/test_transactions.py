@@ -17,7 +17,6 @@ from lance_memwal.log.transactions import (
     ShardTime,
     TransactionMap,
     as_transaction,
-    encode_map,
     is_repeat,
     merge_footer,
     merge_seen,
@@ -31,6 +30,7 @@ from tests.kit.logs import (
     entry_bytes,
     flushed,
     manifests_at,
+    map_beside,
     map_of,
     of_earlier_release,
     place,
@@ -139,7 +139,7 @@ def test_a_transaction_of_a_generation_without_entries_is_known(tmp_path: Path) 
     of_earlier_release(location)
     sstable = flushed(location, 1).sstables[0]
     beside = paths.txn_map_path(SHARD, sstable.path)
-    location.store.put(beside, encode_map(seen(app=9, bulk=2)))
+    location.store.put(beside, map_beside(seen(app=9, bulk=2)))
     successor = appender(location)
     assert [successor.append(rows(1), txn=(app, version)) for app, version in (("app", 9), ("bulk", 2))] == [0, 0]
     assert versions(location) == {"app": 9, "bulk": 2}
@@ -154,7 +154,7 @@ def test_a_map_beside_a_generation_that_an_earlier_release_wrote_after_us_is_kno
     appender(location).append(rows(3))
     of_earlier_release(location, start=4)  # the sentinel and the entry of the last one
     sstable = flushed(location, 5).sstables[0]
-    location.store.put(paths.txn_map_path(SHARD, sstable.path), encode_map(seen(bulk=2)))
+    location.store.put(paths.txn_map_path(SHARD, sstable.path), map_beside(seen(bulk=2)))
     assert appender(location).append(rows(1), txn=("bulk", 2)) == 0
 
 

@@ -30,7 +30,7 @@ from lance_memwal.errors import (
     ReplayMismatchError,
     UnavailableError,
 )
-from lance_memwal.log.footer import parse_seen, seen_to_json
+from lance_memwal.log.footer import parse_seen
 from lance_memwal.rows.digest import is_digest
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location
@@ -47,7 +47,6 @@ __all__ = [
     "TransactionMap",
     "as_transaction",
     "client_id",
-    "encode_map",
     "is_repeat",
     "is_whole",
     "load_generation_maps",
@@ -374,8 +373,3 @@ def load_generation_maps(location: Location, manifest: ShardManifest) -> dict[st
         except (ValueError, RecursionError) as error:
             raise CorruptDataError("transaction map is not JSON", path=path) from error
     return merge_seen(found)
-
-
-def encode_map(seen: SeenMap) -> bytes:
-    """The bytes of the map beside a generation."""
-    return json.dumps(seen_to_json(seen), separators=(",", ":")).encode()
