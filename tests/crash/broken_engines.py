@@ -6,10 +6,10 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.harness.crash_child import Life, live
+from tests.harness.crash_child import ShardLife, live
 
 
-def acknowledges_before_the_log(life: Life, pipe: Connection) -> None:
+def acknowledges_before_the_log(life: ShardLife, pipe: Connection) -> None:
     """A durable put returns although nothing was written."""
     from lance_memwal.write.group_commit import GroupCommit
 
@@ -25,7 +25,7 @@ def acknowledges_before_the_log(life: Life, pipe: Connection) -> None:
     live(life, pipe)
 
 
-def moves_the_cursor_too_far(life: Life, pipe: Connection) -> None:
+def moves_the_cursor_too_far(life: ShardLife, pipe: Connection) -> None:
     """The commit of a generation takes the cursor to the tip, past generations that are not published."""
     from lance_memwal.write import flush
 
@@ -38,7 +38,7 @@ def moves_the_cursor_too_far(life: Life, pipe: Connection) -> None:
     live(life, pipe)
 
 
-def publishes_without_a_sidecar(life: Life, pipe: Connection) -> None:
+def publishes_without_a_sidecar(life: ShardLife, pipe: Connection) -> None:
     """The manifest lists a generation whose filter does not exist."""
     from lance_memwal.store import paths
     from lance_memwal.write import flush
@@ -53,7 +53,7 @@ def publishes_without_a_sidecar(life: Life, pipe: Connection) -> None:
     live(life, pipe)
 
 
-def forgets_the_tail(life: Life, pipe: Connection) -> None:
+def forgets_the_tail(life: ShardLife, pipe: Connection) -> None:
     """Open starts with an empty memtable."""
     from lance_memwal.write import life as engine
 
@@ -61,7 +61,7 @@ def forgets_the_tail(life: Life, pipe: Connection) -> None:
     live(life, pipe)
 
 
-def replays_what_is_published(life: Life, pipe: Connection) -> None:
+def replays_what_is_published(life: ShardLife, pipe: Connection) -> None:
     """The cursor lags and replay does not skip published generations, so rows are there twice."""
     from lance_memwal.write import flush, replay
 
@@ -76,7 +76,7 @@ def replays_what_is_published(life: Life, pipe: Connection) -> None:
     live(life, pipe)
 
 
-def writes_half_a_put(life: Life, pipe: Connection) -> None:
+def writes_half_a_put(life: ShardLife, pipe: Connection) -> None:
     """A put of several batches is made of several puts."""
     from lance_memwal.shard_writer import ShardWriter
 

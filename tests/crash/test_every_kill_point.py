@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash_child import Life, all_rows
+from tests.harness.crash_child import ShardLife, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
 from tests.harness.kill_points import FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
 from tests.harness.oracle import Oracle
@@ -24,10 +24,12 @@ def test_a_kill_at_this_point_breaks_no_promise(point: str, kind: str, tmp_path:
     uri, shard_id, oracle = str(tmp_path / "table"), str(uuid.uuid4()), Oracle()
     table = TableKind(kind)
     table.create(uri)
-    first = Life(uri, shard_id, kind, seed=1, first_number=1, writes=20, settings=SETTINGS | {"max_memtable_rows": 40})
+    first = ShardLife(
+        uri, shard_id, kind, seed=1, first_number=1, writes=20, settings=SETTINGS | {"max_memtable_rows": 40}
+    )
     assert live_until_killed(first, oracle), "the first life leaves rows in the log and is killed at its end"
 
-    at_point = Life(
+    at_point = ShardLife(
         uri, shard_id, kind, seed=2, first_number=100, writes=40, settings=SETTINGS, kill_at=(point, 1), ending="close"
     )
     assert live_until_killed(at_point, oracle), f"{point} was not reached"

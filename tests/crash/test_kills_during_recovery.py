@@ -10,7 +10,7 @@ import pytest
 from lance_memwal.log.manifest import ShardManifestStore
 from lance_memwal.log.tailer import WalTailer
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash_child import Life, live
+from tests.harness.crash_child import ShardLife, live
 from tests.harness.crash_tables import TableKind
 from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.kill_points import OPEN_POINTS
@@ -32,9 +32,11 @@ def test_a_recovery_that_was_killed_five_times_shows_the_same_rows(point: str, t
     log_only.abort()
 
     for attempt in range(KILLS):
-        life = Life(uri, shard_id, "append", attempt, 1_000, writes=0, settings={"fsync": False}, kill_at=(point, 2))
+        life = ShardLife(
+            uri, shard_id, "append", attempt, 1_000, writes=0, settings={"fsync": False}, kill_at=(point, 2)
+        )
         if point in OPEN_POINTS[:2]:
-            life = Life(
+            life = ShardLife(
                 uri, shard_id, "append", attempt, 1_000, writes=0, settings={"fsync": False}, kill_at=(point, 1)
             )
         child = start(live, life)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash_child import KEYS, Life, all_rows
+from tests.harness.crash_child import KEYS, ShardLife, all_rows
 from tests.harness.crash_tables import KINDS, TableKind
 from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.kill_points import BULK_POINTS, FLUSH_POINTS, KEYED_FLUSH_POINTS, kill_at
@@ -93,7 +93,7 @@ def test_a_generation_without_its_sidecar_is_never_published(point: str, kind: s
     uri, shard_id, oracle = str(tmp_path / "table"), str(uuid.uuid4()), Oracle()
     table = TableKind(kind)
     table.create(uri)
-    life = Life(
+    life = ShardLife(
         uri,
         shard_id,
         kind,

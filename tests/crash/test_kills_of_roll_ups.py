@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash_child import Life, all_rows
+from tests.harness.crash_child import ShardLife, all_rows
 from tests.harness.crash_tables import TableKind
 from tests.harness.oracle import Oracle
 from tests.harness.shard_audit import ShardAudit
@@ -23,7 +23,7 @@ def test_a_kill_beside_a_roll_up_breaks_no_promise(point: str, left: int, tmp_pa
     uri, shard_id, oracle = str(tmp_path / "table"), str(uuid.uuid4()), Oracle()
     table = TableKind("integer")
     table.create(uri)
-    life = Life(
+    life = ShardLife(
         uri,
         shard_id,
         "integer",

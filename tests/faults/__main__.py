@@ -12,17 +12,15 @@ import logging
 import random
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lance_memwal.testing import FaultKind
 from tests.harness.memory_disk import memory_directory
+from tests.harness.progress import Progress
 from tests.kit.table_faults import Planned, Sweep, pairs, record, singles
 from tests.kit.table_life import Place
 from tests.services.s3 import options_of, s3_service
-
-_EVERY_SECONDS = 30.0
 
 
 def main() -> int:
@@ -78,7 +76,7 @@ def _all(sweep: Sweep, options: argparse.Namespace) -> None:
 
 
 def _many(sweep: Sweep, plans: Iterator[Planned], what: str, options: argparse.Namespace) -> None:
-    started = told = time.monotonic()
+    progress = Progress()
     done, shown = 0, len(sweep.broken)
     sweep.met.clear()
     for done, planned in enumerate(plans, 1):
@@ -88,10 +86,8 @@ def _many(sweep: Sweep, plans: Iterator[Planned], what: str, options: argparse.N
             print(f"BROKEN: {line[:1_500]}\n  {_command(planned, options)}", flush=True)
         if options.store == "local":
             shutil.rmtree(sweep.place.prefix, ignore_errors=True)
-        if time.monotonic() - told > _EVERY_SECONDS:
-            told = time.monotonic()
-            _tell(sweep, f"{done} {what}", options, told - started)
-    _tell(sweep, f"all {done} {what}", options, time.monotonic() - started)
+        progress.tell(lambda done=done: _told(sweep, f"{done} {what}", options, progress.seconds))
+    progress.tell(lambda: _told(sweep, f"all {done} {what}", options, progress.seconds), at_once=True)
 
 
 def _command(planned: Planned, options: argparse.Namespace) -> str:
@@ -100,11 +96,10 @@ def _command(planned: Planned, options: argparse.Namespace) -> str:
     return f"python -m tests.faults --store {options.store} --seed {seed} --late {late} --at {at}"
 
 
-def _tell(sweep: Sweep, what: str, options: argparse.Namespace, seconds: float) -> None:
-    print(
+def _told(sweep: Sweep, what: str, options: argparse.Namespace, seconds: float) -> str:
+    return (
         f"{what} on {options.store} (seed {options.seed}): {len(sweep.broken)} violations, {sweep.lives} lives, "
-        f"{seconds:.0f} s; met {dict(sorted(sweep.met.items()))}; told users {dict(sweep.refused)}",
-        flush=True,
+        f"{seconds:.0f} s; met {dict(sorted(sweep.met.items()))}; told users {dict(sweep.refused)}"
     )
 
 

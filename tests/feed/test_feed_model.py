@@ -21,7 +21,7 @@ SCHEMA = keyed(pa.field("v", pa.int64()))
 KEYS = 60
 
 
-class Life:
+class FeedLife:
     """A table, what was acknowledged of it per key, and what it holds."""
 
     def __init__(self, table: mw.Table, seed: int) -> None:
@@ -84,7 +84,7 @@ class Life:
 class Reader:
     """A consumer of a life that may be killed: what it applied since its last commit is then forgotten."""
 
-    def __init__(self, life: Life, name: str, **options: Any) -> None:
+    def __init__(self, life: FeedLife, name: str, **options: Any) -> None:
         self._life = life
         self._name = name
         self._options = options
@@ -149,7 +149,7 @@ def with_images(changes: list[tuple[str, int | None]], before: int | None) -> li
 @pytest.mark.parametrize("seed", range(scaled(ci=3, prove=60)))
 def test_every_change_comes_exactly_once_whatever_happens(tmp_path: Path, seed: int) -> None:
     table = create(str(tmp_path / "t"), SCHEMA, sharding=mw.Bucket("id", 3))
-    life = Life(table, seed)
+    life = FeedLife(table, seed)
     plain = Reader(life, "plain", start="earliest")
     for _ in range(10):
         life.step()
@@ -189,7 +189,7 @@ def test_every_change_comes_exactly_once_whatever_happens(tmp_path: Path, seed: 
 def test_images_are_right_when_their_snapshot_is_renewed(tmp_path: Path, seed: int) -> None:
     """An hour passes now and then, while some shards have changes that were not read yet."""
     table = create(str(tmp_path / "t"), SCHEMA, sharding=mw.Bucket("id", 3))
-    life = Life(table, seed)
+    life = FeedLife(table, seed)
     life.put()
     rows_then, began = dict(life.rows), {key: len(changes) for key, changes in life.changes.items()}
     clock = SkippingClock()
@@ -217,7 +217,7 @@ def test_images_are_right_when_their_snapshot_is_renewed(tmp_path: Path, seed: i
 
 def test_net_is_the_difference_of_two_snapshots(tmp_path: Path) -> None:
     table = create(str(tmp_path / "t"), SCHEMA, sharding=mw.Bucket("id", 3))
-    life = Life(table, 11)
+    life = FeedLife(table, 11)
     for _ in range(12):
         life.step()
     table.consumer("holds", start="latest")

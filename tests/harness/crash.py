@@ -22,6 +22,7 @@ from typing import Any, Final
 from tests.harness.crash_child import live
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.memory_disk import memory_directory
+from tests.harness.progress import Progress
 from tests.harness.shard_crash import ShardLives
 from tests.harness.table_crash import LIVES_PER_TABLE, TableLives
 from tests.harness.table_life import live_table
@@ -29,7 +30,6 @@ from tests.harness.takeovers import Takeovers
 
 __all__ = ["CrashFailure", "CrashReport", "run_crashes", "run_takeovers"]
 
-_EVERY_SECONDS: Final = 30.0
 _SHARD_TABLES: Final = 4  # every so many tables is one whose files are audited
 
 
@@ -118,17 +118,13 @@ def main() -> int:
 
 
 def _main(count: int, seed: int, only: str | None, *, takeovers: bool, goes_on: bool) -> int:
-    printed, newest, failures = time.monotonic(), seed, 0
+    progress, newest, failures = Progress(), seed, 0
 
     def told(report: CrashReport, number: int) -> None:
-        nonlocal printed, newest
+        nonlocal newest
         newest = number + 1
-        if time.monotonic() - printed > _EVERY_SECONDS:
-            printed = time.monotonic()
-            print(
-                f"... {report.kills} kills, {report.takeovers} takeovers, {report.seconds:.0f} s, seed {number}",
-                flush=True,
-            )
+        done = f"{report.kills} kills, {report.takeovers} takeovers, {report.seconds:.0f} s"
+        progress.tell(lambda: f"... {done}, seed {number}")
 
     report = CrashReport()
     while (left := count - (report.takeovers if takeovers else report.kills)) > 0:

@@ -1,6 +1,6 @@
 """The process that is killed: one life of a shard writer, telling every step before and after it happens.
 
-Owns `Life` (what to do, drawn by the parent) and `live` (doing it). Messages go through a pipe in the order in which
+Owns `ShardLife` (what to do, drawn by the parent) and `live` (doing it). Messages go through a pipe in the order in which
 things happened; what was sent before the kill arrives. Tags: opened, rows, issued, returned, draining, drained, closing,
 closed, done, failed.
 """
@@ -27,13 +27,13 @@ from tests.harness.oracle import Write
 from tests.harness.shard_rows import merged_rows
 from tests.harness.voice import Voice
 
-__all__ = ["KEYS", "Life", "all_rows", "live"]
+__all__ = ["KEYS", "ShardLife", "all_rows", "live"]
 
 KEYS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ShardLife:
     """One life of the writer. `kill_at` is a point and a count; `ending` is what follows the last write.
 
     `compacts` lets the first thread compact the table now and then, beside the writes of the others.
@@ -58,7 +58,7 @@ class Life:
         return self.settings.get("enable_memtable") is False
 
 
-def live(life: Life, pipe: Connection) -> None:
+def live(life: ShardLife, pipe: Connection) -> None:
     """Open, show what was recovered, write, end. Every failure is told."""
     voice = Voice(pipe)
     faulthandler.register(signal.SIGUSR1)  # where is it, if it is silent?
@@ -76,7 +76,7 @@ def live(life: Life, pipe: Connection) -> None:
         signal.pause()
 
 
-def _open(life: Life, voice: Voice) -> ShardWriter:
+def _open(life: ShardLife, voice: Voice) -> ShardWriter:
     """The writer of this life; what it recovered was shown, twice where the life says so."""
     with_memtable = life.settings | {"enable_memtable": True}
     writer = _timed_open(life, with_memtable, voice)
@@ -94,14 +94,14 @@ def _open(life: Life, voice: Voice) -> ShardWriter:
     return writer
 
 
-def _timed_open(life: Life, settings: dict[str, Any], voice: Voice) -> ShardWriter:
+def _timed_open(life: ShardLife, settings: dict[str, Any], voice: Voice) -> ShardWriter:
     started = time.monotonic()
     writer = ShardWriter.open(life.uri, shard_id=life.shard_id, **settings)
     voice.say("opened", time.monotonic() - started)
     return writer
 
 
-def _show(writer: ShardWriter, life: Life, voice: Voice) -> None:
+def _show(writer: ShardWriter, life: ShardLife, voice: Voice) -> None:
     kind = TableKind(life.kind)
     voice.say("rows", kind.rows_of(all_rows(writer, kind, life.uri)))
 
@@ -127,7 +127,7 @@ def _sorted(table: pa.Table) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in names) for row in table.to_pylist()), key=repr)
 
 
-def _write_all(writer: ShardWriter, life: Life, voice: Voice) -> None:
+def _write_all(writer: ShardWriter, life: ShardLife, voice: Voice) -> None:
     failures: list[str] = []
 
     def run(thread: int) -> None:
@@ -145,7 +145,7 @@ def _write_all(writer: ShardWriter, life: Life, voice: Voice) -> None:
         raise AssertionError("\n".join(failures))
 
 
-def _end(writer: ShardWriter, life: Life, voice: Voice) -> None:
+def _end(writer: ShardWriter, life: ShardLife, voice: Voice) -> None:
     if life.ending == "close":
         voice.say("closing")
         writer.close()
@@ -159,7 +159,7 @@ def _end(writer: ShardWriter, life: Life, voice: Voice) -> None:
 class _Scribe:
     """One thread's writes; its keys are its own in this life."""
 
-    def __init__(self, writer: ShardWriter, life: Life, voice: Voice, thread: int) -> None:
+    def __init__(self, writer: ShardWriter, life: ShardLife, voice: Voice, thread: int) -> None:
         self._writer = writer
         self._life = life
         self._voice = voice

@@ -1,6 +1,7 @@
 """Hearing processes out, and ending them when their time has come.
 
-Owns `Death` (where a process dies), `watch` (any number of processes at once, of which some die) and `bury`. Invariants:
+Owns `Death` (where a process dies), `Ends` (how that is drawn), `watch` (any number of processes at once, of which some die)
+and `bury`. Invariants:
 
 1. A process that says nothing for `DEADLINE_SECONDS`, whatever others say, is a broken promise (I12), never a hang of the
    harness.
@@ -11,6 +12,7 @@ Owns `Death` (where a process dies), `watch` (any number of processes at once, o
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ from typing import Any, Final
 from tests.harness.crash_report import CrashReport
 from tests.harness.processes import Child
 
-__all__ = ["DEADLINE_SECONDS", "KILLED", "NEVER", "Actor", "Death", "bury", "watch"]
+__all__ = ["DEADLINE_SECONDS", "KILLED", "NEVER", "Actor", "Death", "Ends", "bury", "watch"]
 
 KILLED: Final = -9
 DEADLINE_SECONDS: Final = 240.0  # on a machine that does many other things, too
@@ -42,6 +44,27 @@ class Death:
 
 
 NEVER: Final = Death("after the last write")
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How lives of one kind end: at a point, or of those that close a share meanwhile; else some seconds after the start, or
+    after they said `begins_at`."""
+
+    closing_share: float
+    recovery_seconds: float
+    begins_at: str
+    writing_seconds: float
+
+    def draw(self, draw: random.Random, kill_at: tuple[str, int] | None, ending: str) -> Death:
+        """Where a life dies that kills itself there, or ends like this."""
+        if kill_at is not None:
+            return Death(kill_at[0])
+        if ending == "close" and draw.random() < self.closing_share:
+            return Death("during close", "closing", draw.random() * 0.05)
+        if draw.random() < 0.25:
+            return Death("during recovery", "start", 0.005 + draw.random() * self.recovery_seconds)
+        return Death("while writing", self.begins_at, draw.random() ** 2 * self.writing_seconds)
 
 
 @dataclass(slots=True)

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from lance_memwal.shard_writer import ShardWriter
-from tests.harness.crash_child import Life, all_rows, live
+from tests.harness.crash_child import ShardLife, all_rows, live
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.crash_tables import KINDS, TableKind
-from tests.harness.deaths import DEADLINE_SECONDS, KILLED, Actor, Death, watch
+from tests.harness.deaths import NEVER, Actor, Death, Ends, watch
 from tests.harness.kill_points import COMPACT_POINTS, FLUSH_POINTS, OPEN_POINTS, PUT_POINTS
-from tests.harness.oracle import Oracle
+from tests.harness.oracle import Broken, Oracle
 from tests.harness.processes import start
 from tests.harness.shard_audit import ShardAudit
 from tests.harness.shard_rows import peer_rows, stored_rows
@@ -31,13 +31,14 @@ from tests.harness.shard_rows import peer_rows, stored_rows
 __all__ = ["ShardLives", "live_until_killed"]
 
 _LIVES_PER_TABLE = 7
+_ENDS = Ends(closing_share=0.6, recovery_seconds=0.04, begins_at="rows", writing_seconds=0.15)
 
 
 class ShardLives:
     """One table with one shard, and its lives."""
 
     def __init__(
-        self, directory: str, seed: int, report: CrashReport, target: Callable[[Life, Connection], None]
+        self, directory: str, seed: int, report: CrashReport, target: Callable[[ShardLife, Connection], None]
     ) -> None:
         self._seed = seed
         self._target = target
@@ -50,7 +51,7 @@ class ShardLives:
         self._audit = ShardAudit(self._uri, self._shard_id)
         self._report = report
         self._number = 1
-        self._life: Life | None = None
+        self._life: ShardLife | None = None
 
     def run(self, kills: int) -> None:
         """Live and die a few times, then close cleanly and let everybody read; `kills` are wanted at most."""
@@ -64,33 +65,23 @@ class ShardLives:
 
     def _live_once(self) -> None:
         self._life = life = self._draw_life()
-        actor = Actor(start(self._target, life), _draw_death(self._draw, life), lingers=life.ending == "linger")
-        watch([actor], self._hear, lambda what: self._fail("I12", what), self._report)
+        actor = Actor(
+            start(self._target, life),
+            _ENDS.draw(self._draw, life.kill_at, life.ending),
+            lingers=life.ending == "linger",
+        )
+        watch([actor], self._hear, self._broke_i12, self._report)
         self._report.kinds["shard"] += 1
         self._number += life.threads * life.writes
         self._require("after the kill", self._audit.run())
 
     def _hear(self, message: tuple[Any, ...]) -> None:
-        tag, values = message[0], message[1:]
-        oracle = self._oracle
-        if tag == "issued":
-            oracle.issued(*values)
-        elif tag == "returned":
-            oracle.returned(values[0], durable=values[1])
+        if message[0] == "returned":
             self._report.writes += 1
-        elif tag in {"draining", "closing"}:
-            oracle.drain_begins()
-        elif tag in {"drained", "closed"}:
-            oracle.drain_returned()
-        elif tag == "opened":
+        elif message[0] == "opened":
             self._report.opens += 1
-            self._report.recovery_seconds.append(values[0])
-        elif tag == "rows":
-            self._require("after recovery", oracle.check(values[0]))
-        elif tag == "failed":
-            self._fail("I12", values[0])
-        elif tag != "done":
-            self._fail("I12", f"a process said {tag!r}, which nobody knows")
+            self._report.recovery_seconds.append(message[1])
+        self._require("after recovery", _tell(self._oracle, message, self._broke_i12))
 
     def _finish(self) -> None:
         """The last recovery, in this process: open, close, compare all readers, open again."""
@@ -112,17 +103,20 @@ class ShardLives:
         if broken:
             self._fail(when, "; ".join(str(item) for item in broken))
 
+    def _broke_i12(self, what: str) -> None:
+        self._fail("I12", what)
+
     def _fail(self, when: str, what: str) -> None:
         again = f"make crash KILLS={_LIVES_PER_TABLE} SEED={self._seed} ARGS='--only shard'"
         raise CrashFailure(f"{when} [life={self._life}, table={self._uri}]: {what}\n  repeat it with: {again}")
 
     # ------------------------------------------------------------------------------------------------------ the draws
 
-    def _draw_life(self) -> Life:
+    def _draw_life(self) -> ShardLife:
         draw = self._draw
         threads = draw.choice((1, 1, 2, 3, 4))
         compacts = draw.random() < 0.3
-        return Life(
+        return ShardLife(
             uri=self._uri,
             shard_id=self._shard_id,
             kind=self._kind,
@@ -136,16 +130,6 @@ class ShardLives:
             reopen=draw.random() < 0.15,
             ending=draw.choice(("linger", "linger", "close", "abort")),
         )
-
-
-def _draw_death(draw: random.Random, life: Life) -> Death:
-    if life.kill_at is not None:
-        return Death(life.kill_at[0])
-    if life.ending == "close" and draw.random() < 0.6:
-        return Death("during close", "closing", draw.random() * 0.05)
-    if draw.random() < 0.25:
-        return Death("during recovery", "start", 0.005 + draw.random() * 0.04)
-    return Death("while writing", "rows", draw.random() ** 2 * 0.15)
 
 
 def _draw_point(draw: random.Random, compacts: bool) -> tuple[str, int] | None:
@@ -174,25 +158,38 @@ def _draw_settings(draw: random.Random) -> dict[str, Any]:
     return settings
 
 
-def live_until_killed(life: Life, oracle: Oracle) -> bool:
+def _tell(oracle: Oracle, message: tuple[Any, ...], fail: Callable[[str], None]) -> list[Broken]:
+    """Tell `oracle` what a life said; returns what is wrong with rows that it showed. `fail` is told of a life that failed."""
+    match message:
+        case ("issued", thread, write):
+            oracle.issued(thread, write)
+        case ("returned", thread, durable):
+            oracle.returned(thread, durable=durable)
+        case ("draining" | "closing",):
+            oracle.drain_begins()
+        case ("drained" | "closed",):
+            oracle.drain_returned()
+        case ("rows", rows):
+            return oracle.check(rows)
+        case ("failed", text):
+            fail(text)
+        case ("opened" | "done", *_):
+            pass
+        case _:
+            fail(f"a process said {message[0]!r}, which nobody knows")
+    return []
+
+
+def live_until_killed(life: ShardLife, oracle: Oracle) -> bool:
     """Run one life; whether it died by a kill: its own at a point, or ours once a life that lingers is done."""
-    child = start(live, life)
-    while True:
-        try:
-            message = child.receive(DEADLINE_SECONDS)
-        except EOFError:
-            status = child.wait(DEADLINE_SECONDS)
-            assert status in (0, KILLED), f"the child ended by itself with exit status {status}"
-            return status == KILLED
-        assert message is not None, "the child is silent"
-        match message:
-            case ("issued", thread, write):
-                oracle.issued(thread, write)
-            case ("returned", thread, durable):
-                oracle.returned(thread, durable=durable)
-            case ("rows", rows):
-                assert oracle.check(rows) == []
-            case ("failed", text):
-                raise AssertionError(text)
-            case ("done",) if life.ending == "linger":
-                child.kill()
+    report = CrashReport()
+
+    def fail(what: str) -> None:
+        raise CrashFailure(what)
+
+    def hear(message: tuple[Any, ...]) -> None:
+        assert _tell(oracle, message, fail) == []
+
+    death = NEVER if life.kill_at is None else Death(life.kill_at[0])
+    watch([Actor(start(live, life), death, lingers=life.ending == "linger")], hear, fail, report)
+    return report.kills == 1

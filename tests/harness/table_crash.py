@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tests.harness.crash_report import CrashReport
-from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, Death, watch
+from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, Death, Ends, watch
 from tests.harness.kill_points import ANY_POINT, POINTS
 from tests.harness.processes import start
 from tests.harness.table_life import CONSUMER, TableLife, finish_table, live_table
@@ -30,6 +30,7 @@ _SHARED_MODES: Final = ("shared", "shared", "shared", "upkeep")
 _SHARED_TABLES: Final = (
     5  # every so many tables is shared: who shares waits a minute for a writer that did not, and was killed
 )
+_ENDS: Final = Ends(closing_share=0.5, recovery_seconds=0.06, begins_at="opened", writing_seconds=0.4)
 SINK_SHAPES: Final = ("append", "upsert", "composite", "blobs")
 
 
@@ -163,7 +164,7 @@ class TableLives:
         table = self._table
         actors = []
         for life in lives:
-            death = _draw_death(table.draw, life) if life is lives[0] else NEVER
+            death = _ENDS.draw(table.draw, life.kill_at, life.ending) if life is lives[0] else NEVER
             actors.append(table.begin(life, death))
             if life is not lives[-1]:
                 self._wait_until_open(actors[-1])
@@ -192,16 +193,6 @@ def _draw_point(draw: random.Random) -> tuple[str, int] | None:
     if chance < 0.75:
         return ANY_POINT, int(draw.choice((3, 10, 40, 120)) * draw.random()) + 1
     return draw.choice(POINTS), draw.choice((1, 1, 2, 5))
-
-
-def _draw_death(draw: random.Random, life: TableLife) -> Death:
-    if life.kill_at is not None:
-        return Death(life.kill_at[0])
-    if life.ending == "close" and draw.random() < 0.5:
-        return Death("during close", "closing", draw.random() * 0.05)
-    if draw.random() < 0.25:
-        return Death("during recovery", "start", 0.005 + draw.random() * 0.06)
-    return Death("while writing", "opened", draw.random() ** 2 * 0.4)
 
 
 def _draw_settings(draw: random.Random, mode: str) -> dict[str, Any]:

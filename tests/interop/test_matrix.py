@@ -29,7 +29,7 @@ CANNOT = {
 }
 
 
-class Life:
+class MatrixLife:
     """One table, what it must hold, and what every system finds in it."""
 
     def __init__(self, place: Path) -> None:
@@ -69,7 +69,7 @@ class Life:
 @pytest.mark.parametrize("first", SYSTEMS)
 @pytest.mark.parametrize("second", SYSTEMS)
 def test_every_system_finds_every_row_at_every_stage(tmp_path: Path, first: str, second: str) -> None:
-    life = Life(tmp_path)
+    life = MatrixLife(tmp_path)
     systems = {name: system(tmp_path) for name, system in SYSTEMS.items()}
     life.write(first, systems[first], 1, FRESH)
     life.check("before the flush", {name: systems[name] for name in {first, "ours"}})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,13 +16,14 @@ def ops_of(batches: Iterable[pa.RecordBatch], *columns: str) -> list[tuple[Any, 
     return [tuple(row[name] for name in names) for batch in batches for row in batch.to_pylist()]
 
 
-def apply(state: dict[Any, Any], batch: pa.RecordBatch, key: str = "id") -> None:
-    """Let `state` follow the changes of one batch."""
+def apply(state: dict[Any, Any], batch: pa.RecordBatch, key: str | Sequence[str] = "id") -> None:
+    """Let `state` follow the changes of one batch; where `key` has a sequence of columns, the keys are tuples."""
     for row in batch.to_pylist():
+        value = row[key] if isinstance(key, str) else tuple(row[name] for name in key)
         if row["_op"] in ("d", "delete"):
-            state.pop(row[key], None)
+            state.pop(value, None)
         elif row["_op"] != "update_before":
-            state[row[key]] = {name: value for name, value in row.items() if name not in EXTRA}
+            state[value] = {name: value for name, value in row.items() if name not in EXTRA}
 
 
 def mirrored(batches: Iterable[pa.RecordBatch], key: str = "id") -> dict[Any, Any]:

@@ -31,7 +31,7 @@ APP = "app"
 
 
 @dataclass
-class Oracle:
+class LogOracle:
     """What clients did and what they were told."""
 
     issued: set[int] = field(default_factory=set)
@@ -43,12 +43,12 @@ class Oracle:
 
 
 @dataclass
-class Life:
+class LogLife:
     """One run of the scenario; `script` has the faults, and after a crash a new one without faults goes on."""
 
     uri: str
     script: FaultScript
-    oracle: Oracle = field(default_factory=Oracle)
+    oracle: LogOracle = field(default_factory=LogOracle)
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -146,13 +146,13 @@ def record() -> FaultScript:
     return life.script
 
 
-def new_life(plan: FaultPlan) -> Life:
+def new_life(plan: FaultPlan) -> LogLife:
     """A life on an empty place; there is one life at a time."""
     memory.reset(_PLACE)
-    return Life(f"memory://{_PLACE}/table", FaultScript(plan, SkippingClock()))
+    return LogLife(f"memory://{_PLACE}/table", FaultScript(plan, SkippingClock()))
 
 
-def verdict(life: Life, *, intact: bool) -> list[str]:
+def verdict(life: LogLife, *, intact: bool) -> list[str]:
     """What is wrong after the life; `intact` says that no fault left damage on storage, so nothing may be refused."""
     oracle = life.oracle
     location = resolve(life.uri, clock=SkippingClock())
@@ -179,7 +179,7 @@ def _read(location: Location) -> tuple[dict[int, WalEntry], set[int]]:
     return entries, damaged
 
 
-def _rows(oracle: Oracle, entries: dict[int, WalEntry], damaged: set[int]) -> Iterator[str]:
+def _rows(oracle: LogOracle, entries: dict[int, WalEntry], damaged: set[int]) -> Iterator[str]:
     held = Counter(number for entry in entries.values() for number in ids(entry))
     for number, (position, epoch) in oracle.acknowledged.items():
         if position in damaged:
@@ -200,7 +200,7 @@ def _rows(oracle: Oracle, entries: dict[int, WalEntry], damaged: set[int]) -> It
         yield f"acknowledged positions fall: {in_order}"
 
 
-def _epochs(oracle: Oracle, entries: dict[int, WalEntry]) -> Iterator[str]:
+def _epochs(oracle: LogOracle, entries: dict[int, WalEntry]) -> Iterator[str]:
     if sorted(set(oracle.epochs)) != oracle.epochs:
         yield f"I9: epochs do not grow from open to open: {oracle.epochs}"
     sentinels = [entry.writer_epoch for entry in entries.values() if entry.is_sentinel]

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript, StoreCall
-from tests.kit.table_life import Place, TableLife
+from tests.kit.table_life import CanonicalLife, Place
 
 __all__ = ["Planned", "Sweep", "can_meet", "pairs", "record", "singles"]
 
@@ -71,7 +71,7 @@ class Sweep:
     def live(self, planned: Planned) -> list[FaultScript]:
         """One life; its scripts, with what they recorded."""
         scripts = planned.scripts()
-        life = TableLife(self.place, f"life{self.lives:06d}", scripts)
+        life = CanonicalLife(self.place, f"life{self.lives:06d}", scripts)
         self.lives += 1
         found = life.run()
         injected = [call for script in scripts for call in script.injected]

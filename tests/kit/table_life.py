@@ -1,6 +1,6 @@
 """The canonical life of a table under faults, and the oracle outside that judges it.
 
-Owns `TableLife`: made, written, updated, deleted from, flushed, kept as of then, consumed, loaded in bulk, compacted, given
+Owns `CanonicalLife`: made, written, updated, deleted from, flushed, kept as of then, consumed, loaded in bulk, compacted, given
 a column, collected, taken over, appended to exactly once, maintained. Clients behave as users do: what failed is noted as
 *maybe*, a writer that failed is opened again, and a look at the row decides what to do next. After a crash another process
 goes on where the first one stopped. Invariants of the oracle:
@@ -31,8 +31,9 @@ from lance_memwal.testing import FaultScript, SimulatedCrash
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import Transaction
 from lance_memwal.write.once import OnceAppender
+from tests.kit.feeds import apply
 
-__all__ = ["STEPS", "Place", "TableLife"]
+__all__ = ["STEPS", "Place", "CanonicalLife"]
 
 _T = TypeVar("_T")
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.int64()), ("note", pa.string())])
@@ -62,23 +63,23 @@ class Place:
 
 
 @dataclass
-class Oracle:
+class TableOracle:
     """What clients did and what they were told."""
 
     possible: dict[int, set[Row | None]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-    mirror: dict[int, Row] = field(default_factory=dict)
+    mirror: dict[int, dict[str, Any]] = field(default_factory=dict)
     then: dict[int, Row] | None = None
     began_again: int = 0
     crashed_at: str = ""
 
 
-class TableLife:
+class CanonicalLife:
     """One life at `place`; `scripts` have the faults of its processes, one after another."""
 
     def __init__(self, place: Place, name: str, scripts: Sequence[FaultScript]) -> None:
-        self.oracle = Oracle()
+        self.oracle = TableOracle()
         self._place, self._name = place, name
         self._scripts = list(scripts)
         self._values = itertools.count(1)
@@ -106,7 +107,7 @@ class TableLife:
                 self._abandon()
                 self.script.settle()
                 self._begin_process()
-                if step is TableLife.make:
+                if step is CanonicalLife.make:
                     step(self)
             except MemWalError as error:
                 self._refuse(step.__name__, error)
@@ -242,13 +243,8 @@ class TableLife:
 
     def _consume(self) -> None:
         reader = self.table.consumer("mirror", start="snapshot", until="now")
-        mirror = self.oracle.mirror
         for batch in reader:
-            for row in batch.to_pylist():
-                if row["_op"] == "d":
-                    mirror.pop(row["id"], None)
-                else:
-                    mirror[row["id"]] = (row["value"], row["note"])
+            apply(self.oracle.mirror, batch)
             reader.commit()
 
     def load(self) -> None:
@@ -385,8 +381,9 @@ class TableLife:
         self.close()
         rows = self._scan()
         self._consume()
-        if self.oracle.mirror != rows:
-            found.append(f"the mirror of a consumer differs: {_difference(self.oracle.mirror, rows)}")
+        mirror = {key: (row["value"], row["note"]) for key, row in self.oracle.mirror.items()}
+        if mirror != rows:
+            found.append(f"the mirror of a consumer differs: {_difference(mirror, rows)}")
         self.table.compact(flush=True)
         self.table.maintain(versions=_NOW, grace_seconds=0)
         base = lance.dataset(self._location.dataset_uri, storage_options=self._location.storage_options)
@@ -400,25 +397,25 @@ class TableLife:
         yield from found
 
 
-STEPS: tuple[Callable[[TableLife], None], ...] = (
-    TableLife.make,
-    TableLife.write,
-    TableLife.change,
-    TableLife.flush,
-    TableLife.write_more,
-    TableLife.keep,
-    TableLife.consume,
-    TableLife.load,
-    TableLife.compact,
-    TableLife.add_column,
-    TableLife.collect,
-    TableLife.take_over,
-    TableLife.close,
-    TableLife.append_once,
-    TableLife.consume,
-    TableLife.look_back,
-    TableLife.maintain,
-    TableLife.read,
+STEPS: tuple[Callable[[CanonicalLife], None], ...] = (
+    CanonicalLife.make,
+    CanonicalLife.write,
+    CanonicalLife.change,
+    CanonicalLife.flush,
+    CanonicalLife.write_more,
+    CanonicalLife.keep,
+    CanonicalLife.consume,
+    CanonicalLife.load,
+    CanonicalLife.compact,
+    CanonicalLife.add_column,
+    CanonicalLife.collect,
+    CanonicalLife.take_over,
+    CanonicalLife.close,
+    CanonicalLife.append_once,
+    CanonicalLife.consume,
+    CanonicalLife.look_back,
+    CanonicalLife.maintain,
+    CanonicalLife.read,
 )
 
 

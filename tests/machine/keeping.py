@@ -9,30 +9,30 @@ import pytest
 
 import lance_memwal as mw
 from tests.kit.tables import compact_shard, trim_shard
-from tests.machine.life import Life
+from tests.machine.life import MachineLife
 
 __all__: list[str] = []
 
 
-def seal(life: Life) -> None:
+def seal(life: MachineLife) -> None:
     for shard in life.writer.shard_writers.values() if life.writer else ():
         if isinstance(shard, mw.ShardWriter):
             shard.force_seal_active()
 
 
-def flush(life: Life) -> None:
+def flush(life: MachineLife) -> None:
     life.open().flush()
 
 
-def close(life: Life) -> None:
+def close(life: MachineLife) -> None:
     life.stop()
 
 
-def crash(life: Life) -> None:
+def crash(life: MachineLife) -> None:
     life.stop("abort")
 
 
-def take_over(life: Life, numbers: list[int]) -> None:
+def take_over(life: MachineLife, numbers: list[int]) -> None:
     """Another writer claims the shards; the old one lives on, and its memtables must not be believed."""
     life.make_durable()
     old, life.writer = life.writer, None
@@ -51,7 +51,7 @@ def take_over(life: Life, numbers: list[int]) -> None:
     life.zombies.append(old)
 
 
-def share(life: Life, numbers: list[int]) -> None:
+def share(life: MachineLife, numbers: list[int]) -> None:
     """A writer that shares its shards, for one put."""
     life.leave()
     rows = life.rows(numbers)
@@ -60,22 +60,22 @@ def share(life: Life, numbers: list[int]) -> None:
     life.put_in_model(rows)
 
 
-def reopen(life: Life) -> None:
+def reopen(life: MachineLife) -> None:
     life.table.close()
     life.table = mw.open_table(life.uri)
 
 
-def flush_tails(life: Life) -> None:
+def flush_tails(life: MachineLife) -> None:
     life.stop()
     life.table.flush(idle_seconds=0)
 
 
-def compact(life: Life, most: int | None) -> None:
+def compact(life: MachineLife, most: int | None) -> None:
     life.table.compact(max_generations=most)
     life.fresh.clear()
 
 
-def compact_half(life: Life, trim: bool) -> None:
+def compact_half(life: MachineLife, trim: bool) -> None:
     """A compaction that ends before generations are forgotten; or only that they are."""
     for shard in life.table.shards():
         if trim:
@@ -85,34 +85,34 @@ def compact_half(life: Life, trim: bool) -> None:
     life.fresh.clear()
 
 
-def collect(life: Life) -> None:
+def collect(life: MachineLife) -> None:
     life.table.gc(grace_seconds=0)
 
 
-def maintain(life: Life) -> None:
+def maintain(life: MachineLife) -> None:
     life.table.maintain(versions=timedelta(0), grace_seconds=0)
     life.fresh.clear()
 
 
-def settle(life: Life) -> None:
+def settle(life: MachineLife) -> None:
     life.make_durable()
     assert life.table.settle(60, idle_seconds=0).converged
     life.fresh.clear()
 
 
-def merge_files(life: Life) -> None:
+def merge_files(life: MachineLife) -> None:
     """Lance rewrites its files. Beside others who commit it would be refused, and its caller would try again."""
     if life.configuration.compaction is None:
         life.table.dataset.optimize.compact_files()
 
 
-def optimize(life: Life) -> None:
+def optimize(life: MachineLife) -> None:
     """Lance brings its indexes up to date; see `merge_files`."""
     if life.configuration.compaction is None:
         life.table.dataset.optimize.optimize_indices()
 
 
-def add_column(life: Life) -> None:
+def add_column(life: MachineLife) -> None:
     life.stop()
     name = f"e{life.added}"
     life.added += 1
@@ -122,7 +122,7 @@ def add_column(life: Life) -> None:
         row[name] = None
 
 
-def drop_column(life: Life) -> None:
+def drop_column(life: MachineLife) -> None:
     more = [name for name in life.model.columns if name.startswith("e")]
     if more:
         life.leave()  # a tail whose column is dropped, and forgotten by clean-up, is not written to any more
@@ -132,6 +132,6 @@ def drop_column(life: Life) -> None:
             row.pop(more[0], None)
 
 
-def verify(life: Life) -> None:
+def verify(life: MachineLife) -> None:
     report = life.table.verify()
     assert report.ok, report.problems

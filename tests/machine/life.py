@@ -1,7 +1,7 @@
 """One table, its writer, and the model that it must agree with.
 
-Owns `Life`: how the table is made, who writes it, and how answers are compared. What happens to it is in `writing`, `keeping`,
-`reading` and `others`.
+Owns `MachineLife`: how the table is made, who writes it, and how answers are compared. What happens to it is in `writing`,
+`keeping`, `reading` and `others`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kit.tables import Outside
 from tests.machine.model import Model, Row
 from tests.machine.setup import KEYS, Configuration, Kind
 
-__all__ = ["Life", "in_order"]
+__all__ = ["MachineLife", "in_order"]
 
 
 def in_order(rows: Iterable[Row], names: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -29,7 +29,7 @@ def in_order(rows: Iterable[Row], names: Sequence[str]) -> list[tuple[Any, ...]]
     return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
 
 
-class Life:
+class MachineLife:
     """A table and its model. `elsewhere` is a process that reads."""
 
     def __init__(self, kind: Kind, configuration: Configuration, numbers: Sequence[int], elsewhere: Outside) -> None:

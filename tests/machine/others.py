@@ -11,13 +11,13 @@ import lance_memwal as mw
 from tests.harness.shard_rows import peer_rows
 from tests.kit.tables import upsert_base
 from tests.machine.keeping import settle
-from tests.machine.life import Life
+from tests.machine.life import MachineLife
 from tests.machine.writing import routed
 
 __all__: list[str] = []
 
 
-def peer_writes(life: Life, numbers: list[int], deletes: bool) -> None:
+def peer_writes(life: MachineLife, numbers: list[int], deletes: bool) -> None:
     """The peer's writer takes its turn on every shard that the rows belong to."""
     life.stop()
     rows = life.rows(numbers)
@@ -32,7 +32,7 @@ def peer_writes(life: Life, numbers: list[int], deletes: bool) -> None:
         life.model.delete([life.kind.key_of(number) for number in numbers])
 
 
-def lance_writes(life: Life, numbers: list[int]) -> None:
+def lance_writes(life: MachineLife, numbers: list[int]) -> None:
     """A later change of the base table wins over generations that it holds already, listed or not."""
     settle(life)
     rows = life.rows(numbers)
@@ -40,7 +40,7 @@ def lance_writes(life: Life, numbers: list[int]) -> None:
     life.model.write_past_the_log(rows)
 
 
-def lance_writes_below(life: Life, numbers: list[int]) -> None:
+def lance_writes_below(life: MachineLife, numbers: list[int]) -> None:
     """A change of the base table below a fresh row, or below a tombstone, is not seen."""
     below = [number for number in numbers if number in life.fresh]
     if below and life.configuration.compaction is None:
@@ -49,7 +49,7 @@ def lance_writes_below(life: Life, numbers: list[int]) -> None:
         life.version = version
 
 
-def lancedb_writes(life: Life, numbers: list[int]) -> None:
+def lancedb_writes(life: MachineLife, numbers: list[int]) -> None:
     """LanceDB puts rows where everything is in the base table."""
     settle(life)
     life.stop()
@@ -63,7 +63,7 @@ def lancedb_writes(life: Life, numbers: list[int]) -> None:
     life.put_in_model(rows)
 
 
-def peer_reads(life: Life) -> None:
+def peer_reads(life: MachineLife) -> None:
     """Pylance's reader over base table and SSTables of a settled table."""
     settle(life)
     life.same(lance.dataset(life.uri).to_table(), life.model.rows.values())

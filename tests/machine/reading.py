@@ -11,7 +11,7 @@ import lance
 import lance_memwal as mw
 from tests.harness.shard_rows import merged_rows
 from tests.kit.feeds import apply
-from tests.machine.life import Life, in_order
+from tests.machine.life import MachineLife, in_order
 from tests.machine.model import FILTERS, Moment, Row
 
 __all__: list[str] = []
@@ -20,13 +20,13 @@ CONSUMER = "machine"
 _APART_SECONDS = 0.02
 
 
-def scan(life: Life, where: str | None, columns: list[str] | None) -> None:
+def scan(life: MachineLife, where: str | None, columns: list[str] | None) -> None:
     found = life.table.scan(columns, filter=where).to_table()
     assert found.schema.names == (columns or life.table.schema.names)
     life.same(found, life.model.matching(where), columns)
 
 
-def page(life: Life, where: str | None, limit: int, offset: int, descending: bool) -> None:
+def page(life: MachineLife, where: str | None, limit: int, offset: int, descending: bool) -> None:
     """An order that tells all rows apart by their version; equal ones do not matter."""
     order = ["-v"] if descending else ["v"]
     found = life.table.scan(["v"], filter=where, order_by=order, limit=limit, offset=offset).to_table()
@@ -36,22 +36,22 @@ def page(life: Life, where: str | None, limit: int, offset: int, descending: boo
     assert some.num_rows == len(values[offset : offset + limit])
 
 
-def count(life: Life, where: str | None) -> None:
+def count(life: MachineLife, where: str | None) -> None:
     assert life.table.count_rows(where) == len(life.model.matching(where))
 
 
-def query(life: Life, where: str | None) -> None:
+def query(life: MachineLife, where: str | None) -> None:
     found = life.table.sql(f"select count(*) as c, sum(v) as total from t where {where or 'true'}").to_pylist()[0]
     values = [row["v"] for row in life.model.matching(where)]
     assert (found["c"], found["total"] or 0) == (len(values), sum(values))
 
 
-def read_elsewhere(life: Life, where: str | None) -> None:
+def read_elsewhere(life: MachineLife, where: str | None) -> None:
     life.make_durable()
     life.same(life.elsewhere.ask("scan", life.uri, filter=where), life.model.matching(where))
 
 
-def merge_by_hand(life: Life) -> None:
+def merge_by_hand(life: MachineLife) -> None:
     """Tiers of the one shard, read as plain datasets and merged by a dict, and the scan of its own writer."""
     if life.writer is None or life.configuration.buckets or life.configuration.compaction is not None:
         return
@@ -62,14 +62,14 @@ def merge_by_hand(life: Life) -> None:
             life.same(shard.lsm_scan().to_table(), life.model.rows.values())
 
 
-def get(life: Life, number: int) -> None:
+def get(life: MachineLife, number: int) -> None:
     key = life.kind.key_of(number)
     given = key if len(key) > 1 else key[0]
     row = life.model.rows.get(key)
     assert life.table.get(given) == (None if row is None else {name: row[name] for name in life.table.schema.names})
 
 
-def lookup(life: Life, numbers: list[int], outside: bool) -> None:
+def lookup(life: MachineLife, numbers: list[int], outside: bool) -> None:
     keys = [life.kind.key_of(number) for number in numbers]
     named: list[Any] = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
     if outside:
@@ -83,7 +83,7 @@ def lookup(life: Life, numbers: list[int], outside: bool) -> None:
 # -------------------------------------------------------------------------------------------------------------- searching
 
 
-def near(life: Life, x: int, k: int, where: str | None) -> None:
+def near(life: MachineLife, x: int, k: int, where: str | None) -> None:
     found = life.table.search([float(x), 1.0], column="vec", k=k, filter=where, metric="l2").to_pylist()
     _nearest(found, life.model.matching(where), x, k)
 
@@ -96,7 +96,7 @@ def _nearest(found: list[Row], rows: list[Row], x: int, k: int) -> None:
     assert all((row["v"], row["s"]) in values for row in found)
 
 
-def find(life: Life, word: str, where: str | None) -> None:
+def find(life: MachineLife, word: str, where: str | None) -> None:
     if not life.configuration.indexes:
         return
     found = life.table.search(text=word, column="t", k=1_000, filter=where)
@@ -107,12 +107,12 @@ def find(life: Life, word: str, where: str | None) -> None:
 # -------------------------------------------------------------------------------------------------------------------- time
 
 
-def snapshot(life: Life) -> None:
+def snapshot(life: MachineLife) -> None:
     life.make_durable()
     life.model.remember(life.table.snapshot(), kept=False)
 
 
-def checkpoint(life: Life) -> None:
+def checkpoint(life: MachineLife) -> None:
     life.make_durable()
     life.named += 1
     name = f"moment-{life.named}"
@@ -120,7 +120,7 @@ def checkpoint(life: Life) -> None:
     life.model.remember(name, kept=True)
 
 
-def remember_the_time(life: Life) -> None:
+def remember_the_time(life: MachineLife) -> None:
     """A time with nothing just before or after it: entries and versions carry milliseconds."""
     life.make_durable()
     time.sleep(_APART_SECONDS)
@@ -128,7 +128,7 @@ def remember_the_time(life: Life) -> None:
     time.sleep(_APART_SECONDS)
 
 
-def drop_checkpoint(life: Life, which: int) -> None:
+def drop_checkpoint(life: MachineLife, which: int) -> None:
     kept = [moment for moment in life.model.moments if moment.kept]
     if kept:
         moment = kept[which % len(kept)]
@@ -137,11 +137,11 @@ def drop_checkpoint(life: Life, which: int) -> None:
         assert moment.at not in {checkpoint.name for checkpoint in life.table.checkpoints()}
 
 
-def _moment(life: Life, which: int) -> Moment | None:
+def _moment(life: MachineLife, which: int) -> Moment | None:
     return life.model.moments[which % len(life.model.moments)] if life.model.moments else None
 
 
-def look_back(life: Life, which: int) -> None:
+def look_back(life: MachineLife, which: int) -> None:
     """Every read of a moment says what it said then, or that it is gone, where nobody promised to keep it."""
     moment = _moment(life, which)
     if moment is None:
@@ -153,7 +153,7 @@ def look_back(life: Life, which: int) -> None:
         life.model.moments.remove(moment)
 
 
-def _compare_view(life: Life, moment: Moment) -> None:
+def _compare_view(life: MachineLife, moment: Moment) -> None:
     view = life.table.at(moment.at)
     rows = list(moment.rows.values())
     assert in_order(view.scan().to_table().to_pylist(), moment.columns) == in_order(rows, moment.columns)
@@ -167,7 +167,7 @@ def _compare_view(life: Life, moment: Moment) -> None:
         assert in_order(found, moment.columns) == in_order([moment.rows[key] for key in keys], moment.columns)
 
 
-def look_back_to_a_version(life: Life, back: int) -> None:
+def look_back_to_a_version(life: MachineLife, back: int) -> None:
     """A version of the base table is what plain Lance shows."""
     versions = [item["version"] for item in life.table.dataset.versions()]
     version = versions[max(0, len(versions) - 1 - back)]
@@ -176,7 +176,7 @@ def look_back_to_a_version(life: Life, back: int) -> None:
     assert in_order(seen.to_pylist(), plain.schema.names) == in_order(plain.to_pylist(), plain.schema.names)
 
 
-def diff(life: Life, which: int) -> None:
+def diff(life: MachineLife, which: int) -> None:
     """What differs between then and now, net."""
     moment = _moment(life, which)
     if moment is None or moment.columns != tuple(life.model.columns):
@@ -197,7 +197,7 @@ def diff(life: Life, which: int) -> None:
 # ----------------------------------------------------------------------------------------------------------------- changes
 
 
-def follow(life: Life) -> None:
+def follow(life: MachineLife) -> None:
     """A consumer, whose place is kept however often the table is collected, has all that was written to the log."""
     life.make_durable()
     if life.mirror is None:
@@ -207,29 +207,14 @@ def follow(life: Life) -> None:
     state: dict[Any, Any] = {key: {"v": v} for key, v in life.mirror.items()}
     consumer = life.table.consumer(CONSUMER, until="now")
     for batch in consumer:
-        _apply(life, state, batch)
+        apply(state, batch, life.kind.names)
         consumer.commit()
     life.mirror = {key: row["v"] for key, row in state.items()}
     ours = {key: v for key, v in life.mirror.items() if key not in life.model.foreign}
     assert ours == {key: v for key, v in life.model.followed.items() if key not in life.model.foreign}
 
 
-def _apply(life: Life, state: dict[Any, Any], batch: Any) -> None:
-    if len(life.kind.key) == 1:
-        plain = {key[0]: row for key, row in state.items()}
-        apply(plain, batch, life.kind.names[0])
-        state.clear()
-        state.update({(key,): row for key, row in plain.items()})
-        return
-    for row in batch.to_pylist():
-        key = tuple(row[name] for name in life.kind.names)
-        if row["_op"] == "d":
-            state.pop(key, None)
-        else:
-            state[key] = row
-
-
-def changes_since(life: Life, which: int) -> None:
+def changes_since(life: MachineLife, which: int) -> None:
     """A moment, and the last change of every key since then, are now."""
     moment = _moment(life, which)
     if moment is None:
@@ -238,7 +223,7 @@ def changes_since(life: Life, which: int) -> None:
     state: dict[Any, Any] = {key: {"v": row["v"]} for key, row in moment.rows.items()}
     try:
         for batch in life.table.changes(start=moment.at, until="now", net=True):
-            _apply(life, state, batch)
+            apply(state, batch, life.kind.names)
     except mw.CollectedError:
         return  # only a consumer keeps the log
     keys = (state.keys() | life.model.rows.keys()) - life.model.foreign

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from tests.harness.profile import scaled
 from tests.kit.tables import Outside
 from tests.machine import keeping, others, reading, writing
-from tests.machine.life import Life
+from tests.machine.life import MachineLife
 from tests.machine.setup import CONFIGURATIONS, KEYS, KINDS, Configuration, Kind
 from tests.machine.steps import KEYED, PLAIN, Step, steps_of
 
@@ -32,7 +32,7 @@ def steps_for(kind: Kind) -> st.SearchStrategy[Step]:
     return steps_of(KEYED, PLAIN) if kind.is_plain else steps_of(KEYED)
 
 
-def do(life: Life, step: Step) -> None:
+def do(life: MachineLife, step: Step) -> None:
     """One step, and a look at the table."""
     name, arguments = step
     _DO[name](life, **arguments)
@@ -45,11 +45,11 @@ class Machine(RuleBasedStateMachine):
     def __init__(self, kind: Kind, elsewhere: Outside) -> None:
         super().__init__()
         self.kind, self.elsewhere = kind, elsewhere
-        self.life: Life | None = None
+        self.life: MachineLife | None = None
 
     @initialize(configuration=st.sampled_from(CONFIGURATIONS), numbers=_FIRST)
     def create(self, configuration: Configuration, numbers: list[int]) -> None:
-        self.life = Life(self.kind, configuration, numbers, self.elsewhere)
+        self.life = MachineLife(self.kind, configuration, numbers, self.elsewhere)
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
@@ -89,7 +89,7 @@ def test_the_same_steps_give_the_same_answers_in_every_configuration(elsewhere: 
         steps = data.draw(st.lists(steps_for(kind), min_size=scaled(ci=6, prove=10), max_size=scaled(ci=8, prove=30)))
         answers: list[Any] = []
         for configuration in CONFIGURATIONS:
-            life = Life(kind, configuration, first, elsewhere)
+            life = MachineLife(kind, configuration, first, elsewhere)
             try:
                 for step in steps:
                     do(life, step)

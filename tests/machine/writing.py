@@ -8,7 +8,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.write.once import OnceAppender
-from tests.machine.life import Life
+from tests.machine.life import MachineLife
 from tests.machine.model import FILTERS, Row
 
 __all__: list[str] = []
@@ -16,12 +16,12 @@ __all__: list[str] = []
 _SECONDS = 60
 
 
-def _refused(result: Any, life: Life) -> list[tuple[Any, ...]]:
+def _refused(result: Any, life: MachineLife) -> list[tuple[Any, ...]]:
     found = result.rejected
     return [] if found is None else sorted(tuple(row[name] for name in life.kind.names) for row in found.to_pylist())
 
 
-def put(life: Life, numbers: list[int], parts: int) -> None:
+def put(life: MachineLife, numbers: list[int], parts: int) -> None:
     rows = life.rows(numbers)
     size = -(-len(rows) // parts)
     result = life.open().put(life.arrow(rows).to_batches(max_chunksize=size))
@@ -29,14 +29,14 @@ def put(life: Life, numbers: list[int], parts: int) -> None:
     assert result.written == len(rows) - refused
 
 
-def put_nowait(life: Life, numbers: list[int]) -> None:
+def put_nowait(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     if life.kind.merge is None:
         life.open().put_nowait(rows).wait(_SECONDS)
         life.put_in_model(rows)
 
 
-def put_once(life: Life, numbers: list[int]) -> None:
+def put_once(life: MachineLife, numbers: list[int]) -> None:
     """A transaction, and the same one again."""
     rows, txn = life.rows(numbers), ("machine", life.version)
     if life.kind.merge is not None:  # what a merge keeps out leaves no transaction
@@ -48,14 +48,14 @@ def put_once(life: Life, numbers: list[int]) -> None:
         life.open().put(rows, txn=("machine", life.version - len(rows)))
 
 
-def put_again(life: Life, number: int, times: int) -> None:
+def put_again(life: MachineLife, number: int, times: int) -> None:
     """The same row several times: with a key it is there once, without one as often as it was put."""
     rows = life.rows([number]) * times
     life.open().put(rows)
     life.put_in_model(rows)
 
 
-def put_many(life: Life, count: int) -> None:
+def put_many(life: MachineLife, count: int) -> None:
     """So many rows that they are no entry of the log, but a generation of their own."""
     life.stop()
     rows = life.rows([number % 12 for number in range(count)])
@@ -64,7 +64,7 @@ def put_many(life: Life, count: int) -> None:
     life.stop()
 
 
-def put_of_the_table(life: Life, numbers: list[int]) -> None:
+def put_of_the_table(life: MachineLife, numbers: list[int]) -> None:
     """The verbs of the table itself; they share, so nobody else may hold the shards."""
     life.leave()
     rows = life.rows(numbers)
@@ -73,14 +73,14 @@ def put_of_the_table(life: Life, numbers: list[int]) -> None:
     life.table.close()
 
 
-def put_late(life: Life, numbers: list[int], back: int) -> None:
+def put_late(life: MachineLife, numbers: list[int], back: int) -> None:
     """Rows that come later than newer ones."""
     rows = [row | {"q": row["q"] - back} for row in life.rows(numbers)]
     result = life.open().put(rows)
     assert result.written == len(rows) - life.put_in_model(rows)
 
 
-def delete(life: Life, numbers: list[int]) -> None:
+def delete(life: MachineLife, numbers: list[int]) -> None:
     keys = [life.kind.key_of(number) for number in numbers]
     named = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
     if isinstance(life.kind.merge, mw.LastWrite):
@@ -96,7 +96,7 @@ def delete(life: Life, numbers: list[int]) -> None:
 # ------------------------------------------------------------------------------------------------------- only without merge
 
 
-def insert(life: Life, numbers: list[int]) -> None:
+def insert(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     there = [row for row in rows if life.model.key_of(row) in life.model.rows]
     free = [row for row in rows if row not in there]
@@ -108,13 +108,13 @@ def insert(life: Life, numbers: list[int]) -> None:
         life.put_in_model(free)
 
 
-def put_absent(life: Life, numbers: list[int]) -> None:
+def put_absent(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     result = life.open().put(rows, if_absent=True)
     assert _refused(result, life) == life.model.write(rows, lambda _, old: old is None)
 
 
-def put_larger(life: Life, numbers: list[int], back: int) -> None:
+def put_larger(life: MachineLife, numbers: list[int], back: int) -> None:
     rows = [row | {"q": row["q"] - back} for row in life.rows(numbers)]
 
     def larger(row: Row, old: Row | None) -> bool:
@@ -124,23 +124,23 @@ def put_larger(life: Life, numbers: list[int], back: int) -> None:
     assert _refused(result, life) == life.model.write(rows, larger)
 
 
-def _parts(life: Life, numbers: list[int], columns: list[str]) -> list[Row]:
+def _parts(life: MachineLife, numbers: list[int], columns: list[str]) -> list[Row]:
     return [{name: row[name] for name in [*life.kind.names, *columns]} for row in life.rows(numbers)]
 
 
-def keep(life: Life, numbers: list[int], columns: list[str]) -> None:
+def keep(life: MachineLife, numbers: list[int], columns: list[str]) -> None:
     rows = _parts(life, numbers, columns)
     assert life.open().put(rows, missing="keep").rejected is None
     life.put_in_model(rows)
 
 
-def keep_where(life: Life, numbers: list[int]) -> None:
+def keep_where(life: MachineLife, numbers: list[int]) -> None:
     rows = _parts(life, numbers, ["v", "s"])
     result = life.open().put(rows, missing="keep", where="s = 'even'")
     assert _refused(result, life) == life.model.write(rows, lambda _, old: old is None or old["s"] == "even")
 
 
-def update(life: Life, numbers: list[int]) -> None:
+def update(life: MachineLife, numbers: list[int]) -> None:
     """Absent keys are refused by themselves: a write is atomic per shard, and others would not know of the refusal."""
     rows = _parts(life, numbers, ["v", "s"])
     absent = [row for row in rows if life.model.key_of(row) not in life.model.rows]
@@ -153,7 +153,7 @@ def update(life: Life, numbers: list[int]) -> None:
         life.put_in_model(there)
 
 
-def update_where(life: Life, where: str | None) -> None:
+def update_where(life: MachineLife, where: str | None) -> None:
     condition = where or "true"
     met = [row for row in life.model.rows.values() if FILTERS[where](row)]
     result = life.open().update(where=condition, set={"v": "v + 1000", "s": "'set'"})
@@ -161,13 +161,13 @@ def update_where(life: Life, where: str | None) -> None:
     life.model.write([row | {"v": row["v"] + 1000, "s": "set"} for row in met])
 
 
-def delete_where(life: Life, where: str | None) -> None:
+def delete_where(life: MachineLife, where: str | None) -> None:
     gone = [life.model.key_of(row) for row in life.model.matching(where)]
     assert life.open().delete(where=where or "true").matched == len(gone)
     life.model.delete(gone)
 
 
-def update_of_the_table(life: Life, numbers: list[int]) -> None:
+def update_of_the_table(life: MachineLife, numbers: list[int]) -> None:
     life.leave()
     keys = [life.kind.key_of(number) for number in numbers]
     named = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
@@ -179,7 +179,7 @@ def update_of_the_table(life: Life, numbers: list[int]) -> None:
     life.table.close()
 
 
-def compare_and_set(life: Life, number: int, right: bool, gone: bool) -> None:
+def compare_and_set(life: MachineLife, number: int, right: bool, gone: bool) -> None:
     (new,) = life.rows([number])
     key = life.model.key_of(new)
     old = life.model.rows.get(key)
@@ -192,7 +192,7 @@ def compare_and_set(life: Life, number: int, right: bool, gone: bool) -> None:
         life.model.write([new])
 
 
-def append_once(life: Life, numbers: list[int]) -> None:
+def append_once(life: MachineLife, numbers: list[int]) -> None:
     """What sinks do: a claim that travels, and rows that are written once however often they are sent."""
     life.stop()
     rows, txn = life.rows(numbers), ("sink", life.version)
@@ -204,7 +204,7 @@ def append_once(life: Life, numbers: list[int]) -> None:
     life.put_in_model(rows)
 
 
-def append(life: Life, numbers: list[int]) -> None:
+def append(life: MachineLife, numbers: list[int]) -> None:
     """Entries without a memtable."""
     life.stop()
     rows = life.rows(numbers)
@@ -213,6 +213,6 @@ def append(life: Life, numbers: list[int]) -> None:
     life.put_in_model(rows)
 
 
-def routed(life: Life, rows: list[Row]) -> list[Any]:
+def routed(life: MachineLife, rows: list[Row]) -> list[Any]:
     (batch,) = life.arrow(rows).combine_chunks().to_batches()
     return mw.route(batch, life.table.sharding, life.table.schema)

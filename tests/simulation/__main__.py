@@ -12,16 +12,16 @@ import logging
 import os
 import resource
 import sys
-import time
 import traceback
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from lance_memwal.process.cache import set_cache_bytes
+from tests.harness.progress import Progress
 from tests.simulation.kinds import KINDS, kind_of
 from tests.simulation.schedule import StandstillError
 
-_EVERY_SECONDS = 30.0
 _COLLECT_EVERY = 50
 _CACHE_BYTES = 8 << 20
 
@@ -57,7 +57,7 @@ def _one(kind: str, seed: int, *, trace: bool) -> int:
 
 def _many(first: int, lives: int, only: str | None) -> int:
     counts: Counter[str] = Counter()
-    started = told = time.monotonic()
+    progress = Progress()
     failed = 0
     gc.disable()  # what the collector finalises, and when, is not part of a life
     for done, seed in enumerate(range(first, first + lives), 1):
@@ -77,18 +77,16 @@ def _many(first: int, lives: int, only: str | None) -> int:
         del life
         if done % _COLLECT_EVERY == 0:
             gc.collect()
-        if time.monotonic() - told > _EVERY_SECONDS or done == lives:
-            told = time.monotonic()
-            _tell(first, done, failed, counts, told - started)
+        line = partial(_told, first, done, failed, counts, progress.seconds)
+        progress.tell(line, at_once=done == lives)
     return 1 if failed else 0
 
 
-def _tell(first: int, done: int, failed: int, counts: Counter[str], seconds: float) -> None:
+def _told(first: int, done: int, failed: int, counts: Counter[str], seconds: float) -> str:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(
+    return (
         f"{done} lives (seeds {first} to {first + done - 1}), {failed} broken, {dict(sorted(counts.items()))}, "
-        f"{60 * done / max(seconds, 0.001):.0f} per minute, at most {memory} MiB",
-        flush=True,
+        f"{60 * done / max(seconds, 0.001):.0f} per minute, at most {memory} MiB"
     )
 
 

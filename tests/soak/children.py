@@ -26,7 +26,7 @@ from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
 from tests.soak.ledger import Kind, Write
 from tests.soak.table import DIM, numbers_of, rows_of
 
-__all__ = ["CONSUMER", "NUMBERS_PER_LIFE", "Life", "follow", "intrude", "keep", "read", "write"]
+__all__ = ["CONSUMER", "NUMBERS_PER_LIFE", "SoakLife", "follow", "intrude", "keep", "read", "write"]
 
 CONSUMER = "soak"
 NUMBERS_PER_LIFE = 10_000_000
@@ -37,7 +37,7 @@ _INTRUSION_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class SoakLife:
     """What one process is told: its table, its keys, the numbers of its writes, and how often it does something."""
 
     uri: str
@@ -70,9 +70,9 @@ class Life:
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def _guarded(work: Callable[[Life, Connection], None]) -> Callable[[Life, Connection], None]:
+def _guarded(work: Callable[[SoakLife, Connection], None]) -> Callable[[SoakLife, Connection], None]:
     @wraps(work)  # by whose name processes find it
-    def guarded(life: Life, pipe: Connection) -> None:
+    def guarded(life: SoakLife, pipe: Connection) -> None:
         mw.set_cache_bytes(_CACHE_BYTES)
         try:
             work(life, pipe)
@@ -89,7 +89,7 @@ def _guarded(work: Callable[[Life, Connection], None]) -> Callable[[Life, Connec
 class _Hand:
     """Makes random writes through one writer after the other, and tells of each before and after."""
 
-    def __init__(self, life: Life, pipe: Connection, **options: Any) -> None:
+    def __init__(self, life: SoakLife, pipe: Connection, **options: Any) -> None:
         self._life, self._pipe, self._options = life, pipe, options
         self._draw = random.Random(life.seed)
         self._number = life.first_number
@@ -167,7 +167,7 @@ class _Hand:
 
 
 @_guarded
-def write(life: Life, pipe: Connection) -> None:
+def write(life: SoakLife, pipe: Connection) -> None:
     """A shared writer: puts, updates, deletes."""
     hand = _Hand(life, pipe, shared=True)
     for _ in life.beats():
@@ -176,7 +176,7 @@ def write(life: Life, pipe: Connection) -> None:
 
 
 @_guarded
-def intrude(life: Life, pipe: Connection) -> None:
+def intrude(life: SoakLife, pipe: Connection) -> None:
     """Takes all shards for a second, whoever has them, and leaves."""
     hand = _Hand(life, pipe, compaction=None, on_fenced="retake")
     until = time.monotonic() + _INTRUSION_SECONDS
@@ -191,7 +191,7 @@ def intrude(life: Life, pipe: Connection) -> None:
 
 
 @_guarded
-def keep(life: Life, pipe: Connection) -> None:
+def keep(life: SoakLife, pipe: Connection) -> None:
     """Calls `maintain`."""
     table = life.open()
     for _ in life.beats():
@@ -201,7 +201,7 @@ def keep(life: Life, pipe: Connection) -> None:
 
 
 @_guarded
-def read(life: Life, pipe: Connection) -> None:
+def read(life: SoakLife, pipe: Connection) -> None:
     """Gets, look-ups, searches, counts, and now and then all rows; the parent judges what it saw."""
     table, draw = life.open(), random.Random(life.seed)
     queries = np.random.default_rng(life.seed)
@@ -232,7 +232,7 @@ def _told(pipe: Connection, kind: str, keys: list[int], call: Callable[[], list[
 
 
 @_guarded
-def follow(life: Life, pipe: Connection) -> None:
+def follow(life: SoakLife, pipe: Connection) -> None:
     """A consumer of the feed, which commits what it told. It ends when it is killed."""
     consumer = life.open().consumer(CONSUMER)
     for batch in consumer:

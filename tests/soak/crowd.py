@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.processes import Child, start
 from tests.soak import children
-from tests.soak.children import NUMBERS_PER_LIFE, Life
+from tests.soak.children import NUMBERS_PER_LIFE, SoakLife
 from tests.soak.figures import Moment, measure, percentile
 from tests.soak.ledger import Ledger, Write
 from tests.soak.table import make_table, numbers_of
@@ -159,7 +159,7 @@ class Soak:
     def _start(self, role: _Role) -> None:
         self._lives += 1
         role.numbers = range(self._lives * NUMBERS_PER_LIFE, (self._lives + 1) * NUMBERS_PER_LIFE)
-        life = Life(
+        life = SoakLife(
             uri=self.table.uri,
             stop=self._stop,
             seed=self._draw.getrandbits(32),

@@ -11,41 +11,41 @@ from pathlib import Path
 import pytest
 
 from tests.soak import children
-from tests.soak.children import Life, follow
+from tests.soak.children import SoakLife, follow
 from tests.soak.crowd import Plan, Soak, SoakFailure
 
 PLAN = Plan(seconds=1.5, rows=50, shards=1, writers=2, kill_every=0.5)
 
 
-def idles(life: Life, pipe: Connection) -> None:
+def idles(life: SoakLife, pipe: Connection) -> None:
     pipe.send(("maintained", 0.0))
     while not life.stopped:
         time.sleep(0.01)
     pipe.send(("ended",))
 
 
-def aborts(life: Life, pipe: Connection) -> None:
+def aborts(life: SoakLife, pipe: Connection) -> None:
     pipe.send(("maintained", 0.0))
     os.abort()
 
 
-def leaves(life: Life, pipe: Connection) -> None:
+def leaves(life: SoakLife, pipe: Connection) -> None:
     pipe.send(("maintained", 0.0))
     os._exit(3)
 
 
-def stops_too_early(life: Life, pipe: Connection) -> None:
+def stops_too_early(life: SoakLife, pipe: Connection) -> None:
     pipe.send(("maintained", 0.0))
     pipe.send(("ended",))
 
 
-def finds_damage_where_nothing_fails(life: Life, pipe: Connection) -> None:
+def finds_damage_where_nothing_fails(life: SoakLife, pipe: Connection) -> None:
     if not life.fault_rate:
         pipe.send(("refused", "CorruptDataError: no such bytes"))
     idles(life, pipe)
 
 
-def is_refused_for_a_reason(life: Life, pipe: Connection) -> None:
+def is_refused_for_a_reason(life: SoakLife, pipe: Connection) -> None:
     pipe.send(("refused", "TableReplacedError: by a fault" if life.fault_rate else "FencedError: by an intruder"))
     idles(life, pipe)
 
