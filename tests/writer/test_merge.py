@@ -19,8 +19,9 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.store import paths
 from lance_memwal.write.once import OnceAppender
+from lance_memwal.write.sequences import HighestSequence
 from tests.harness.shard_rows import peer_rows
-from tests.kit.writers import SECONDS, SHARD, watched
+from tests.kit.writers import SECONDS, SHARD, in_thread, wait_for, watched
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string()), ("ts", pa.int64())])
 LAST = mw.LastWrite(sequence="ts")
@@ -427,3 +428,24 @@ def test_a_put_that_is_not_late_looks_nothing_up_whatever_the_order_of_its_rows(
         calls, written = looks(row(9, 21))
         assert calls, "below the highest sequence, it may be late"
         assert written == 1
+
+
+def test_a_put_with_late_rows_is_begun_once_however_many_wait_for_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left the writer to be looked up, was parked by others who waited, and began anew, again and again."""
+    table = make(tmp_path / "t")
+    writer = table.shard_writer()
+    writer.put([row(1, 5)])
+    (parking, honest) = ([], HighestSequence.know)
+
+    def know(sequences: HighestSequence, find: Callable[[], Any]) -> None:
+        if not parking:
+            parking.append(in_thread(writer.park))
+            wait_for(lambda: writer._shard.gate._closed_by is not None)
+        honest(sequences, find)
+
+    monkeypatch.setattr(HighestSequence, "know", know)
+    assert writer.put([row(1, 3, "late"), row(2, 4)]).written == 1
+    assert parking[0].result() is not None
+    assert contents(table) == {1: ("a", 5), 2: ("a", 4)}

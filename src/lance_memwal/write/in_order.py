@@ -53,8 +53,8 @@ def put_in_order(
                 return _insert(shard, rows, span, transaction)
             except _LateError:
                 pass
-    whole = Fitted(rows.batches, fitting.schema)
-    return resolved.write(shard, look_up, changes.put(whole, missing), txn)
+        change = changes.put(Fitted(rows.batches, fitting.schema), missing)(fitting)
+        return resolved.write_inside(shard, look_up, change, transaction)  # whoever waits to park it would be first
 
 
 def _has_each_key_once(rows: WriteRows, schema: TableSchema) -> bool:

@@ -1,6 +1,6 @@
 """Writes that depend on the rows that are there, brought into the log of a shard that one writer owns.
 
-Owns `write`. Invariants:
+Owns `write` and `write_inside`. Invariants:
 
 1. A write is resolved against the rows that are live at the moment of its insertion: it was looked up before, without a
    lock, and what came in between is asked for under the lock, from memory.
@@ -30,7 +30,7 @@ from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
 from lance_memwal.write.writes import acknowledged, insert
 
-__all__ = ["write"]
+__all__ = ["write", "write_inside"]
 
 _MAX_TRIES = 64
 
@@ -83,23 +83,29 @@ def write(
     txn: Transaction | tuple[str, int] | None,
 ) -> WriteResult:
     """Resolve a write and bring it into the log; in durable mode (and with `txn`) it is on storage when this returns."""
-    transaction, commits = as_transaction(txn), shard.commits
+    transaction = as_transaction(txn)
     shard.tables.need()
     with shard.gate:
-        change = merged(change_of(shard.columns.fitting), shard.columns.target.merge)
-        commits.refuse_on_top()
-        started = shard.clock.monotonic()
-        if not change.keys.values:
-            with shard.health.lock:
-                shard.health.refuse_writes()
-                return WriteResult(range(commits.buffered, commits.buffered), matched=0 if change.counts else None)
-        end = None if transaction is None else commits.repeated(transaction)
-        if end is not None:
-            commits.make_durable(end)
-            return WriteResult(range(end, end), skipped=True)
-        result = _write(shard, LiveRows(shard, look_up), change, transaction)
-        shard.count_put(started)
-        return result
+        return write_inside(shard, look_up, change_of(shard.columns.fitting), transaction)
+
+
+def write_inside(shard: Shard, look_up: LookUp, change: Change, txn: Transaction | None) -> WriteResult:
+    """The same, for a caller that is inside the gate already."""
+    commits = shard.commits
+    change = merged(change, shard.columns.target.merge)
+    commits.refuse_on_top()
+    started = shard.clock.monotonic()
+    if not change.keys.values:
+        with shard.health.lock:
+            shard.health.refuse_writes()
+            return WriteResult(range(commits.buffered, commits.buffered), matched=0 if change.counts else None)
+    end = None if txn is None else commits.repeated(txn)
+    if end is not None:
+        commits.make_durable(end)
+        return WriteResult(range(end, end), skipped=True)
+    result = _write(shard, LiveRows(shard, look_up), change, txn)
+    shard.count_put(started)
+    return result
 
 
 def _write(shard: Shard, live: LiveRows, change: Change, txn: Transaction | None) -> WriteResult:
