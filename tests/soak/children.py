@@ -23,7 +23,7 @@ import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.store.location import resolve
 from lance_memwal.testing import FaultKind, FaultPlan, FaultScript
-from tests.soak.ledger import Kind, Write
+from tests.kit.ledger import Kind, Write
 from tests.soak.table import DIM, numbers_of, rows_of
 
 __all__ = ["CONSUMER", "NUMBERS_PER_LIFE", "SoakLife", "follow", "intrude", "keep", "read", "write"]

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from tests.harness.deaths import DEADLINE_SECONDS, KILLED
 from tests.harness.processes import Child, start
+from tests.kit.ledger import Ledger, Write
 from tests.soak import children
 from tests.soak.children import NUMBERS_PER_LIFE, SoakLife
 from tests.soak.figures import Moment, measure, percentile
-from tests.soak.ledger import Ledger, Write
 from tests.soak.table import make_table, numbers_of
 
 __all__ = ["Plan", "Soak", "SoakFailure"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness.profile import scaled
+from tests.kit.ledger import Ledger, Write
 from tests.soak.crowd import Plan, Soak
 from tests.soak.episodes import Storm, full_disk, overload
 from tests.soak.figures import JUDGED_SECONDS, Moment, drawing, grown
-from tests.soak.ledger import Ledger, Write
 
 CALM = Moment(1.0, 100.0, 20, 30, 500, 10, 3, 0, {"get": [1.0, 2.0, 9.0]})
 SMALL = Plan(

@@ -47,9 +47,9 @@ class Write:
 class Ledger:
     """The truth about every key, kept outside of the processes that write."""
 
-    def __init__(self, keys: Iterable[int]) -> None:
-        """All keys begin with a row of write 0."""
-        self._states: dict[int, frozenset[State]] = dict.fromkeys(keys, frozenset([0]))
+    def __init__(self, keys: Iterable[int], first: State = 0) -> None:
+        """All keys begin with a row of the write `first`; None: without a row."""
+        self._states: dict[int, frozenset[State]] = dict.fromkeys(keys, frozenset([first]))
         self._recent: dict[int, list[Write]] = defaultdict(list)
         self._late: dict[int, list[Write]] = defaultdict(list)
         self._open: dict[int, Write] = {}
