@@ -76,6 +76,7 @@ class Keeper(Protocol):
 
 _lock = threading.RLock()  # reentrant: a signal handler may look or close in the middle of another call
 _tables: dict[str, dict[str, list[weakref.ref[LiveShard]]]] = {}  # by the key of the table and the id of the shard
+_ids: dict[str, frozenset[str]] = {}  # those of `_tables`, as far as somebody has asked for them
 _keepers: dict[str, weakref.WeakSet[Keeper]] = {}
 
 
@@ -84,6 +85,7 @@ def register(table_key: str, shard: LiveShard) -> None:
     run_in_child(_forget_in_child)
     at_exit(_leave_all)
     with _lock:
+        _ids.pop(table_key, None)
         known = _tables.setdefault(table_key, {}).setdefault(shard.shard_id, [])
         known[:] = [ref for ref in known if ref() is not None]
         known.append(weakref.ref(shard))
@@ -92,6 +94,7 @@ def register(table_key: str, shard: LiveShard) -> None:
 def forget(table_key: str, shard: LiveShard) -> None:
     """Remove `shard`; unknown is fine."""
     with _lock:
+        _ids.pop(table_key, None)
         shards = _tables.get(table_key, {})
         known = shards.get(shard.shard_id, [])
         known[:] = [ref for ref in known if ref() is not None and ref() is not shard]
@@ -113,7 +116,10 @@ def find(table_key: str, shard_id: str) -> LiveShard | None:
 def ids_of(table_key: str) -> frozenset[str]:
     """The shards of the table that have registered writers, or had some that were dropped."""
     with _lock:
-        return frozenset(_tables.get(table_key, ()))
+        found = _ids.get(table_key)
+        if found is None:
+            found = _ids[table_key] = frozenset(_tables.get(table_key, ()))
+        return found
 
 
 def count_of(table_key: str) -> int:
@@ -157,6 +163,7 @@ def _forget_in_child() -> None:
     global _lock
     _lock = threading.RLock()
     _tables.clear()
+    _ids.clear()
     _keepers.clear()
 
 

@@ -8,8 +8,9 @@ int32; 64-bit integers, times and timestamps as int64 (the stored value, whateve
 
 The work is done by the evaluator that pylance ships. Per million rows it took about 10 ms for int64 and 15 ms for
 strings of up to 16 bytes, against 10 ms and 50 ms for our own vectorised numpy version, which would also need a second
-path for a very long string among short ones. Our tests hash by an independent scalar version and by fixed vectors, so
-that a change in the evaluator cannot pass unseen. Invariants:
+path for a very long string among short ones. One integer or short string alone is hashed here, in 3 us: the evaluator
+takes 13, and what runs after it 50 more than it does otherwise. Our tests hash by an independent scalar version, by fixed
+vectors, and one value by both ways, so that a change in the evaluator cannot pass unseen. Invariants:
 
 1. A value's bucket depends on value, type and `num_buckets` alone, not on chunks, slices or neighbours.
 2. A type that the public layout does not bucket is an `InvalidInputError`.
@@ -50,6 +51,8 @@ _EXACT_TYPES = frozenset(
     }
 )
 _MAX_BUCKETS = (1 << 31) - 1
+_WORD = 0xFFFFFFFF
+_SHORT_BYTES = 64  # of a string that is hashed here
 
 
 def is_bucket_type(kind: pa.DataType) -> bool:
@@ -63,11 +66,48 @@ def bucket_of(array: pa.Array | pa.ChunkedArray, num_buckets: int) -> npt.NDArra
         raise InvalidInputError(f"a column of type {array.type} cannot be bucketed")
     if not 1 <= num_buckets <= _MAX_BUCKETS:
         raise InvalidInputError(f"num_buckets must be at least 1, not {num_buckets}")
+    if len(array) == 1 and (known := _hash_of_one(array)) is not None:
+        return np.array([(known & 0x7FFFFFFF) % num_buckets], np.int32)
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
     parts = [_bucket_chunk(chunk, num_buckets) for chunk in chunks if len(chunk)]
     if not parts:
         return np.empty(0, np.int32)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _hash_of_one(array: pa.Array | pa.ChunkedArray) -> int | None:
+    """The hash of the one value, if it is an integer or a short string; None for anything else."""
+    kind = array.type
+    is_integer = pa.types.is_integer(kind)
+    value = array[0].as_py() if is_integer or pa.types.is_string(kind) or pa.types.is_large_string(kind) else None
+    if value is None:
+        return None
+    if is_integer:
+        return _end(_mix(_mix(0, value), value >> 32), 8) if kind.bit_width == 64 else _end(_mix(0, value), 4)
+    data = value.encode()
+    return _hash_of_bytes(data) if len(data) <= _SHORT_BYTES else None
+
+
+def _hash_of_bytes(data: bytes) -> int:
+    whole, found = len(data) & ~3, 0
+    for at in range(0, whole, 4):
+        found = _mix(found, int.from_bytes(data[at : at + 4], "little"))
+    for byte in data[whole:]:
+        found = _mix(found, byte - 256 if byte > 127 else byte)
+    return _end(found, len(data))
+
+
+def _mix(found: int, block: int) -> int:
+    block = (block & _WORD) * 0xCC9E2D51 & _WORD
+    found ^= (block << 15 | block >> 17) * 0x1B873593 & _WORD
+    return ((found << 13 | found >> 19) * 5 + 0xE6546B64) & _WORD
+
+
+def _end(found: int, size_bytes: int) -> int:
+    found ^= size_bytes
+    found = (found ^ found >> 16) * 0x85EBCA6B & _WORD
+    found = (found ^ found >> 13) * 0xC2B2AE35 & _WORD
+    return found ^ found >> 16
 
 
 def _bucket_chunk(chunk: pa.Array, num_buckets: int) -> npt.NDArray[np.int32]:

@@ -266,7 +266,7 @@ class Bucket(_ByColumn):
         return list(_bucket_shards(self.num_buckets))
 
     def strangers(self, shards: frozenset[str]) -> frozenset[str]:
-        return shards - _bucket_shards(self.num_buckets).keys()
+        return _bucket_strangers(self.num_buckets, shards)
 
     def _shard_of(self, array: pa.Array) -> str:
         return bucket_shard_id(int(bucket_of(array, self.num_buckets)[0]))
@@ -443,6 +443,12 @@ def _candidates(sharding: Sharding, values: Any, kind: pa.DataType, shards: Coll
 def _bucket_shards(num_buckets: int) -> dict[str, int]:
     """The shards of all buckets, with their numbers."""
     return {bucket_shard_id(number): number for number in range(num_buckets)}
+
+
+@lru_cache(maxsize=16)
+def _bucket_strangers(num_buckets: int, shards: frozenset[str]) -> frozenset[str]:
+    """Those of `shards` that no bucket has; remembered, since readers ask for the same ones again and again."""
+    return shards - _bucket_shards(num_buckets).keys()
 
 
 def _split(keys: npt.NDArray[Any]) -> list[tuple[int, npt.NDArray[np.int64]]]:
