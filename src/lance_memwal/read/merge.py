@@ -6,13 +6,15 @@ Owns `Merge`. Order of output: memory, SSTables, base table. Invariants:
    not the newer row matches.
 2. Keys are compared within a shard, and between any shard and the base table.
 3. Tombstones never appear. Every row of an append-only table does.
-4. Base rows stream; memory holds the keys of the fresh tiers and one batch per source.
+4. Base rows stream; memory holds the keys of the fresh tiers and one batch per source. Several small SSTables, whose rows
+   are kept anyhow, are one source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,16 +25,18 @@ from lance.dataset import ColumnOrdering
 from lance_memwal.clock import in_order
 from lance_memwal.process.lazy import lazy
 from lance_memwal.read.base_rows import shown_rows
-from lance_memwal.read.fresh import ShardMerge, live_rows
+from lance_memwal.read.fresh import ShardMerge, live_rows, not_in
 from lance_memwal.read.memory import matching_rows, narrowed
 from lance_memwal.read.tiers import Tiers
+from lance_memwal.rows.adapt import tombstone_flags
+from lance_memwal.rows.dictionaries import dictionaries
 from lance_memwal.rows.filter import RowFilter, pushdown
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.rows.projection import check_free, column_at, field_at, root_of, roots_of
 from lance_memwal.sstable.read import SsTableReader, keeps_rows
 from lance_memwal.sstable.several import not_rolled, use_roll_ups
 from lance_memwal.sstable.stored_rows import StoredRows
-from lance_memwal.types import ROW_ADDRESS, ROW_ID
+from lance_memwal.types import ROW_ADDRESS, ROW_ID, TOMBSTONE, SsTable
 
 __all__ = [
     "BaseRead",
@@ -90,6 +94,10 @@ class _Part:
     alive: npt.NDArray[np.bool_]
     generation: int
     filtered: bool = False
+
+
+_Merged: TypeAlias = tuple[SsTableReader, npt.NDArray[np.int64]]
+"""An SSTable, and the offsets of its rows that something newer hides, sorted."""
 
 
 class Merge:
@@ -171,8 +179,44 @@ class Merge:
             for ref, table, live in shard.live_memory():
                 yield _Part(table, narrowed(ref, self.row_filter, live), ref.generation)
         for shard in self.shards:
-            for reader, hidden in shard.sstables():
-                yield from self._sstable_parts(reader, hidden)
+            for group in self._groups(shard.sstables()):
+                yield from self._sstable_parts(*group[0]) if len(group) == 1 else [self._joined(group)]
+
+    def _groups(self, sstables: Iterable[_Merged]) -> Iterator[list[_Merged]]:
+        """The SSTables in the same order, small ones in groups that make a batch: a batch for each costs more than its rows."""
+        group, size_bytes = list[_Merged](), 0
+        for reader, hidden in sstables:
+            added = self._bytes_that_join(reader.sstable)
+            if group and size_bytes + added > _TARGET_BATCH_BYTES:
+                yield group
+                group, size_bytes = [], 0
+            group.append((reader, hidden))
+            size_bytes += added
+        if group:
+            yield group
+
+    def _bytes_that_join(self, sstable: SsTable) -> int:
+        """How much the SSTable adds to a batch of several: a whole batch if it cannot be in one."""
+        known = sstable.in_memory_bytes if self._joins and keeps_rows(sstable) else None
+        return _TARGET_BATCH_BYTES if known is None else max(known, 1)
+
+    @cached_property
+    def _joins(self) -> bool:
+        """Whether rows of several generations may be one batch. (Arrow cannot join dictionaries with too many values.)"""
+        return not self.projection.with_generation and not any(dictionaries(self.snapshot.schema.columns))
+
+    def _joined(self, group: Sequence[_Merged]) -> _Part:
+        """The rows of several small SSTables."""
+        rows = [reader.all_rows(self.snapshot.schema) for reader, _ in group]
+        filtered = () if self.row_filter is None else self.row_filter.columns
+        columns = list(dict.fromkeys([*roots_of(self.projection.columns), *filtered, TOMBSTONE]))
+        table = pa.concat_tables([table for table, _ in rows]).select(columns).combine_chunks()
+        alive, end = ~tombstone_flags(table), 0
+        for (_, offsets), (_, hidden) in zip(rows, group, strict=True):
+            start, end = end, end + len(offsets)
+            if len(hidden):
+                alive[start:end] &= not_in(offsets, hidden)
+        return _Part(table, alive, group[0][0].sstable.generation)
 
     def _sstable_parts(self, reader: SsTableReader, hidden: npt.NDArray[np.int64]) -> Iterator[_Part]:
         schema, generation = self.snapshot.schema, reader.sstable.generation
