@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -119,19 +120,26 @@ class ShardManifest:
     status: ShardStatus = ShardStatus.ACTIVE
     unknown: bytes = field(default=b"", repr=False)
     shard_field_unknown: tuple[bytes, ...] = field(default=(), repr=False)
+    _ascending: tuple[SsTable, ...] = field(init=False, repr=False, compare=False)  # so that no read sorts them again
 
-    def above(self, mark: int) -> list[SsTable]:
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ascending", tuple(sorted(self.sstables, key=_GENERATION)))
+
+    def above(self, mark: int) -> tuple[SsTable, ...]:
         """The listed generations above the mark, ascending: those that a base table with this mark has not."""
-        return sorted([s for s in self.sstables if s.generation > mark], key=_GENERATION)
+        return self._ascending[self._count_up_to(mark) :]
 
-    def up_to(self, mark: int) -> list[SsTable]:
+    def up_to(self, mark: int) -> tuple[SsTable, ...]:
         """The listed generations that a base table with this mark has, ascending."""
-        return sorted([s for s in self.sstables if s.generation <= mark], key=_GENERATION)
+        return self._ascending[: self._count_up_to(mark)]
+
+    def _count_up_to(self, mark: int) -> int:
+        return bisect_right(self._ascending, mark, key=_GENERATION)
 
     @property
     def unlisted_mark(self) -> int:
         """The generation up to which the shard lists nothing any more: somebody holds all of it elsewhere."""
-        return min((s.generation for s in self.sstables), default=self.current_generation) - 1
+        return (self._ascending[0].generation if self._ascending else self.current_generation) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
-"""What work costs, in a unit that other work of the machine does not change much: the processor time of this process.
+"""What work costs, in units that other work of the machine does not change much: processor time, and calls.
 
-Owns `cpu_seconds`. A limit in seconds still means another thing on another machine: a test compares two of these, of work that it
-does itself.
+Owns `cpu_seconds` and `calls_of`. A limit in seconds still means another thing on another machine: a test compares two of these,
+of work that it does itself. Calls are the same everywhere, but say nothing of what a call costs.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
-__all__ = ["cpu_seconds"]
+__all__ = ["calls_of", "cpu_seconds"]
 
 
 def cpu_seconds(work: Callable[[], object], *, tries: int = 1, clock: Callable[[], float] = time.process_time) -> float:
@@ -21,3 +24,20 @@ def cpu_seconds(work: Callable[[], object], *, tries: int = 1, clock: Callable[[
         return clock() - started
 
     return min(once() for _ in range(tries))
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions `work` calls in this thread, those of C too; a generator counts for each of its items."""
+    count = 0
+
+    def seen(_frame: FrameType, event: str, _given: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count

@@ -1,15 +1,18 @@
-"""What a put, a get, a flush and a scan cost does not grow with the table: requests and bytes are counted, not seconds.
+"""What a put, a get, a flush and a scan cost does not grow with the table: requests, bytes and calls are counted, not seconds.
 
 The curves themselves are made by `python -m benchmarks --group growth`. Here a curve that stops being flat fails: each piece of
-work is done at several sizes of a table, and must take as many requests of each kind at the largest as at the smallest.
+work is done at several sizes of a table, and must take as many requests of each kind at the largest as at the smallest. What
+is no request (Lance's files, looks at each of many shards or generations) shows in the number of functions that are called.
 """
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from lance_memwal.process.cache import CACHE
 from lance_memwal.store import paths
 from lance_memwal.types import SsTable
 from tests.harness.profile import scaled
+from tests.kit.effort import calls_of
 from tests.kit.tables import watched_table
 from tests.kit.writers import SECONDS
 
@@ -113,19 +117,76 @@ def test_nothing_costs_more_requests_with_more_rows(tmp_path: Path) -> None:
     assert found[1_000] == found[300_000]
 
 
-def test_nothing_costs_more_requests_with_more_generations(tmp_path: Path) -> None:
-    counted, found, sizes = Counted(tmp_path / "t", mw.Unsharded()), {}, (3, 100)
+def typical_calls(work: Callable[[], object], times: int = 50) -> float:
+    """The median of several: some of them are the first of their kind."""
+    return statistics.median(calls_of(work) for _ in range(times))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What work costs at one number of generations: requests by kind, and calls."""
+
+    requests: dict[str, dict[str, float]]
+    cold_get: float
+    warm_get: float
+    scan: float
+
+
+@pytest.fixture(scope="module")
+def generation_costs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Costs]:
+    """A shard that grows; the keys of its generations are their own."""
+    counted, found, firsts = Counted(tmp_path_factory.mktemp("generations") / "t", mw.Unsharded()), {}, list[int]()
     with counted.writer:
-        first = counted.put()
-        for size in sizes:
-            while len(counted.table.shards()[0].generations) < size:
-                counted.flush()
+        for size in (3, 20, 100):
+            while len(firsts) < size:
+                firsts.append(counted.put())
+                counted.writer.flush()
             counted.wait_for_roll_ups()
-            found[size] = counted.costs(first)
-    for what, small in found[3].items():
-        large = found[100][what]
+            found[size] = costs_of_generations(counted, firsts)
+    return found
+
+
+def costs_of_generations(counted: Counted, firsts: list[int]) -> Costs:
+    table, keys = counted.table, itertools.cycle(np.random.default_rng(3).permutation(firsts).tolist())
+    requests = counted.costs(firsts[0])
+    CACHE.clear()
+    cold = typical_calls(lambda: table.get(next(keys)))
+    table.scan().to_table()
+    warm = typical_calls(lambda: table.get(next(keys)))
+    return Costs(requests, cold, warm, calls_of(lambda: list(table.scan().to_batches())))
+
+
+def test_nothing_costs_more_requests_with_more_generations(generation_costs: dict[int, Costs]) -> None:
+    for what, small in generation_costs[3].requests.items():
+        large = generation_costs[100].requests[what]
         # A listing of many manifests is replaced by a look at the newest one and at its successor.
         assert sum(large.values()) <= sum(small.values()) + 2, (what, small, large)
+
+
+def test_gets_of_other_keys_call_no_more_with_more_generations(generation_costs: dict[int, Costs]) -> None:
+    few = generation_costs[3]
+    for costs in generation_costs.values():
+        assert costs.cold_get <= 2.5 * few.cold_get, "of a process that has read nothing"
+        assert costs.warm_get <= 1.5 * few.warm_get, "of one that has read everything; a few manifests may be listed"
+    assert generation_costs[100].warm_get <= few.warm_get + 20
+
+
+def test_a_scan_calls_little_for_each_generation(generation_costs: dict[int, Costs]) -> None:
+    assert generation_costs[100].scan <= generation_costs[3].scan + 97 * 25
+
+
+def test_gets_call_no_more_with_more_open_shards(tmp_path: Path) -> None:
+    calls = {}
+    for shards in (1, 20, 80):
+        counted = Counted(tmp_path / str(shards), mw.Bucket("id", shards))
+        with counted.writer:
+            first = counted.put(10 * shards)
+            keys = range(first, first + 10 * shards)
+            assert counted.table.lookup(list(keys)).num_rows == len(keys)
+            asked = itertools.cycle(np.random.default_rng(3).permutation(keys).tolist())
+            calls[shards] = typical_calls(lambda table=counted.table, asked=asked: table.get(next(asked)))
+    assert calls[80] <= calls[20] + 5, calls
+    assert calls[80] <= calls[1] + 60, calls
 
 
 @pytest.mark.parametrize("what", ["put", "get of a memtable", "get of an SSTable", "get of the base", "get of nothing"])

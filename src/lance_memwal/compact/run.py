@@ -85,7 +85,7 @@ class Staged(Ready, Protocol):
         ...
 
 
-def pending_generations(manifest: ShardManifest, mark_generation: int) -> list[SsTable]:
+def pending_generations(manifest: ShardManifest, mark_generation: int) -> tuple[SsTable, ...]:
     """The listed generations above the mark, ascending; `CorruptDataError` if one of them is missing."""
     listed = manifest.above(mark_generation)
     wanted = list(range(mark_generation + 1, mark_generation + 1 + len(listed)))

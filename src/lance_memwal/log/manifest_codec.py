@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import uuid
 from typing import Any
 
@@ -141,7 +142,7 @@ def _unknown(message: Any) -> bytes:
 def _sstable(entry: mem_wal_pb2.SsTable) -> SsTable:
     return SsTable(
         generation=entry.generation,
-        path=entry.path,
+        path=sys.intern(entry.path),  # readers compare long lists of them, version by version
         in_memory_bytes=entry.in_memory_bytes if entry.HasField("in_memory_bytes") else None,
         physical_rows=entry.physical_rows if entry.HasField("physical_rows") else None,
         primary_key_bytes=entry.primary_key_bytes if entry.HasField("primary_key_bytes") else None,

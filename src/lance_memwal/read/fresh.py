@@ -49,7 +49,9 @@ _SMALL_LOOKUP = 1024
 _OPEN_AT_ONCE = 4
 _FEW_KEYS = 64
 _FEW_SSTABLES = 4
-_MANY_ROWS = 1 << 20
+_MANY_ROWS = 1 << 16
+_ROWS_OF_A_LOOKUP = 1 << 14  # whose keys are read in the time that looking one key up takes
+_SSTABLES_OF_A_LOOKUP = 2  # whose files of keys are opened in that time
 _MERGED_ROWS = 1 << 20  # in one step: what it holds beside the keys is ten numbers per row
 
 
@@ -221,12 +223,24 @@ def _slot(location: Location, shard_id: str) -> Slot:
 def _costs_less_without(readers: Sequence[SsTableReader], known: Collection[str], keys: int) -> bool:
     """Whether few keys are looked for, now and so far, in SSTables most of which are not `known`.
 
-    To have all keys of an SSTable in memory costs two files, whole. To ask its filter costs one read, and some keys pass it.
+    Each key that is looked up without the index costs all filters, and the files of one SSTable. So the index is made once
+    that has cost as much as the index does: whatever comes next, nobody pays more than twice.
     """
     cold = [reader for reader in readers if reader.sstable.path not in known]
-    if 2 * len(cold) <= len(readers) or max(reader.asked_keys for reader in cold) + keys > _FEW_KEYS:
+    if 2 * len(cold) <= len(readers):
         return False
-    return len(cold) > _FEW_SSTABLES or sum(reader.sstable.physical_rows or 0 for reader in cold) > _MANY_ROWS
+    rows = sum([reader.sstable.physical_rows or 0 for reader in cold])
+    if len(cold) <= _FEW_SSTABLES and rows <= _MANY_ROWS:
+        return False
+    asked = max([reader.asked_keys for reader in cold])
+    return asked + keys <= min(_FEW_KEYS, _lookups_for_the_index(cold, rows))
+
+
+def _lookups_for_the_index(cold: Sequence[SsTableReader], rows: int) -> float:
+    """How many keys can be looked up for what the index of these SSTables costs: their files, or roll-ups, and their rows."""
+    rolled = {id(reader.stored.rolled.roll_up) for reader in cold if reader.stored.rolled is not None}
+    own = sum([reader.stored.rolled is None for reader in cold])
+    return len(rolled) + own / _SSTABLES_OF_A_LOOKUP + rows / _ROWS_OF_A_LOOKUP
 
 
 def has_fresh_index(readers: Sequence[SsTableReader], cache: Cache = CACHE) -> bool:
@@ -287,7 +301,8 @@ class ShardMerge:
     def sstables(self) -> Iterator[tuple[SsTableReader, npt.NDArray[np.int64]]]:
         """The SSTables, ascending, each with the offsets of the rows that a newer one or memory hides, sorted."""
         if self.readers:
-            yield from zip(self.readers, map(np.sort, self._hidden()), strict=True)
+            hidden = [np.sort(offsets) if len(offsets) > 1 else offsets for offsets in self._hidden()]
+            yield from zip(self.readers, hidden, strict=True)
 
     def _hidden(self) -> list[npt.NDArray[np.int64]]:
         index = self.index

@@ -137,6 +137,7 @@ def _from_sstables(
     if index is None:
         still = np.ones(len(left), dtype=bool)
         for reader, rows, offsets in find_newest(merge.readers, some.columns):
+            reader.keep_if_small(snapshot.schema)
             parts.append(reader.take(snapshot.schema, offsets, columns))
             still[rows] = False
         return left[still]

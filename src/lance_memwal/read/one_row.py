@@ -32,7 +32,7 @@ from lance_memwal.sstable.several import find_newest
 
 __all__ = ["OneKey", "find_row", "live_writers"]
 
-_FEW_WRITERS = 32  # to ask them all costs less than to find out which of them to ask
+_FEW_WRITERS = 16  # to ask them all costs less than to find out which of them to ask
 
 
 class OneKey:
@@ -124,6 +124,7 @@ def _of_shard(
         index = fresh_index(readers, keys=1)
         if index is None:
             for reader, _, offsets in find_newest(readers, key.columns.columns):
+                reader.keep_if_small(snapshot.schema)
                 return True, reader.row_at(snapshot.schema, int(offsets[0]), columns)
             return False, None
     entry = index.locate_one(key.held, lambda: key.values)

@@ -146,7 +146,7 @@ class _Looks:
     def __call__(self, shard: SnapshotShard, manifest: ShardManifest) -> _Look:
         """What the snapshot names of one shard."""
         mark = self._marks.get(shard.shard_id, 0)
-        sstables = tuple(manifest.above(mark))
+        sstables = manifest.above(mark)
         known = all(sstable.physical_rows is not None for sstable in sstables)
         rows, size = sum(sstable.physical_rows or 0 for sstable in sstables), sum(map(size_of, sstables))
         if shard.tip <= shard.cursor:

@@ -105,7 +105,7 @@ class ShardView:
             for ref in self.memory
             if ref.generation >= manifest.current_generation and ref.generation > compacted and ref.num_rows
         )
-        return replace(self, memory=memory, sstables=tuple(manifest.above(compacted)))
+        return replace(self, memory=memory, sstables=manifest.above(compacted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ __all__ = ["to_plain"]
 
 
 def to_plain(value: Any) -> Any:
-    """`value` as JSON can hold it: bytes in base64, times in ISO form, values as objects."""
+    """`value` as JSON can hold it: bytes in base64, times in ISO form, values as objects of what they were made of."""
     if value is None or isinstance(value, bool | int | str):
         return value.name.lower() if isinstance(value, enum.Enum) else value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        given = [field.name for field in dataclasses.fields(value) if field.init]
+        return {name: to_plain(getattr(value, name)) for name in given}
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):

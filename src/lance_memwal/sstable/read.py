@@ -48,6 +48,7 @@ __all__ = ["SsTableReader", "keeps_rows", "open_sstable"]
 _KEPT_SHARE = 8
 _HANDLE_BYTES = 16 << 10  # of a dataset and its file, more or less
 _SMALL_BYTES = 16 << 20
+_BYTES_OF_A_ROW = 1 << 20  # that are read in the time that finding one row takes
 _FLAG_ROWS = 1 << 20  # of one column with two values
 
 
@@ -77,6 +78,7 @@ class SsTableReader:
         self._rows: _Rows | None = None
         self._tombstones: Offsets | None = None
         self._known: tuple[TableSchema, ColumnMatch] | None = None
+        self._asked_rows = 0  # that were looked for without having all rows in memory
         self.asked_keys = 0  # that were looked up without having all keys in memory
         self.stale = np.empty(0, dtype=np.int64)  # with the entries: older versions that are not marked as deleted
 
@@ -236,12 +238,19 @@ class SsTableReader:
         """All newest rows with the table's columns and `_tombstone`, and their offsets; kept in memory."""
         kept = self._rows
         if kept is None or kept.schema != schema:
-            parts = list(self.batches(schema, schema.columns.names, None, 1 << 16))
-            table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
-            offsets = np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
+            table, offsets = self._read_rows(schema)
             kept = self._rows = _Rows(schema, table, offsets, int(table.nbytes + offsets.nbytes))
             self._count()
         return kept.table, kept.offsets
+
+    def _read_rows(self, schema: TableSchema) -> tuple[pa.Table, Offsets]:
+        columns = schema.columns.names
+        rolled = None if schema.blobs else self.stored.rolled_rows()
+        if rolled is not None:
+            return self.conformed(rolled[0], columns, schema), rolled[1]
+        parts = list(self.batches(schema, columns, None, 1 << 16))
+        table = pa.Table.from_batches([batch for batch, _ in parts], schema=schema.memory).combine_chunks()
+        return table, np.concatenate([o for _, o in parts]) if parts else np.empty(0, dtype=np.int64)
 
     @property
     def knows_tombstones(self) -> bool:
@@ -299,9 +308,15 @@ class SsTableReader:
             return self.stored.dataset.take_blobs(name, addresses=[offset])[0]  # the fragment is 0
 
     def keep_if_small(self, schema: TableSchema) -> None:
-        """Keep all its rows, unless they are many: then every key of it is a look into memory."""
-        if self._rows is None and (self.sstable.in_memory_bytes or _SMALL_BYTES + 1) <= _SMALL_BYTES:
-            self.all_rows(schema)
+        """Keep all its rows, unless they are many: then every key of it is a look into memory.
+
+        They are read once that costs less than the rows that were asked for so far: at once if they are as few as one.
+        """
+        size_bytes = self.sstable.in_memory_bytes
+        if self._rows is None and size_bytes is not None and size_bytes <= _SMALL_BYTES:
+            self._asked_rows += 1
+            if size_bytes <= _BYTES_OF_A_ROW * self._asked_rows:
+                self.all_rows(schema)
 
     def row_at(self, schema: TableSchema, offset: int, columns: Sequence[str]) -> dict[str, Any] | None:
         """One row, `columns` or fields of it; None if it is a tombstone."""

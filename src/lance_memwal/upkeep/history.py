@@ -120,7 +120,7 @@ def manifest_changes(before: ShardManifest | None, after: ShardManifest) -> list
     """What a manifest changed; `before` is None for the first one."""
     skipped = {"version", "shard_id", "sstables", "unknown", "shard_field_unknown"}
     old: Any = before if before is not None else ShardManifest(0, after.shard_id, current_generation=1)
-    names = [item.name for item in fields(ShardManifest) if item.name not in skipped]
+    names = [item.name for item in fields(ShardManifest) if item.compare and item.name not in skipped]
     found = [Change(n, getattr(old, n), getattr(after, n)) for n in names if getattr(old, n) != getattr(after, n)]
     gone, come = set(old.sstables) - set(after.sstables), set(after.sstables) - set(old.sstables)
     found += [Change("sstable", before=s) for s in sorted(gone, key=lambda s: s.generation)]

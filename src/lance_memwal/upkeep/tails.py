@@ -171,7 +171,7 @@ def _flushed(location: Location, before: ShardManifest) -> FlushedShard:
     """What was published since `before`."""
     shard_id, first = before.shard_id, before.current_generation
     after = ShardManifestStore(location, shard_id).read_latest()
-    added = [] if after is None else after.above(first - 1)
+    added = () if after is None else after.above(first - 1)
     return FlushedShard(
         shard_id,
         generations=tuple(sstable.generation for sstable in added),
