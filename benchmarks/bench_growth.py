@@ -1,15 +1,18 @@
 """What a put, a get, a flush and a scan cost as a table grows: in rows, in generations, in shards.
 
 One table per axis grows from size to size, on tmpfs, without fsync. Costs are those of a process that has read the
-table before. Rows: all but the fresh ones are in the base table; a scan is told per row, and its put, get and flush
-are of 20, 1 and 1,000 rows. Generations: 100 rows each above a base of 10,000; nothing is compacted. Shards: a put
-with a row for every shard, a flush of all and a scan are told per shard; a get is of one row.
+table before, but where a name says otherwise: of one shard or generation the second get is of one that was read, of
+hundreds the fiftieth is not. Rows: all but the fresh ones are in the base table; a scan is told per row, and its put,
+get and flush are of 20, 1 and 1,000 rows. Generations: 100 rows each above a base of 10,000; nothing is compacted, and a
+scan is told per row. Shards: a put with a row for every shard, a flush of all and a scan are told per shard; a get is of
+one row.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import lance
@@ -121,9 +124,10 @@ def _at_generations(table: mw.Table, writer: mw.TableWriter, firsts: list[int], 
     keys = itertools.cycle(np.random.default_rng(3).choice(firsts, 1000).tolist())
     missing = itertools.count(1 << 50)
     return [
-        repeated("get of a flushed row", lambda: table.get(next(keys)), 50),
+        repeated("get of a flushed row, not read before", lambda: table.get(next(keys)), 50),
         repeated("get of no row", lambda: table.get(next(missing)), 50),
-        repeated("scan", lambda: _read(table), 5, unit="ms"),
+        repeated("scan, per row", lambda: _read(table), 5, unit="ns", per=table.count_rows()),
+        repeated("get of a flushed row", lambda: table.get(next(keys)), 50),
         _puts_of(writer, new, 50),
         _flush_of(writer, new, _GENERATION_ROWS, _FLUSHES, "flush of 100 rows"),
     ]
@@ -139,10 +143,12 @@ def _shards(bench: Bench, sizes: Sequence[int]) -> Grown:
 def _at_shards(table: mw.Table, size: int) -> list[Measured]:
     rows = _of(np.arange(size * _ROWS_PER_SHARD))
     keys = itertools.cycle(np.random.default_rng(3).permutation(len(rows)).tolist())
+    one_per_shard = {mw.shard_id_for(table.sharding, key): key for key in range(len(rows))}
     with table.writer(compaction=None, max_open_shards=2 * size) as writer:
         found = [
             Measured("open and first put, per shard", "us", [once(lambda: writer.put(rows), per=size)]),
             repeated("put with rows of every shard, per shard", lambda: writer.put(rows), 5, per=size),
+            Measured("first get of a shard", "us", [once(partial(table.get, key)) for key in one_per_shard.values()]),
             repeated("get of a fresh row", lambda: table.get(next(keys)), 50),
             repeated("scan, per shard", lambda: _read(table), 3, per=size),
         ]
