@@ -21,7 +21,7 @@ from lance_memwal.errors import CorruptDataError, InvalidInputError, Unsupported
 from lance_memwal.log import entry, footer
 from lance_memwal.log.entry import EntryDecoder, EntryEncoder, decode_entry, encode_mark, encode_sentinel
 from lance_memwal.log.footer import FOOTER_BYTES, decode_footer
-from lance_memwal.log.ipc_frames import decompressed_bytes
+from lance_memwal.rows.ipc_frames import decompressed_bytes
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 
 FIELDS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), TOMBSTONE_FIELD])

@@ -45,9 +45,9 @@ from lance_memwal.log.footer import (
     refusal,
     split,
 )
-from lance_memwal.log.ipc_frames import decompressed_bytes, end_of_stream
 from lance_memwal.rows.blobs import PREPARED_NAME, as_prepared, is_blob, is_prepared
 from lance_memwal.rows.fit import validate_rows
+from lance_memwal.rows.ipc_frames import asked_bytes, end_of_stream
 from lance_memwal.rows.json_values import encoded, is_json_bytes
 from lance_memwal.rows.validity import validate
 from lance_memwal.types import EntryFooter, WalEntry
@@ -351,14 +351,12 @@ class EntryDecoder:
 
 def _check_decompressed(data: bytes, stream_length: int | None) -> None:
     """Refuse a stream whose compressed buffers become more than an entry may have."""
-    asked = 0
-    for message in ipc.MessageReader.open_stream(pa.py_buffer(data).slice(0, stream_length)):
-        try:
-            asked += decompressed_bytes(message.metadata.to_pybytes(), memoryview(message.body or b""))
-        except struct.error as error:
-            raise MalformedError("what its compressed buffers become is not to be found") from error
-        if asked > MAX_ENTRY_BYTES:
-            raise MalformedError(f"decompressed it has more than {MAX_ENTRY_BYTES} bytes")
+    try:
+        asked = asked_bytes(pa.py_buffer(data).slice(0, stream_length))
+    except struct.error as error:
+        raise MalformedError("what its compressed buffers become is not to be found") from error
+    if asked > MAX_ENTRY_BYTES:
+        raise MalformedError(f"decompressed it has more than {MAX_ENTRY_BYTES} bytes")
 
 
 def _schema_message(data: bytes) -> bytes:

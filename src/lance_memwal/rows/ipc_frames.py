@@ -6,7 +6,7 @@ features or metadata version are unknown can still be told from one that was cut
 
     [0xFFFFFFFF][i32 metadata length][metadata: a flatbuffer with the body's length][body] ... [0xFFFFFFFF][0]
 
-Owns `decompressed_bytes`, too: what a message asks for before Arrow allocates it. A compressed buffer begins with the bytes
+Owns `asked_bytes`, too: what a stream asks for before Arrow allocates it. A compressed buffer begins with the bytes
 that it becomes (i64; -1: it is not compressed), and a few bytes may say any number.
 
 Invariant: input is hostile; every read is bounded by it.
@@ -17,7 +17,9 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-__all__ = ["decompressed_bytes", "end_of_stream"]
+import pyarrow as pa
+
+__all__ = ["asked_bytes", "decompressed_bytes", "end_of_stream"]
 
 _FRAME: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFFFFFF
@@ -25,9 +27,7 @@ _SIZE: Final = struct.Struct("<q")
 _unsigned: Final = struct.Struct("<I").unpack_from
 _back: Final = struct.Struct("<i").unpack_from
 _short: Final = struct.Struct("<H").unpack_from
-_VERSION, _KIND, _HEADER, _BODY_LENGTH = range(
-    4
-)  # Message { version, header type, header, body length, custom metadata }
+_VERSION, _KIND, _HEADER, _BODY_LENGTH = 0, 1, 2, 3  # Message { version, header type, header, body length, metadata }
 _BUFFERS, _COMPRESSION = 2, 3  # RecordBatch { length, nodes, buffers, compression }
 _ROWS = 1  # DictionaryBatch { id, data: a RecordBatch }
 _DICTIONARY_BATCH, _RECORD_BATCH = b"\2", b"\3"
@@ -62,6 +62,12 @@ def _body_length(metadata: bytes) -> int:
     if length < 0:
         raise struct.error("a body of less than nothing")
     return int(length)
+
+
+def asked_bytes(stream: pa.Buffer) -> int:
+    """What Arrow allocates for the compressed buffers of a stream; `struct.error` if that is not to be found."""
+    messages = pa.ipc.MessageReader.open_stream(stream)
+    return sum(decompressed_bytes(part.metadata.to_pybytes(), memoryview(part.body or b"")) for part in messages)
 
 
 def decompressed_bytes(metadata: bytes, body: memoryview) -> int:
