@@ -414,6 +414,22 @@ def family(kind: pa.DataType) -> str:
     return next((name for name, holds in tests.items() if holds()), "binary")
 
 
+def as_bytes(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+@given(keys())
+@settings(max_examples=60)
+def test_one_key_becomes_the_value_that_arrays_of_keys_have(
+    case: tuple[list[pa.DataType], list[tuple[Any, ...]]],
+) -> None:
+    kinds, rows = case
+    columns = columns_of(kinds, [row for row in rows if None not in row])
+    form = KeyForm.of(kinds)
+    for held, value in zip(key_values(columns), key_array(columns).to_pylist(), strict=True):
+        assert form.whole(held) == as_bytes(value)
+
+
 @pytest.mark.parametrize("kind", [*KEY_TYPES, *OWN_TYPES], ids=str)
 def test_a_python_value_is_the_key_that_its_row_has(kind: pa.DataType) -> None:
     examples = {
@@ -430,6 +446,8 @@ def test_a_python_value_is_the_key_that_its_row_has(kind: pa.DataType) -> None:
     assert KeyForm.of([kind]).hashable(known) == held[0]
     assert KeyForm.of([kind, pa.string()]).hashable((known, "z")) == (held[0], "z")
     assert KeyForm.of([kind]).hashable(object()) is None
+    for columns, key in (([pa.array([known], kind)], held[0]), ([pa.array([known], kind)] * 2, (held[0], held[0]))):
+        assert KeyForm.of([kind] * len(columns)).whole(key) == as_bytes(key_array(columns)[0].as_py())
 
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -450,7 +468,9 @@ def test_the_short_way_from_a_value_to_a_key_never_contradicts_the_long_one(
     for form in [*forms, *(TIMES if pa.types.is_timestamp(kind) else ())]:
         short = schema.key_form.hashable(form)
         if short is not None:
-            assert key_values(key_batch([form], schema).columns) == [short], form
+            columns = key_batch([form], schema).columns
+            assert key_values(columns) == [short], form
+            assert schema.key_form.whole(short) == as_bytes(key_array(columns)[0].as_py())
             known += 1
     assert known >= len(values)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lance_memwal.rows.key_codes import hash_codes, sort_cells, tail_codes
+from lance_memwal.rows.key_codes import hash_code, hash_codes, sort_cells, tail_codes
 from lance_memwal.rows.key_slots import KeySlots
 from lance_memwal.rows.keys import KeySet, first_of_each, key_array, last_of_each, newest_of_each
-from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable
+from lance_memwal.rows.sorted_keys import find_one_sorted, find_sorted, merge_runs, searchable
 
 _MASK = (1 << 64) - 1
 _START, _FACTOR = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD
@@ -50,6 +50,33 @@ def keys_of(kind: pa.DataType, seed: int, count: int = 400) -> pa.Array:
         return key_array([pa.ExtensionArray.from_storage(kind, pa.array(drawn, pa.binary(16)))])
     texts = draw_texts(draw, count)
     return pa.array(texts if "string" in str(kind) else [text.encode() for text in texts], kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_one_key_has_the_code_and_the_place_that_it_has_among_many(kind: pa.DataType) -> None:
+    keys = keys_of(kind, 7)
+    values = [as_bytes(value) for value in keys.to_pylist()]
+    assert list(map(hash_code, values)) == hash_codes(keys).tolist()
+    ascending = searchable(pa.array(sorted(set(values)), pa.large_binary()))
+    some = ascending.take(pa.array(np.arange(0, len(ascending), 2)))
+    wanted = [*values, b"", b"\0", b"\xff" * 20]
+    places = find_sorted(some, searchable(pa.array(wanted, pa.large_binary()))).tolist()
+    assert [find_one_sorted(some, value) for value in wanted] == places
+    assert min(places) < 0 < max(places)
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 255, 256, 257, 1000])
+def test_the_code_of_one_key_of_any_length_is_that_among_many(length: int) -> None:
+    key = random.Random(length).randbytes(length)
+    assert hash_code(key) == hash_codes(pa.array([b"other", key]))[1]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64(), pa.bool_()], ids=str)
+def test_one_number_is_found_where_it_is_among_many(kind: pa.DataType) -> None:
+    some = searchable(pa.array([False, True] if kind == pa.bool_() else [0, 3, 9, 127], kind))
+    for wanted in (0, 1, 3, 9, 100, 127):
+        assert find_one_sorted(some, wanted) == (np.flatnonzero(some == wanted).tolist() or [-1])[0]
+    assert find_one_sorted(some[:0], 0) == -1
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

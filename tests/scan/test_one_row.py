@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import lance
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
-from lance_memwal.read import one_row
+from lance_memwal.read import base_rows, one_row
 from tests.kit.tables import watched_table
 
 TOTAL = 60
@@ -28,6 +30,52 @@ KEYS: dict[str, dict[str, pa.Array]] = {
     "date": {"k": pa.array([date(1969, 12, 20) + timedelta(days=n) for n in NUMBERS])},
     "timestamp": {"k": pa.array([datetime(2020, 1, 1) + timedelta(seconds=n) for n in NUMBERS], pa.timestamp("us"))},
     "two columns": {"a": pa.array([f"t{n % 5}" for n in NUMBERS]), "b": pa.array(NUMBERS)},
+    "int32": {"k": pa.array([n - 30 for n in NUMBERS], pa.int32())},
+    "texts that begin with nothing": {"k": pa.array(["", *("\0" * n + "é" for n in NUMBERS[1:])], pa.large_string())},
+    "zero bytes": {"k": pa.array([bytes(n) for n in NUMBERS], pa.large_binary())},
+    "long binary": {"k": pa.array([b"x" * 300 + bytes([n]) for n in NUMBERS])},
+    "fixed size": {"k": pa.array([bytes(15) + bytes([n]) for n in NUMBERS], pa.binary(16))},
+    "uuid": {"k": pa.array([UUID(int=n << 60).bytes for n in NUMBERS], pa.uuid())},
+    "decimal": {"k": pa.array([Decimal(n - 30) / 4 for n in NUMBERS], pa.decimal128(12, 2))},
+    "in UTC": {
+        "k": pa.array(
+            [datetime(1969, 12, 31, 23, 59, 30, tzinfo=UTC) + timedelta(seconds=n) for n in NUMBERS],
+            pa.timestamp("ms", "UTC"),
+        )
+    },
+    "bytes and bool": {
+        "a": pa.array([bytes(n // 2) for n in NUMBERS]),
+        "b": pa.array([n % 2 == 0 for n in NUMBERS]),
+    },
+    "five columns": {
+        "a": pa.array([Decimal(n % 3 - 1) for n in NUMBERS], pa.decimal256(50, 2)),
+        "b": pa.array(["\0" * (n % 4) for n in NUMBERS]),
+        "c": pa.array([date(1970, 1, 1) - timedelta(days=n % 2) for n in NUMBERS]),
+        "d": pa.array([UUID(int=n % 5).bytes for n in NUMBERS], pa.uuid()),
+        "e": pa.array(NUMBERS, pa.uint8()),
+    },
+}
+MISSING: dict[str, list[Any]] = {
+    "int64": [-(1 << 63)],
+    "uint64": [0, (1 << 63) - 1],
+    "string": ["", "key", "key 600", "\0"],
+    "binary": [b"", b"\0", bytes([5, 0, 0])],
+    "two columns": [("", 0), ("t0", 1), ("t", 5), ("t1", -(1 << 63))],
+    "texts that begin with nothing": ["\0", "é\0"],
+    "zero bytes": [bytes(TOTAL), b"\0\1"],
+    "long binary": [b"x" * 300, b"x" * 300 + b"\0\0"],
+    "decimal": [Decimal("-9999999999.99")],
+    "bytes and bool": [(b"\0\0\xff", True), (bytes(TOTAL), False)],
+}
+MISFITS: dict[str, list[Any]] = {
+    "int32": [1 << 31, "5"],
+    "uint64": [-1, 1 << 64],
+    "string": [5, "\ud800"],
+    "fixed size": [b"", bytes(15)],
+    "decimal": [Decimal("0.001"), Decimal(10**11)],
+    "two columns": [("t0", 1 << 63), ("\ud800", 1), ("t0", None), (None, 0), ("t0",), ("t0", 1, 2)],
+    "bytes and bool": [(b"", 1 << 70), (b"", None)],
+    "five columns": [(Decimal(0), "", date(1970, 1, 1), UUID(int=0), 256)],
 }
 SHARDS = 8
 SOME = sorted({*range(0, TOTAL, 4), 12, 15, 23})  # of every tier, and the dead ones
@@ -73,7 +121,7 @@ def made(place: Path, kind: str, sharding: Any) -> tuple[mw.Table, mw.TableWrite
     return table, writer, named
 
 
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("kind", ["int64", "int8", "string", "binary", "date", "timestamp", "two columns"])
 def test_a_get_is_a_lookup_of_one_key_in_every_tier(tmp_path: Path, kind: str) -> None:
     table, writer, named = made(tmp_path / "t", kind, mw.Unsharded())
     with writer:
@@ -92,6 +140,55 @@ def test_a_get_is_a_lookup_of_one_key_in_every_tier(tmp_path: Path, kind: str) -
     for key in named[::7]:
         CACHE.clear()
         assert [cold.get(key)] == (cold.lookup([key]).to_pylist() or [None])
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_every_key_is_found_where_its_newest_row_is(tmp_path: Path, kind: str) -> None:
+    table, writer, named = made(tmp_path / "t", kind, mw.Unsharded())
+    newest = {
+        **dict.fromkeys(range(40), "base"),
+        **dict.fromkeys(range(10, 50, 2), "one") | {12: None},
+        **dict.fromkeys(range(20, 52, 3), "two") | {23: None},
+        **dict.fromkeys(range(5, 55, 5), "new") | {15: None},
+    }
+    with writer:
+        for _ in range(2):  # with the newest rows in memory, and on storage
+            for number, key in enumerate(named):
+                row = table.get(key, ["v"])
+                word = newest.get(number)
+                assert row == (None if word is None else {"v": f"{word} {number}"}), key
+            for key in MISSING.get(kind, []):
+                assert table.get(key) is None, key
+            writer.flush()
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+def test_what_no_key_of_the_type_can_be_is_refused_in_every_state(tmp_path: Path, kind: str) -> None:
+    table, writer, named = made(tmp_path / "t", kind, mw.Unsharded())
+    with writer:
+        for key in named:
+            table.get(key)  # so that the keys of the base table are in memory
+        for _ in range(2):
+            for bad in MISFITS[kind]:
+                with pytest.raises(mw.InvalidInputError) as of_get:
+                    table.get(bad)
+                with pytest.raises(mw.InvalidInputError) as of_lookup:
+                    table.lookup([bad])
+                assert str(of_get.value) == str(of_lookup.value)
+            writer.flush()
+
+
+def test_a_key_whose_hash_another_one_has_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_rows, "hash_codes", lambda keys: np.full(len(keys), 7, np.uint64))
+    monkeypatch.setattr(base_rows, "hash_code", lambda key: 7)
+    for kind in ("string", "two columns"):
+        table, writer, named = made(tmp_path / kind, kind, mw.Unsharded())
+        with writer:
+            for _ in range(2):
+                assert [table.get(named[n], ["v"]) for n in (1, 3, 39)] == [{"v": f"base {n}"} for n in (1, 3, 39)]
+                assert table.get(named[-1]) is None
+                for key in named:
+                    table.get(key)
 
 
 def test_a_number_that_no_key_can_be_is_refused_as_a_lookup_refuses_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ the cache. Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,9 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable, take_rows
+from lance_memwal.memtable.key_index import key_values
 from lance_memwal.process.cache import CACHE, Slot
+from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.rows.blobs import as_shown
-from lance_memwal.rows.key_codes import hash_codes
+from lance_memwal.rows.key_codes import hash_code, hash_codes
 from lance_memwal.rows.keys import KeySet, as_numbers, key_array, one_array
 from lance_memwal.rows.normal_form import no_rows
 from lance_memwal.rows.sql import in_list
@@ -63,19 +65,20 @@ class BaseLookup:
             return _none_of(base, columns)
         return _find(base, self._index_for(base, keys.num_rows), keys, columns)
 
-    def find_one(
-        self, base: BaseTable, held: Any, key: Callable[[], pa.RecordBatch], columns: Sequence[str]
-    ) -> pa.Table | None:
-        """The row of `base`, which is not empty, with one key, `columns` at least; None if there is none.
-
-        The key is given as memtables hold it (`held`), and, if that does not do, as columns.
-        """
+    def find_one(self, base: BaseTable, key: AskedKey, columns: Sequence[str]) -> pa.Table | None:
+        """The row of `base`, which is not empty, with one key, `columns` at least; None if there is none."""
         index = self._index_for(base, 1)
-        row_ids = None if index is None else index.propose_one(held)
-        if row_ids is None:
-            rows = _find(base, index, key(), columns)
+        if index is None or key.whole is None:
+            rows = _find(base, index, key.columns, columns)
             return rows if rows.num_rows else None
-        return rows_by_id(base, row_ids, columns) if len(row_ids) else None
+        row_ids = index.propose_one(key.whole)
+        if not len(row_ids):
+            return None
+        if index.exact:
+            return rows_by_id(base, row_ids, columns)
+        rows = rows_by_id(base, row_ids, _with_key(base, columns))
+        held = key_values([one_array(rows.column(name)) for name in base.primary_key])
+        return rows.slice(held.index(key.held), 1) if key.held in held else None
 
     def row_id(self, base: BaseTable, key: pa.RecordBatch) -> int | None:
         """The row id of the row of `base` that has this one key, or None."""
@@ -236,16 +239,9 @@ class _HashIndex:
         """Resident bytes."""
         return int(self._hashes.nbytes + self._row_ids.nbytes)
 
-    def propose_one(self, held: Any) -> npt.NDArray[np.uint64] | None:
-        """The row ids of one key, as memtables hold it; None if the hash alone cannot tell."""
-        if not self.exact or not isinstance(held, int):
-            return None
-        try:
-            wanted = self._hashes.dtype.type(held)
-        except OverflowError:
-            return None
-        if int(wanted) != held:
-            return None
+    def propose_one(self, key: int | bytes) -> npt.NDArray[np.uint64]:
+        """`propose` for one key, which is as `key_array` has it."""
+        wanted = self._hashes.dtype.type(hash_code(key) if isinstance(key, bytes) else key)
         low, high = (int(self._hashes.searchsorted(wanted, side=side)) for side in ("left", "right"))
         return self._row_ids[low:high]
 

@@ -12,9 +12,8 @@ Owns `FreshIndex`, kept per shard and followed as its list of SSTables changes, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +23,13 @@ from lance_memwal.clock import in_order
 from lance_memwal.memtable.memtable import InMemoryMemTableRef
 from lance_memwal.process.cache import CACHE, Cache, Slot
 from lance_memwal.process.lazy import lazy
+from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.read.memory import winners
 from lance_memwal.read.tiers import ShardView, Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.key_slots import SLOT_BYTES_PER_KEY, KeySlots
 from lance_memwal.rows.keys import concat_keys, key_array
-from lance_memwal.rows.sorted_keys import find_sorted, merge_runs, searchable, union_of_runs
+from lance_memwal.rows.sorted_keys import find_one_sorted, find_sorted, merge_runs, searchable, union_of_runs
 from lance_memwal.sstable.read import SsTableReader, open_sstable
 from lance_memwal.sstable.several import not_rolled, use_roll_ups
 from lance_memwal.store.location import Location
@@ -121,18 +121,9 @@ class FreshIndex:
             self._slots = KeySlots(self.keys)
         return self._slots.find(keys)
 
-    def locate_one(self, held: Any, whole: Callable[[], pa.Array]) -> int:
-        """`locate` for one key, as memtables hold it; `whole` gives it as an array, if that does not do."""
-        ascending = self._sorted
-        if isinstance(ascending, np.ndarray) and isinstance(held, int):
-            try:
-                wanted = ascending.dtype.type(held)
-            except OverflowError:
-                wanted = None
-            if wanted is not None and int(wanted) == held:
-                at = int(ascending.searchsorted(wanted, side="right")) - 1
-                return at if at >= 0 and ascending[at] == wanted else -1
-        return int(self.locate(whole())[0])
+    def locate_one(self, key: AskedKey) -> int:
+        """`locate` for one key."""
+        return int(self.locate(key.values)[0]) if key.whole is None else find_one_sorted(self._sorted, key.whole)
 
 
 _NONE = np.empty(0, dtype=np.int64)

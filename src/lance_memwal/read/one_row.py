@@ -1,6 +1,6 @@
 """One key through all tiers: its live row as a dict, without a table that is made for one row.
 
-Owns `OneKey`, `find_row` and `live_writers`. Invariants:
+Owns `find_row` and `live_writers`. Invariants:
 
 1. It answers as `lance_memwal.read.lookup.lookup_rows` does for that key: within a shard the newest tier that has the key
    decides, also by a tombstone; the base table is asked only if no shard has it.
@@ -10,74 +10,27 @@ Owns `OneKey`, `find_row` and `live_writers`. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import pyarrow as pa
 
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.memtable import live
+from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.fresh import ShardMerge, fresh_index, kept_index
 from lance_memwal.read.lookup import memory_row
 from lance_memwal.read.tiers import ShardView, Tiers
-from lance_memwal.rows.ingest import key_batch
-from lance_memwal.rows.keys import key_array
 from lance_memwal.rows.projection import column_at, roots_of
-from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.sharding import Sharding, shards_of_keys
 from lance_memwal.sstable.read import open_sstable
 from lance_memwal.sstable.several import find_newest
 
-__all__ = ["OneKey", "find_row", "live_writers"]
+__all__ = ["find_row", "live_writers"]
 
 _FEW_WRITERS = 16  # to ask them all costs less than to find out which of them to ask
 
 
-class OneKey:
-    """One key of a table, as somebody gave it, as memtables hold it (`held`, None if that cannot be told), and as columns."""
-
-    __slots__ = ("_made", "_schema", "given", "held")
-
-    def __init__(self, given: Any, schema: TableSchema) -> None:
-        self.given = given
-        self.held = schema.key_form.hashable(given)
-        self._schema = schema
-        self._made: pa.RecordBatch | None = None
-
-    @property
-    def columns(self) -> pa.RecordBatch:
-        """The key columns; `InvalidInputError` if it is no key of the table."""
-        if self._made is None:
-            self._made = key_batch([self.given], self._schema)
-        return self._made
-
-    @property
-    def values(self) -> pa.Array:
-        """The key as an array of one."""
-        return key_array(self.columns.columns)
-
-    def part(self, place: int) -> pa.Array:
-        """One of its columns."""
-        if self._made is None and self.held is not None:  # then each value is of the class of its column
-            given = self.given if isinstance(self.given, tuple) else (self.given,)
-            try:
-                return pa.array([given[place]], self._schema.columns.field(self._schema.primary_key[place]).type)
-            except (pa.ArrowException, ValueError, OverflowError):  # no value of the type, which is said below
-                pass
-        return self.columns.column(place)
-
-    def refuse_misfit(self) -> None:
-        """Raise `InvalidInputError` if it is no key of the table: a number of its class may be out of range."""
-        key_batch([self.given], self._schema)
-
-    def shards(self, sharding: Sharding, primary_key: Sequence[str], shards: Collection[str]) -> Collection[str] | None:
-        """Those of `shards` that can hold it; None: any of them."""
-        return shards_of_keys(sharding, primary_key, self.part, shards)
-
-
-def live_writers(base: BaseTable, key: OneKey) -> Sequence[live.LiveShard]:
+def live_writers(base: BaseTable, key: AskedKey) -> Sequence[live.LiveShard]:
     """The writers of this process that may hold the key."""
     place = base.location.key
     if live.count_of(place) > _FEW_WRITERS and key.held is not None:
@@ -90,7 +43,7 @@ def live_writers(base: BaseTable, key: OneKey) -> Sequence[live.LiveShard]:
     return live.all_of(place)
 
 
-def find_row(snapshot: Tiers, base_lookup: BaseLookup, key: OneKey, columns: Sequence[str]) -> dict[str, Any] | None:
+def find_row(snapshot: Tiers, base_lookup: BaseLookup, key: AskedKey, columns: Sequence[str]) -> dict[str, Any] | None:
     """The live row of the key, `columns` or fields of it; None if there is none."""
     is_fresh = False
     for view in snapshot.shards:
@@ -104,12 +57,12 @@ def find_row(snapshot: Tiers, base_lookup: BaseLookup, key: OneKey, columns: Seq
     if base is None or base.dataset.count_rows() == 0:
         key.refuse_misfit()
         return None
-    rows = base_lookup.find_one(base, key.held, lambda: key.columns, roots_of(columns) or base.primary_key)
+    rows = base_lookup.find_one(base, key, roots_of(columns) or base.primary_key)
     return None if rows is None else {name: column_at(name, rows)[0].as_py() for name in columns}
 
 
 def _of_shard(
-    view: ShardView, snapshot: Tiers, key: OneKey, columns: Sequence[str]
+    view: ShardView, snapshot: Tiers, key: AskedKey, columns: Sequence[str]
 ) -> tuple[bool, dict[str, Any] | None]:
     """Whether the shard has the key, and its row, None if that is a tombstone."""
     for ref in reversed(view.memory):
@@ -127,7 +80,7 @@ def _of_shard(
                 reader.keep_if_small(snapshot.schema)
                 return True, reader.row_at(snapshot.schema, int(offsets[0]), columns)
             return False, None
-    entry = index.locate_one(key.held, lambda: key.values)
+    entry = index.locate_one(key)
     if entry < 0:
         return False, None
     reader = open_sstable(snapshot.location, view.shard_id, view.sstables[int(index.owners[entry])])

@@ -23,11 +23,12 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.memtable import live
 from lance_memwal.memtable.memtable import InMemoryMemTables
 from lance_memwal.process.telemetry import spanned
+from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.read.base_rows import BaseLookup
 from lance_memwal.read.blobs import BlobFile, check_blob_column, find_blob, with_bytes
 from lance_memwal.read.late_rows import column_parts, highest_of, highest_of_base, with_remembered
 from lance_memwal.read.lookup import Undecided, get_from_memory, lookup_rows
-from lance_memwal.read.one_row import OneKey, find_row, live_writers
+from lance_memwal.read.one_row import find_row, live_writers
 from lance_memwal.read.scan import Scan
 from lance_memwal.read.search import SearchRequest, search
 from lance_memwal.read.snapshot import Snapshot
@@ -137,7 +138,7 @@ class Reader:
         schema = base.columns
         if columns is not None:
             columns = checked_paths(columns, schema.shown.columns)
-        one = OneKey(key, schema)
+        one = AskedKey(key, schema)
         writers = live_writers(base, one) if writer is None else [writer]
         row = get_from_memory(writers, base.table_id, schema, one.held, columns, self._newest_manifest)
         if not isinstance(row, Undecided) and (row is not None or writer is not None or _is_in_one_shard(base)):
@@ -149,7 +150,7 @@ class Reader:
         return found.to_pylist()[0] if found.num_rows else None
 
     def _row_of(
-        self, base: BaseTable, key: OneKey, columns: Sequence[str] | None, shards: Collection[str] | None
+        self, base: BaseTable, key: AskedKey, columns: Sequence[str] | None, shards: Collection[str] | None
     ) -> dict[str, Any] | None:
         def of_key(base: BaseTable, listed: Collection[str]) -> Collection[str] | None:
             return key.shards(_sharding(base), base.primary_key, listed)

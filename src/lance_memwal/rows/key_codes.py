@@ -1,6 +1,6 @@
 """Keys that are bytes, in forms of a fixed width that numpy handles: numbers that propose, cells that sort.
 
-Owns `hash_codes`, `tail_codes`, `last_words` and `sort_cells`. None is ever stored. Invariants:
+Owns `hash_codes` (and `hash_code`), `tail_codes`, `last_words` and `sort_cells`. None is ever stored. Invariants:
 
 1. Equal keys have equal codes. Keys with equal codes may differ: whoever uses codes compares the keys.
 2. Cells compare like their keys, bytewise, and are equal if, and only if, the keys are. Where they would be far larger than
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from lance_memwal.rows.siphash import hash_messages
 
-__all__ = ["hash_codes", "last_words", "sort_cells", "tail_codes"]
+__all__ = ["hash_code", "hash_codes", "last_words", "sort_cells", "tail_codes"]
 
 U64Array = npt.NDArray[np.uint64]
 
@@ -36,6 +36,7 @@ _HALF = np.uint64(32)
 _LONG_BYTES = 256  # a step for every word of a longer key is too much for the few keys that have it
 _CELL_BYTES = 128
 _CELL_SHARE = 4
+_MASK = (1 << 64) - 1
 _BLOCK_ROWS = 1 << 15  # what a step works on stays in the processor's cache
 # The bytes of a word that belong to a key of which n bytes are left, n up to 8.
 # How far a word is shifted that has n bytes of a key at its end; 64 would be none, and the mask is 0 then.
@@ -50,6 +51,20 @@ def hash_codes(keys: pa.Array) -> U64Array:
         part = keys.slice(start, _BLOCK_ROWS)
         codes[start : start + len(part)] = _hash_block(_Bytes.of(part), part)
     return codes
+
+
+def hash_code(key: bytes) -> int:
+    """`hash_codes` for one key, step by step in Python's numbers: an array of one would cost more than a whole look-up."""
+    if len(key) > _LONG_BYTES:
+        return int(hash_codes(pa.array([key], pa.large_binary()))[0])
+    factor = int(_FACTOR)
+    code = len(key) * factor & _MASK ^ int(_START)
+    for at in range(0, len(key), _WORD):
+        code = (code ^ int.from_bytes(key[at : at + _WORD], "little")) * factor & _MASK
+        code ^= code >> int(_HALF)
+    code = code * int(_LAST_FACTOR) & _MASK
+    code ^= code >> int(_HALF)
+    return code * factor & _MASK
 
 
 def _hash_block(block: _Bytes, keys: pa.Array) -> U64Array:

@@ -24,7 +24,8 @@ Python class (`rows.one_key`) and its literal (`rows.sql`); `tests/format/test_k
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,7 @@ __all__ = [
     "check_primary_key",
     "comparable",
     "encode_composite",
+    "encoder_of",
     "ending_numbers",
     "hash_is_exact",
     "is_key_mark",
@@ -153,6 +155,22 @@ def encode_composite(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
     """The order-preserving encoding of one key per row; `arrays` are the key columns in key order."""
     parts = [part for array in arrays for part in _encoded_parts(array)]
     return _join(*parts).cast(pa.binary())
+
+
+def encoder_of(kind: pa.DataType) -> Callable[[Any], bytes]:
+    """How `encode_composite` encodes one value of such a column, given in the form that is compared.
+
+    The value must fit the column; see `lance_memwal.rows.one_key`.
+    """
+    compared = comparable(pa.array([], kind)).type
+    if pa.types.is_decimal(kind):
+        return lambda value: b"\1" + value
+    if pa.types.is_boolean(compared):
+        return lambda value: b"\1\1" if value else b"\1\0"
+    if pa.types.is_integer(compared):
+        shift = int(_SIGN) if pa.types.is_signed_integer(compared) else 0
+        return lambda value: b"\1" + (value + shift).to_bytes(8, "big")
+    return lambda value: b"\1" + value.replace(b"\0", b"\0\xff") + b"\0\0"
 
 
 def last_numbers(array: pa.Array) -> pa.UInt64Array | None:

@@ -1,6 +1,6 @@
 """Keys in order: sorted runs merged, and keys found in them.
 
-Owns `merge_runs`, `union_of_runs`, `searchable`, `last_at_most` and `find_sorted`. Keys are as
+Owns `merge_runs`, `union_of_runs`, `searchable`, `last_at_most`, `find_sorted` and `find_one_sorted`. Keys are as
 `lance_memwal.rows.keys.key_array` makes them, without nulls. Invariants:
 
 1. The order is that of numbers, and of bytes. All comparisons are of the keys themselves.
@@ -21,7 +21,16 @@ import pyarrow.compute as pc
 from lance_memwal.rows.key_codes import sort_cells
 from lance_memwal.rows.keys import as_numbers, concat_keys, first_of_each
 
-__all__ = ["Searchable", "find_sorted", "last_at_most", "merge_runs", "pick", "searchable", "union_of_runs"]
+__all__ = [
+    "Searchable",
+    "find_one_sorted",
+    "find_sorted",
+    "last_at_most",
+    "merge_runs",
+    "pick",
+    "searchable",
+    "union_of_runs",
+]
 
 Searchable: TypeAlias = npt.NDArray[np.generic] | pa.Array
 """Keys in the form that can be searched: numbers, or bytes."""
@@ -86,10 +95,23 @@ def last_at_most(ascending: Searchable, wanted: Searchable) -> npt.NDArray[np.in
     if isinstance(ascending, np.ndarray):
         return np.searchsorted(ascending, np.asarray(wanted), side="right") - 1
     if not hasattr(pc, "search_sorted"):  # older ones of Arrow have none
-        places = (bisect_right(ascending, key.as_py(), key=lambda at: at.as_py()) for key in wanted)
-        return np.fromiter(places, np.int64, len(wanted)) - 1
+        return np.fromiter((_last_at_most(ascending, key.as_py()) for key in wanted), np.int64, len(wanted))
     found = pc.search_sorted(ascending, wanted, side="right")
     return np.asarray(found.to_numpy()).astype(np.int64) - 1
+
+
+def _last_at_most(ascending: pa.Array, wanted: bytes) -> int:
+    return bisect_right(ascending, wanted, key=lambda at: at.as_py()) - 1
+
+
+def find_one_sorted(ascending: Searchable, wanted: int | bytes) -> int:
+    """`find_sorted` for one key, which is as `key_array` has it."""
+    if isinstance(wanted, bytes):
+        at = _last_at_most(ascending, wanted)
+        return at if at >= 0 and ascending[at].as_py() == wanted else -1
+    number = np.asarray(ascending).dtype.type(wanted)
+    at = int(ascending.searchsorted(number, side="right")) - 1
+    return at if at >= 0 and ascending[at] == number else -1
 
 
 def find_sorted(ascending: Searchable, wanted: Searchable) -> npt.NDArray[np.int64]:

@@ -1,0 +1,72 @@
+"""One key that somebody asks for, in every form that a tier compares; each is made when it is first needed.
+
+Owns `AskedKey`. Invariants:
+
+1. All forms are of the same key. A form that cannot be told in short is None; the columns always can, or the key is refused.
+2. No form of a plain key that tiers in memory need makes an Arrow array: that costs more than the rest of a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lance_memwal.rows.ingest import key_batch
+from lance_memwal.rows.keys import key_array
+from lance_memwal.rows.schema import TableSchema
+from lance_memwal.rows.sharding import Sharding, shards_of_keys
+
+__all__ = ["AskedKey"]
+
+
+class AskedKey:
+    """One key of a table, as somebody gave it, as memtables hold it (`held`), as one value (`whole`), and as columns."""
+
+    __slots__ = ("_columns", "_schema", "_whole", "given", "held")
+
+    def __init__(self, given: Any, schema: TableSchema) -> None:
+        self.given = given
+        self.held = schema.key_form.hashable(given)
+        self._schema = schema
+        self._columns: pa.RecordBatch | None = None
+        self._whole: int | bytes | None = None
+
+    @property
+    def whole(self) -> int | bytes | None:
+        """What an array of keys has for it; None if that cannot be told in short."""
+        if self._whole is None and self.held is not None:
+            self._whole = self._schema.key_form.whole(self.held)
+        return self._whole
+
+    @property
+    def columns(self) -> pa.RecordBatch:
+        """The key columns; `InvalidInputError` if it is no key of the table."""
+        if self._columns is None:
+            self._columns = key_batch([self.given], self._schema)
+        return self._columns
+
+    @property
+    def values(self) -> pa.Array:
+        """The key as an array of one."""
+        return key_array(self.columns.columns)
+
+    def part(self, place: int) -> pa.Array:
+        """One of its columns."""
+        if self._columns is None and self.held is not None:  # then each value is of the class of its column
+            given = self.given if isinstance(self.given, tuple) else (self.given,)
+            try:
+                return pa.array([given[place]], self._schema.columns.field(self._schema.primary_key[place]).type)
+            except (pa.ArrowException, ValueError, OverflowError):  # no value of the type, which is said below
+                pass
+        return self.columns.column(place)
+
+    def refuse_misfit(self) -> None:
+        """Raise `InvalidInputError` if it is no key of the table: a number of its class may be out of range."""
+        if self.whole is None:
+            key_batch([self.given], self._schema)
+
+    def shards(self, sharding: Sharding, primary_key: Sequence[str], shards: Collection[str]) -> Collection[str] | None:
+        """Those of `shards` that can hold it; None: any of them."""
+        return shards_of_keys(sharding, primary_key, self.part, shards)
