@@ -178,9 +178,16 @@ BUGS = (
     Bug(
         "a count counts base rows that were replaced",
         "read/count.py",
-        "found += len(ids_of_keys(base, concat_keys([_in_none(indexes, keys) for keys in memory])))",
-        "found += 0",
+        "    return len(superseded_rows(snapshot, shards).all)\n",
+        "    return len(superseded_rows(snapshot, shards).by_sstables)\n",
         ("tests/scan", "tests/table"),
+    ),
+    Bug(
+        "a second scan shows base rows that were replaced since the first",
+        "read/superseded_rows.py",
+        "        if start < ref.num_rows:\n",
+        "        if not start:\n",
+        ("tests/scan",),
     ),
     # ------------------------------------------------------------------------------------------------------- compaction
     Bug(

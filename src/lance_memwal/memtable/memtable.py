@@ -151,6 +151,7 @@ class MemTable:
         "first_batch",
         "generation",
         "indexes",
+        "mark",
         "schema",
     )
 
@@ -167,7 +168,9 @@ class MemTable:
         """`first_batch` is the writer-wide number of its first batch; `covered_position` the newest WAL position that it covers.
 
         `meter` is told how the indexes grow, until `detach`; `on_search` is called when a search would gain by a graph.
+        `mark` is unlike that of every other memtable: whoever remembers something of this one need not keep it alive.
         """
+        self.mark = object()
         self.schema = schema
         self.generation = generation
         self.first_batch = first_batch

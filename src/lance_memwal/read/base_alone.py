@@ -37,7 +37,11 @@ def best_in_base_alone(merge: Merge, query: TextQuery, column: str, k: int, why:
     if left_out:
         text = f"{left_out} fresh rows were not searched ({why}); compact the table to have them searched"
         warnings.warn(SearchIncompleteWarning(text, left_out), stacklevel=2)
-    base, hidden, shared = merge.snapshot.base, superseded_rows(merge), pushdown(merge.row_filter)
+    base, hidden, shared = (
+        merge.snapshot.base,
+        superseded_rows(merge.snapshot, merge.shards),
+        pushdown(merge.row_filter),
+    )
     total = base.dataset.count_rows()
     fetch = min(total, k + _EXTRA)
     while fetch:

@@ -48,6 +48,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 _BYTES_PER_ROW = 16
 _INDEX_AFTER_LOOKUPS = 8
 _MANY_KEYS, _ROWS_PER_KEY = 10_000, 100
+_PASSED_PER_TAKEN = 64  # rows whose keys are passed over in the time that one row is taken
 _OTHER_NULLS = "2.0"  # files of this version hold a null blob as one
 
 
@@ -160,7 +161,7 @@ def _key_index(base: BaseTable) -> _HashIndex:
 def ids_of_keys(base: BaseTable, keys: pa.Array) -> npt.NDArray[np.int64]:
     """The ids of all rows of `base` that have one of `keys`, in no order.
 
-    By the index of keys in memory, where it fits; else by one pass over the keys.
+    By the index of keys in memory, where it fits and few rows are to be compared; else by one pass over the keys.
     """
     if not len(keys) or base.dataset.count_rows() == 0:
         return np.empty(0, np.int64)
@@ -169,6 +170,8 @@ def ids_of_keys(base: BaseTable, keys: pa.Array) -> npt.NDArray[np.int64]:
     index = _key_index(base)
     row_ids = index.propose([keys])
     if not index.exact and len(row_ids):
+        if len(row_ids) * _PASSED_PER_TAKEN > base.dataset.count_rows():
+            return _ids_by_a_pass(base, KeySet(keys))
         row_ids = row_ids[KeySet(keys).of_rows(rows_by_id(base, row_ids, base.primary_key), base.primary_key)]
     return row_ids.astype(np.int64)
 

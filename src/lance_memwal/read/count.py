@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from lance_memwal.clock import in_order
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
-from lance_memwal.read.base_rows import count_of_keys, holds_keys, ids_of_keys, version_of
+from lance_memwal.read.base_rows import count_of_keys, holds_keys, version_of
 from lance_memwal.read.fresh import FreshIndex, ShardMerge, has_fresh_index, keys_alone, not_in
+from lance_memwal.read.superseded_rows import known_superseded, superseded_rows
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import KeySet, concat_keys
 from lance_memwal.sstable.read import SsTableReader
@@ -44,7 +44,8 @@ def live_rows_of(snapshot: Tiers) -> int:
     if alone is not None:
         return of_base + alone
     in_sstables = sum(_live_in_sstables(shard, snapshot) for shard in shards)
-    return of_base - (_superseded(base, shards) if base is not None and of_base else 0) + in_memory + in_sstables
+    hidden = _superseded(snapshot, shards) if of_base else 0
+    return of_base - hidden + in_memory + in_sstables
 
 
 def _counted_alone(snapshot: Tiers, shards: Sequence[ShardMerge]) -> int | None:
@@ -105,23 +106,19 @@ def _tombstones(readers: Sequence[SsTableReader], snapshot: Tiers) -> Iterable[n
 # ----------------------------------------------------------------------------------------------------- the base table
 
 
-def _superseded(base: BaseTable, shards: Sequence[ShardMerge]) -> int:
+def _superseded(snapshot: Tiers, shards: Sequence[ShardMerge]) -> int:
     """How many rows of the base table a fresh tier replaced or deleted."""
+    base = snapshot.base
+    known = known_superseded(snapshot, shards)
+    if known is not None:
+        return len(known.all)
     indexes = [shard.index for shard in shards if shard.index is not None]
     memory = [shard.memory_keys for shard in shards if shard.memory_keys is not None and len(shard.memory_keys)]
-    if memory and not holds_keys(base) and _is_first_count(base):
+    if not memory:
+        return _by_sstables(base, indexes)
+    if not holds_keys(base) and _is_first_count(base):
         return count_of_keys(base, KeySet(concat_keys([*memory, *(index.keys for index in indexes)])))
-    found = _by_sstables(base, indexes)
-    if memory:
-        found += len(ids_of_keys(base, concat_keys([_in_none(indexes, keys) for keys in memory])))
-    return found
-
-
-def _in_none(indexes: Iterable[FreshIndex], keys: pa.Array) -> pa.Array:
-    """The keys that no SSTable has."""
-    for index in indexes:
-        keys = keys.filter(pa.array(index.locate(keys) < 0))
-    return keys
+    return len(superseded_rows(snapshot, shards).all)
 
 
 def _by_sstables(base: BaseTable, indexes: Sequence[FreshIndex]) -> int:

@@ -26,7 +26,9 @@ from lance_memwal.clock import in_order
 from lance_memwal.process.lazy import lazy
 from lance_memwal.read.base_rows import shown_rows
 from lance_memwal.read.fresh import ShardMerge, live_rows, not_in
+from lance_memwal.read.hidden_rows import HiddenById, HiddenByKey, HiddenRows
 from lance_memwal.read.memory import matching_rows, narrowed
+from lance_memwal.read.superseded_rows import Learning, known_superseded
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.adapt import tombstone_flags
 from lance_memwal.rows.dictionaries import dictionaries
@@ -237,14 +239,15 @@ class Merge:
         shared = pushdown(self.row_filter)
         base, dataset = snapshot.base, snapshot.base.dataset
         asked = (root_of(path) if root_of(path) in base.columns.blobs else path for path in projection.columns)
-        columns = list(dict.fromkeys([*asked, *self.hiding_columns, *shared.columns]))
+        hidden = self._hidden_in_base(whole=self.row_filter is None and fragments is None)
+        columns = list(dict.fromkeys([*asked, *(() if hidden is None else hidden.columns), *shared.columns]))
         some = None if fragments is None else [f for f in dataset.get_fragments() if f.fragment_id in fragments]
         with base.reading("scanning the base table", given=shared.told is not None):
             scanner = dataset.scanner(
                 columns=columns,
                 filter=shared.told,
                 fragments=some,
-                with_row_id=projection.with_row_id,
+                with_row_id=projection.with_row_id or (hidden is not None and hidden.needs_row_id),
                 with_row_address=projection.with_row_address or not columns,
                 batch_size=self._batch_rows(),
                 scan_in_order=in_order,
@@ -254,8 +257,8 @@ class Merge:
             for batch in scanner.to_batches():
                 if batch.num_rows == 0:
                     continue
-                if self.fresh_keys is not None:
-                    live = self.live_in_base(batch)
+                if hidden is not None:
+                    live = hidden.live(batch)
                     if not live.any():
                         continue
                     if not live.all():
@@ -263,6 +266,21 @@ class Merge:
                 for part in shared.finish(pa.Table.from_batches([shown_rows(base, batch)])).to_batches():
                     if part.num_rows:
                         yield self._dress(part, _BASE)
+        if hidden is not None:
+            hidden.finish()
+
+    def _hidden_in_base(self, *, whole: bool) -> HiddenRows | None:
+        """What tells the rows of the base table that are hidden; None if nothing hides one. `whole`: all rows will be asked."""
+        if not self.snapshot.schema.primary_key:
+            return None
+        if self._hiding is None:
+            known = known_superseded(self.snapshot, self.shards)
+            if known is not None:
+                return HiddenById(known) if len(known.all) else None
+        if self.fresh_keys is None:
+            return None
+        learning = Learning(self.snapshot, self.shards) if whole and self._hiding is None else None
+        return HiddenByKey(self.fresh_keys, self.snapshot.schema.primary_key, learning)
 
     def first_of_base(self, by: Sequence[tuple[str, bool]], count: int) -> list[pa.RecordBatch] | None:
         """Live, matching rows of the base table, among them the first `count` in the order of these columns (and whether

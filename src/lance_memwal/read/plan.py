@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from lance_memwal.read.memory import indexes_used
 from lance_memwal.read.merge import Merge, Projection
 from lance_memwal.read.superseded_rows import superseded_rows
@@ -210,7 +208,6 @@ def count_superseded(snapshot: Tiers) -> Superseded:
             hidden[shard.view.shard_id, reader.sstable.generation] = len(offsets)
     if snapshot.base_table is None:
         return Superseded(hidden, tombstones, 0, None)
-    found = superseded_rows(merge)
-    row_ids = np.union1d(found.by_sstables, found.by_memory)
+    row_ids = superseded_rows(snapshot, merge.shards).all
     by_fragment = None if snapshot.base.has_stable_row_ids else Counter((row_ids >> 32).tolist())
     return Superseded(hidden, tombstones, len(row_ids), by_fragment)

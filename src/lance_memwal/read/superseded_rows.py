@@ -1,28 +1,34 @@
 """Which rows of the base table the fresh tiers hide, by row id.
 
-Owns `superseded_rows`. Invariants:
+Owns `SupersededRows`, how they are found, and what is kept of them. Invariants:
 
-1. What SSTables hide is found once per base version and list of SSTables, and kept; what memory hides is found anew for each
-   snapshot, since it grows with every put.
-2. A key in memory that an SSTable has too may be named twice.
+1. What SSTables hide is found once per base version and list of SSTables, and kept.
+2. What memory hides is kept with how much of each memtable was looked at: rows are only ever appended to one, so the next look
+   is at the new ones. Once one of these memtables is flushed, all are looked at anew.
+3. A key in memory that an SSTable has too may be named twice.
+4. What is kept is a number of eight bytes per row that is hidden, and no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from lance_memwal.process.cache import CACHE
-from lance_memwal.read.base_rows import ids_of_keys, version_of
-from lance_memwal.read.merge import Merge
-from lance_memwal.rows.keys import concat_keys
+from lance_memwal.lance.base import BaseTable
+from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
+from lance_memwal.read.base_rows import holds_keys, ids_of_keys, version_of
+from lance_memwal.read.fresh import ShardMerge
+from lance_memwal.read.tiers import Tiers
+from lance_memwal.rows.keys import KeySet, concat_keys, key_array
 
-__all__ = ["SupersededRows", "superseded_rows"]
+__all__ = ["Learning", "SupersededRows", "known_superseded", "superseded_rows"]
 
 RowIds = npt.NDArray[np.int64]
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,19 @@ class SupersededRows:
 
     def hides(self, row_ids: RowIds) -> npt.NDArray[np.bool_]:
         """Per row id: whether the row is hidden."""
-        return np.isin(row_ids, self.by_sstables) | np.isin(row_ids, self.by_memory)
+        if not len(row_ids) or not (row_ids[1:] > row_ids[:-1]).all():
+            return np.isin(row_ids, self.by_sstables) | np.isin(row_ids, self.by_memory)
+        hidden = np.zeros(len(row_ids), dtype=bool)
+        for some in (self.by_sstables, self.by_memory):
+            first, end = np.searchsorted(some, [row_ids[0], row_ids[-1] + 1])
+            at = np.searchsorted(row_ids, some[first:end])
+            hidden[at[row_ids[at] == some[first:end]]] = True
+        return hidden
+
+    @property
+    def all(self) -> RowIds:
+        """Every id once, ascending."""
+        return np.union1d(self.by_sstables, self.by_memory) if len(self.by_memory) else self.by_sstables
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +65,125 @@ class _Ids:
         return self.row_ids.nbytes
 
 
-def superseded_rows(merge: Merge) -> SupersededRows:
-    """The rows of the base table of this snapshot that a fresh tier replaced or deleted."""
-    base = merge.snapshot.base
-    shards = merge.shards if merge.snapshot.schema.primary_key else []
-    names = tuple(tuple(reader.sstable.path for reader in shard.readers) for shard in shards)
-    made_of = (*version_of(base), names)
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """How many rows of which memtables were looked at, and what these hide."""
+
+    rows: Mapping[object, int]
+    row_ids: RowIds
+
+    @property
+    def size_bytes(self) -> int:
+        return self.row_ids.nbytes + SMALL_BYTES * (1 + len(self.rows))
+
+
+_NOTHING = _Looked({}, _NONE)
+
+
+def superseded_rows(snapshot: Tiers, shards: Sequence[ShardMerge]) -> SupersededRows:
+    """The rows of the base table of a snapshot that one of its `shards` replaced or deleted."""
+    base = snapshot.base
+    shards = shards if snapshot.schema.primary_key else []
+    made_of = _made_of(base, shards)
 
     def by_sstables() -> _Ids:
         keys = [shard.index.keys for shard in shards if shard.index is not None]
-        return _Ids(np.unique(ids_of_keys(base, concat_keys(keys))) if keys else np.empty(0, np.int64))
+        return _Ids(np.unique(ids_of_keys(base, concat_keys(keys))) if keys else _NONE)
 
-    kept = CACHE.fetch(("superseded", base.location.key), by_sstables, made_of)
-    memory = [shard.memory_keys for shard in shards if shard.memory_keys is not None]
-    by_memory = np.unique(ids_of_keys(base, concat_keys(memory))) if memory else np.empty(0, np.int64)
-    return SupersededRows(kept.row_ids, by_memory, made_of)
+    kept = CACHE.fetch(_slot(base), by_sstables, made_of)
+    return SupersededRows(kept.row_ids, _by_memory(snapshot, shards), made_of)
+
+
+def known_superseded(snapshot: Tiers, shards: Sequence[ShardMerge]) -> SupersededRows | None:
+    """The same, if that costs no pass over the base table and reads no index of its keys; else None."""
+    base = snapshot.base
+    if CACHE.find(_slot(base), _made_of(base, shards)) is None:
+        return None
+    if not holds_keys(base) and _unseen(snapshot, shards, _looked_at(base, shards)):
+        return None
+    return superseded_rows(snapshot, shards)
+
+
+def _made_of(base: BaseTable, shards: Sequence[ShardMerge]) -> Hashable:
+    return *version_of(base), tuple(tuple(reader.sstable.path for reader in shard.readers) for shard in shards)
+
+
+def _slot(base: BaseTable) -> Slot:
+    return "superseded", base.location.key
+
+
+# -------------------------------------------------------------------------------------------------------- by memory
+
+
+def _memory_slot(base: BaseTable) -> Slot:
+    return "superseded by memory", base.location.key
+
+
+def _by_memory(snapshot: Tiers, shards: Sequence[ShardMerge]) -> RowIds:
+    base = snapshot.base
+    looked = _looked_at(base, shards)
+    unseen = _unseen(snapshot, shards, looked)
+    if not unseen:
+        return looked.row_ids
+    found = np.union1d(looked.row_ids, ids_of_keys(base, concat_keys(unseen)))
+    _keep_looked(base, shards, found)
+    return found
+
+
+def _keep_looked(base: BaseTable, shards: Sequence[ShardMerge], row_ids: RowIds) -> None:
+    looked = _Looked(_rows_in_memory(shards), row_ids)
+    CACHE.keep(_memory_slot(base), looked, looked.size_bytes, version_of(base))
+
+
+def _looked_at(base: BaseTable, shards: Sequence[ShardMerge]) -> _Looked:
+    """What is known of a part of what is in memory."""
+    known: _Looked | None = CACHE.find(_memory_slot(base), version_of(base))
+    now = _rows_in_memory(shards)
+    return known if known is not None and all(now.get(m, -1) >= n for m, n in known.rows.items()) else _NOTHING
+
+
+def _rows_in_memory(shards: Sequence[ShardMerge]) -> dict[object, int]:
+    return {ref.memtable.mark: ref.num_rows for shard in shards for ref in shard.view.memory}
+
+
+def _unseen(snapshot: Tiers, shards: Sequence[ShardMerge], looked: _Looked) -> list[pa.Array]:
+    """The keys in memory that were not looked at, some of them perhaps twice."""
+    names = list(snapshot.schema.primary_key)
+    found = []
+    for ref in (ref for shard in shards for ref in shard.view.memory):
+        start = looked.rows.get(ref.memtable.mark, 0)
+        if start < ref.num_rows:
+            found.append(key_array(ref.table().select(names).slice(start).columns))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- learning
+
+
+class Learning:
+    """What a pass over all keys of the base table finds, so that it is known from then on."""
+
+    def __init__(self, snapshot: Tiers, shards: Sequence[ShardMerge]) -> None:
+        self._base = snapshot.base
+        self._shards = shards
+        self._row_ids: list[RowIds] = []
+        self._keys: list[pa.Array] = []
+
+    def add(self, row_ids: RowIds, keys: pa.Array) -> None:
+        """Take in hidden rows."""
+        self._row_ids.append(row_ids)
+        self._keys.append(keys)
+
+    def finish(self) -> None:
+        """Keep what was found: every hidden row was taken in."""
+        row_ids, by_memory, by_sstables = _NONE, np.empty(0, bool), np.empty(0, bool)
+        if self._keys:
+            row_ids, keys = np.concatenate(self._row_ids), concat_keys(self._keys)
+            memory = [shard.memory_keys for shard in self._shards if shard.memory_keys is not None]
+            by_memory = KeySet(concat_keys(memory)).contains(keys) if memory else np.zeros(len(keys), bool)
+            by_sstables = np.zeros(len(keys), bool)
+            for index in (shard.index for shard in self._shards if shard.index is not None):
+                by_sstables |= index.locate(keys) >= 0
+        _keep_looked(self._base, self._shards, np.sort(row_ids[by_memory]))
+        kept = _Ids(np.sort(row_ids[by_sstables]))
+        CACHE.keep(_slot(self._base), kept, kept.size_bytes, _made_of(self._base, self._shards))

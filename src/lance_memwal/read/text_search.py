@@ -62,7 +62,7 @@ def best_texts(merge: Merge, asked: TextSearch) -> tuple[Ranked, list[Any]]:
             views[name].append(index.view(source.num_rows, source.live))
     base, answers = None, list[Any](fresh)
     if merge.snapshot.base_table is not None:
-        hidden = superseded_rows(merge)
+        hidden = superseded_rows(merge.snapshot, merge.shards)
         base = {name: BaseTexts(merge, hidden, name, how) for name, how in asked.columns.items()}
         for name, texts in base.items():
             views[name].append(texts)
