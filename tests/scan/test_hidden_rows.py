@@ -124,7 +124,7 @@ def test_a_cache_that_keeps_nothing_changes_nothing(tmp_path: Path) -> None:
         mw.set_cache_bytes(limit)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["string", "binary", "composite"])
 def test_the_second_scan_compares_no_key_of_the_base_table(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,8 +109,8 @@ def _tombstones(readers: Sequence[SsTableReader], snapshot: Tiers) -> Iterable[n
 def _superseded(snapshot: Tiers, shards: Sequence[ShardMerge]) -> int:
     """How many rows of the base table a fresh tier replaced or deleted."""
     base = snapshot.base
-    known = known_superseded(snapshot, shards)
-    if known is not None:
+    known, unseen = known_superseded(snapshot, shards)
+    if known is not None and not unseen:
         return len(known.all)
     indexes = [shard.index for shard in shards if shard.index is not None]
     memory = [shard.memory_keys for shard in shards if shard.memory_keys is not None and len(shard.memory_keys)]

@@ -1,7 +1,8 @@
 """How a pass over rows of the base table tells which of them a fresh tier hides.
 
 Owns `HiddenByKey` and `HiddenById`. Both say which columns they need, and whether row ids. Invariant: they hide the same rows.
-To compare keys is proportional to the base table and its keys; row ids that are known already are looked for in its rows.
+To compare keys costs a look at every key of the base table, which is dear where they are bytes; row ids that are known are
+looked for among those of the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import pyarrow as pa
 
 from lance_memwal.read.base_rows import row_ids_of
 from lance_memwal.read.superseded_rows import Learning, SupersededRows
-from lance_memwal.rows.keys import KeySet, key_array
+from lance_memwal.rows.keys import KeySet
+from lance_memwal.types import ROW_ID
 
 __all__ = ["HiddenById", "HiddenByKey", "HiddenRows"]
 
@@ -40,23 +42,6 @@ class HiddenRows(Protocol):
         """All rows of the base table were asked for."""
 
 
-class HiddenById:
-    """By row ids that are known."""
-
-    columns: Sequence[str] = ()
-    needs_row_id = True
-
-    def __init__(self, rows: SupersededRows) -> None:
-        self._rows = rows
-
-    def live(self, rows: pa.RecordBatch) -> _Mask:
-        """Per row: whether no fresh tier hides it."""
-        return ~self._rows.hides(row_ids_of(rows))
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-
 class HiddenByKey:
     """By the keys of fresh tiers; `learning`, if there is one, is told what is found."""
 
@@ -70,11 +55,31 @@ class HiddenByKey:
         """Per row: whether no fresh tier hides it."""
         found = self._keys.of_rows(rows, self.columns)
         if self._learning is not None and found.any():
-            keys = rows.select(list(self.columns)).filter(pa.array(found))
-            self._learning.add(row_ids_of(rows)[found], key_array(keys.columns))
+            self._learning.add(rows.select([*self.columns, ROW_ID]).filter(pa.array(found)))
         return ~found
 
     def finish(self) -> None:
         """Let what was found be known."""
         if self._learning is not None:
             self._learning.finish()
+
+
+class HiddenById:
+    """By row ids that are known; `others`, if there are any, are hidden by their keys."""
+
+    needs_row_id = True
+
+    def __init__(self, rows: SupersededRows, others: HiddenByKey | None) -> None:
+        self.columns: Sequence[str] = () if others is None else others.columns
+        self._rows = rows
+        self._others = others
+
+    def live(self, rows: pa.RecordBatch) -> _Mask:
+        """Per row: whether no fresh tier hides it."""
+        live: _Mask = ~self._rows.hides(row_ids_of(rows))
+        return live if self._others is None else live & self._others.live(rows)
+
+    def finish(self) -> None:
+        """Let what was found by keys be known."""
+        if self._others is not None:
+            self._others.finish()

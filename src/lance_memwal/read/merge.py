@@ -261,6 +261,8 @@ class Merge:
                     live = hidden.live(batch)
                     if not live.any():
                         continue
+                    if hidden.needs_row_id and not projection.with_row_id and columns:
+                        batch = batch.drop_columns([ROW_ID])  # to filter it, too, would cost as much as to find it
                     if not live.all():
                         batch = batch.filter(pa.array(live))
                 for part in shared.finish(pa.Table.from_batches([shown_rows(base, batch)])).to_batches():
@@ -271,16 +273,16 @@ class Merge:
 
     def _hidden_in_base(self, *, whole: bool) -> HiddenRows | None:
         """What tells the rows of the base table that are hidden; None if nothing hides one. `whole`: all rows will be asked."""
-        if not self.snapshot.schema.primary_key:
-            return None
-        if self._hiding is None:
-            known = known_superseded(self.snapshot, self.shards)
-            if known is not None:
-                return HiddenById(known) if len(known.all) else None
-        if self.fresh_keys is None:
-            return None
-        learning = Learning(self.snapshot, self.shards) if whole and self._hiding is None else None
-        return HiddenByKey(self.fresh_keys, self.snapshot.schema.primary_key, learning)
+        schema = self.snapshot.schema
+        if (
+            not schema.primary_key or self._hiding is not None or schema.key_form.is_number
+        ):  # those are compared in no time
+            return None if self.fresh_keys is None else HiddenByKey(self.fresh_keys, schema.primary_key, None)
+        known, unseen = known_superseded(self.snapshot, self.shards)
+        keys = self.fresh_keys if known is None else KeySet(concat_keys(unseen)) if unseen else None
+        learning = Learning(self.snapshot, self.shards, known) if whole else None
+        by_key = None if keys is None else HiddenByKey(keys, schema.primary_key, learning)
+        return by_key if known is None or not len(known.all) else HiddenById(known, by_key)
 
     def first_of_base(self, by: Sequence[tuple[str, bool]], count: int) -> list[pa.RecordBatch] | None:
         """Live, matching rows of the base table, among them the first `count` in the order of these columns (and whether

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
-from lance_memwal.read.base_rows import holds_keys, ids_of_keys, version_of
+from lance_memwal.read.base_rows import holds_keys, ids_of_keys, row_ids_of, version_of
 from lance_memwal.read.fresh import ShardMerge
 from lance_memwal.read.tiers import Tiers
 from lance_memwal.rows.keys import KeySet, concat_keys, key_array
@@ -94,14 +94,22 @@ def superseded_rows(snapshot: Tiers, shards: Sequence[ShardMerge]) -> Superseded
     return SupersededRows(kept.row_ids, _by_memory(snapshot, shards), made_of)
 
 
-def known_superseded(snapshot: Tiers, shards: Sequence[ShardMerge]) -> SupersededRows | None:
-    """The same, if that costs no pass over the base table and reads no index of its keys; else None."""
-    base = snapshot.base
-    if CACHE.find(_slot(base), _made_of(base, shards)) is None:
-        return None
-    if not holds_keys(base) and _unseen(snapshot, shards, _looked_at(base, shards)):
-        return None
-    return superseded_rows(snapshot, shards)
+def known_superseded(
+    snapshot: Tiers, shards: Sequence[ShardMerge]
+) -> tuple[SupersededRows, Sequence[pa.Array]] | tuple[None, None]:
+    """As much of the same as is known without a pass over the base table, and the keys in memory that may hide more rows.
+
+    Nothing, if it is not known what SSTables hide.
+    """
+    base, made_of = snapshot.base, _made_of(snapshot.base, shards)
+    kept: _Ids | None = CACHE.find(_slot(base), made_of)
+    if kept is None:
+        return None, None
+    looked = _looked_at(base, shards)
+    unseen = _unseen(snapshot, shards, looked)
+    if unseen and holds_keys(base):
+        return superseded_rows(snapshot, shards), ()
+    return SupersededRows(kept.row_ids, looked.row_ids, made_of), unseen
 
 
 def _made_of(base: BaseTable, shards: Sequence[ShardMerge]) -> Hashable:
@@ -161,29 +169,37 @@ def _unseen(snapshot: Tiers, shards: Sequence[ShardMerge], looked: _Looked) -> l
 
 
 class Learning:
-    """What a pass over all keys of the base table finds, so that it is known from then on."""
+    """What a pass over all keys of the base table finds beside what is `known`, so that it is known, too, from then on."""
 
-    def __init__(self, snapshot: Tiers, shards: Sequence[ShardMerge]) -> None:
+    def __init__(self, snapshot: Tiers, shards: Sequence[ShardMerge], known: SupersededRows | None = None) -> None:
         self._base = snapshot.base
         self._shards = shards
-        self._row_ids: list[RowIds] = []
-        self._keys: list[pa.Array] = []
+        self._known = known
+        self._rows: list[pa.RecordBatch] = []
 
-    def add(self, row_ids: RowIds, keys: pa.Array) -> None:
-        """Take in hidden rows."""
-        self._row_ids.append(row_ids)
-        self._keys.append(keys)
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Take in hidden rows: their key columns, and their ids."""
+        self._rows.append(rows)
 
     def finish(self) -> None:
         """Keep what was found: every hidden row was taken in."""
-        row_ids, by_memory, by_sstables = _NONE, np.empty(0, bool), np.empty(0, bool)
-        if self._keys:
-            row_ids, keys = np.concatenate(self._row_ids), concat_keys(self._keys)
-            memory = [shard.memory_keys for shard in self._shards if shard.memory_keys is not None]
-            by_memory = KeySet(concat_keys(memory)).contains(keys) if memory else np.zeros(len(keys), bool)
-            by_sstables = np.zeros(len(keys), bool)
-            for index in (shard.index for shard in self._shards if shard.index is not None):
-                by_sstables |= index.locate(keys) >= 0
+        row_ids = np.concatenate([_NONE, *map(row_ids_of, self._rows)])
+        if self._known is not None:
+            _keep_looked(self._base, self._shards, np.union1d(self._known.by_memory, row_ids))
+            return
+        by_memory, by_both = self._in_memory(len(row_ids))
         _keep_looked(self._base, self._shards, np.sort(row_ids[by_memory]))
-        kept = _Ids(np.sort(row_ids[by_sstables]))
+        kept = _Ids(np.sort(row_ids[~by_memory | by_both]))
         CACHE.keep(_slot(self._base), kept, kept.size_bytes, _made_of(self._base, self._shards))
+
+    def _in_memory(self, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Per row that was taken in: whether its key is in memory, and whether an SSTable has it as well."""
+        by_memory, by_both = np.zeros(count, bool), np.zeros(count, bool)
+        memory = [shard.memory_keys for shard in self._shards if shard.memory_keys is not None]
+        if count and memory:
+            keys = key_array(pa.Table.from_batches(self._rows).select(list(self._base.primary_key)).columns)
+            by_memory = KeySet(concat_keys(memory)).contains(keys)
+            some = keys.filter(pa.array(by_memory))
+            for index in (shard.index for shard in self._shards if shard.index is not None):
+                by_both[by_memory] |= index.locate(some) >= 0
+        return by_memory, by_both

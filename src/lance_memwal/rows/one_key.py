@@ -47,6 +47,11 @@ class KeyForm:
         fits, encoders = tuple(map(_fit_of, kinds)), tuple(map(encoder_of, kinds))
         return cls(tuple(kind for kind, _ in parts), converts, not any(converts), fits, encoders)
 
+    @property
+    def is_number(self) -> bool:
+        """Whether a key is compared as one number."""
+        return len(self.classes) == 1 and self.classes[0] not in (str, bytes, uuid.UUID, Decimal)
+
     def hashable(self, key: Any) -> Any:
         """`key` as memtables hold it; None if that cannot be told here."""
         given = key if isinstance(key, tuple) else (key,)
