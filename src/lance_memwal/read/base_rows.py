@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.lance.base import BaseTable, take_rows
 from lance_memwal.memtable.key_index import key_values
-from lance_memwal.process.cache import CACHE, Slot
+from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
 from lance_memwal.read.asked_key import AskedKey
 from lance_memwal.rows.blobs import as_shown
 from lance_memwal.rows.key_codes import hash_code, hash_codes
@@ -38,6 +38,7 @@ __all__ = [
     "count_of_keys",
     "holds_keys",
     "ids_of_keys",
+    "is_first_time",
     "row_ids_of",
     "rows_by_id",
     "shown_rows",
@@ -139,6 +140,15 @@ def _none_of(base: BaseTable, columns: Sequence[str]) -> pa.Table:
 def version_of(base: BaseTable) -> tuple[object, ...]:
     """What tells one version of one table from every other."""
     return base.table_id, base.version, base.stamp  # a table made anew has versions of the same number
+
+
+def is_first_time(base: BaseTable, what: str) -> bool:
+    """Whether this was not asked before of this version: what pays only if it is done again, and costs memory, may wait."""
+    slot: Slot = (what, base.location.key)
+    if CACHE.find(slot, version_of(base)):
+        return False
+    CACHE.keep(slot, True, SMALL_BYTES, version_of(base))
+    return True
 
 
 def row_ids_of(rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:

@@ -19,7 +19,7 @@ import numpy as np
 from lance_memwal.clock import in_order
 from lance_memwal.lance.base import BaseTable
 from lance_memwal.process.cache import CACHE, SMALL_BYTES, Slot
-from lance_memwal.read.base_rows import count_of_keys, holds_keys, version_of
+from lance_memwal.read.base_rows import count_of_keys, holds_keys, is_first_time, version_of
 from lance_memwal.read.fresh import FreshIndex, ShardMerge, has_fresh_index, keys_alone, not_in
 from lance_memwal.read.superseded_rows import known_superseded, superseded_rows
 from lance_memwal.read.tiers import Tiers
@@ -116,7 +116,7 @@ def _superseded(snapshot: Tiers, shards: Sequence[ShardMerge]) -> int:
     memory = [shard.memory_keys for shard in shards if shard.memory_keys is not None and len(shard.memory_keys)]
     if not memory:
         return _by_sstables(base, indexes)
-    if not holds_keys(base) and _is_first_count(base):
+    if not holds_keys(base) and is_first_time(base, "counted"):
         return count_of_keys(base, KeySet(concat_keys([*memory, *(index.keys for index in indexes)])))
     return len(superseded_rows(snapshot, shards).all)
 
@@ -132,12 +132,3 @@ def _by_sstables(base: BaseTable, indexes: Sequence[FreshIndex]) -> int:
         found = count_of_keys(base, KeySet(concat_keys([index.keys for index in indexes])))
         CACHE.keep(slot, found, SMALL_BYTES, made_of)
     return found
-
-
-def _is_first_count(base: BaseTable) -> bool:
-    """Whether this version was not counted before with rows in memory."""
-    slot: Slot = ("counted", base.location.key)
-    if CACHE.find(slot, version_of(base)):
-        return False
-    CACHE.keep(slot, True, SMALL_BYTES, version_of(base))
-    return True

@@ -24,7 +24,7 @@ from lance.dataset import ColumnOrdering
 
 from lance_memwal.clock import in_order
 from lance_memwal.process.lazy import lazy
-from lance_memwal.read.base_rows import shown_rows
+from lance_memwal.read.base_rows import is_first_time, shown_rows
 from lance_memwal.read.fresh import ShardMerge, live_rows, not_in
 from lance_memwal.read.hidden_rows import HiddenById, HiddenByKey, HiddenRows
 from lance_memwal.read.memory import matching_rows, narrowed
@@ -280,7 +280,8 @@ class Merge:
             return None if self.fresh_keys is None else HiddenByKey(self.fresh_keys, schema.primary_key, None)
         known, unseen = known_superseded(self.snapshot, self.shards)
         keys = self.fresh_keys if known is None else KeySet(concat_keys(unseen)) if unseen else None
-        learning = Learning(self.snapshot, self.shards, known) if whole else None
+        pays = whole and (known is not None or not is_first_time(self.snapshot.base, "scanned"))
+        learning = Learning(self.snapshot, self.shards, known) if pays else None
         by_key = None if keys is None else HiddenByKey(keys, schema.primary_key, learning)
         return by_key if known is None or not len(known.all) else HiddenById(known, by_key)
 
