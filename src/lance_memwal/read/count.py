@@ -5,7 +5,8 @@ Owns `live_rows_of`. Invariants:
 1. The number is that of the rows which a scan without filter, limit and offset gives.
 2. The base table is not read where its manifest knows the number: where no fresh tier has a key, or the table has no primary
    key. Else its keys are passed over once per version and list of SSTables. From the second count with rows in memory on,
-   the base table has an index of its keys in memory, where it fits (`lance_memwal.read.base_rows`).
+   the base table has an index of its keys in memory, where it fits (`lance_memwal.read.base_rows`). What an earlier read found
+   is not looked for again (`lance_memwal.read.superseded_rows`).
 3. Of an SSTable the keys are read, and which of its rows are tombstones; both once. The first count of a table with nothing in
    memory and without tombstones needs no more than the keys, and makes no index of them.
 """
