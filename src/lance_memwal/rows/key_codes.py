@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from lance_memwal.rows.siphash import hash_messages
 
-__all__ = ["hash_code", "hash_codes", "last_words", "sort_cells", "tail_codes"]
+__all__ = ["BLOCK_ROWS", "hash_code", "hash_codes", "last_words", "sort_cells", "tail_codes"]
 
 U64Array = npt.NDArray[np.uint64]
 
@@ -37,7 +37,7 @@ _LONG_BYTES = 256  # a step for every word of a longer key is too much for the f
 _CELL_BYTES = 128
 _CELL_SHARE = 4
 _MASK = (1 << 64) - 1
-_BLOCK_ROWS = 1 << 15  # what a step works on stays in the processor's cache
+BLOCK_ROWS = 1 << 15  # what a step works on stays in the processor's cache
 # The bytes of a word that belong to a key of which n bytes are left, n up to 8.
 # How far a word is shifted that has n bytes of a key at its end; 64 would be none, and the mask is 0 then.
 _UNUSED = np.array([min(63, 8 * (_WORD - n)) for n in range(_WORD + 1)], np.uint64)
@@ -47,8 +47,8 @@ _KEPT = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
 def hash_codes(keys: pa.Array) -> U64Array:
     """One number per key, which are texts or binaries without nulls."""
     codes = np.empty(len(keys), np.uint64)
-    for start in range(0, len(keys), _BLOCK_ROWS):
-        part = keys.slice(start, _BLOCK_ROWS)
+    for start in range(0, len(keys), BLOCK_ROWS):
+        part = keys.slice(start, BLOCK_ROWS)
         codes[start : start + len(part)] = _hash_block(_Bytes.of(part), part)
     return codes
 

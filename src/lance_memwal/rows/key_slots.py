@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.rows.key_codes import hash_codes, tail_codes
+from lance_memwal.rows.key_codes import BLOCK_ROWS, hash_codes, tail_codes
 
 __all__ = ["SLOT_BYTES_PER_KEY", "KeySlots"]
 
@@ -112,7 +112,10 @@ class KeySlots:
             flags = np.zeros(1 << bits, np.bool_)
             flags[_slots(tail_codes(self._keys), _TABLES, bits)] = True
             self._tails = flags
-        return np.flatnonzero(self._tails[_slots(tail_codes(keys), _TABLES, bits)])
+        flags = self._tails
+        blocks = [keys.slice(start, BLOCK_ROWS) for start in range(0, len(keys), BLOCK_ROWS)]
+        passed = [flags[_slots(tail_codes(block), _TABLES, bits)] for block in blocks]
+        return np.flatnonzero(np.concatenate(passed)) if passed else np.empty(0, np.int64)
 
     def _not_excluded(self, codes: _Codes) -> _Rows:
         """Those of some codes that may be among ours: one look into a table of flags excludes most others."""
