@@ -16,7 +16,7 @@ import pyarrow as pa
 from lance_memwal.rows.ingest import key_batch
 from lance_memwal.rows.keys import key_array
 from lance_memwal.rows.schema import TableSchema
-from lance_memwal.rows.sharding import Sharding, shards_of_keys
+from lance_memwal.rows.sharding import Sharding, shards_of_keys, shards_of_plain_key
 
 __all__ = ["AskedKey"]
 
@@ -55,9 +55,8 @@ class AskedKey:
     def part(self, place: int) -> pa.Array:
         """One of its columns."""
         if self._columns is None and self.held is not None:  # then each value is of the class of its column
-            given = self.given if isinstance(self.given, tuple) else (self.given,)
             try:
-                return pa.array([given[place]], self._schema.columns.field(self._schema.primary_key[place]).type)
+                return pa.array([self._parts[place]], self._schema.columns.field(self._schema.primary_key[place]).type)
             except (pa.ArrowException, ValueError, OverflowError):  # no value of the type, which is said below
                 pass
         return self.columns.column(place)
@@ -69,4 +68,12 @@ class AskedKey:
 
     def shards(self, sharding: Sharding, primary_key: Sequence[str], shards: Collection[str]) -> Collection[str] | None:
         """Those of `shards` that can hold it; None: any of them."""
+        if self.held is not None:
+            found = shards_of_plain_key(sharding, primary_key, self._parts, self._schema.columns, shards)
+            if found is not None:
+                return found
         return shards_of_keys(sharding, primary_key, self.part, shards)
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.given if isinstance(self.given, tuple) else (self.given,)

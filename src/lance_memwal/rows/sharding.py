@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from lance_memwal.arguments import check_column, check_instance, check_number, described
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
-from lance_memwal.rows.bucket import bucket_of, is_bucket_type
+from lance_memwal.rows.bucket import bucket_of, bucket_of_one, is_bucket_type
 from lance_memwal.rows.expressions import demands_of
 from lance_memwal.rows.shard_ids import IDENTITY_TYPE_NAMES, bucket_shard_id, identity_shard_id, unsharded_shard_id
 from lance_memwal.rows.sql import parse, values_of
@@ -51,6 +51,7 @@ __all__ = [
     "sharding_of_text",
     "shards_of_filter",
     "shards_of_keys",
+    "shards_of_plain_key",
 ]
 
 MAX_BUCKETS = 1024
@@ -106,6 +107,10 @@ class _Sharding(ABC):
         """
         ids = self.shard_ids()
         return None if ids is None else frozenset(ids)
+
+    def shard_of_plain(self, value: Any, kind: pa.DataType) -> str | None:
+        """The shard of rows with this value in the column, which has the type `kind`, if it can be told without Arrow."""
+        return None
 
     @abstractmethod
     def route(self, batch: pa.RecordBatch, schema: pa.Schema | None) -> _Routed:
@@ -267,6 +272,10 @@ class Bucket(_ByColumn):
 
     def strangers(self, shards: frozenset[str]) -> frozenset[str]:
         return _bucket_strangers(self.num_buckets, shards)
+
+    def shard_of_plain(self, value: Any, kind: pa.DataType) -> str | None:
+        bucket = bucket_of_one(value, kind, self.num_buckets)
+        return None if bucket is None else bucket_shard_id(bucket)
 
     def _shard_of(self, array: pa.Array) -> str:
         return bucket_shard_id(int(bucket_of(array, self.num_buckets)[0]))
@@ -431,10 +440,24 @@ def shards_of_keys(
     return _candidates(sharding, column, column.type, shards)
 
 
+def shards_of_plain_key(
+    sharding: Sharding, primary_key: Sequence[str], key: Sequence[Any], columns: pa.Schema, shards: Collection[str]
+) -> frozenset[str] | None:
+    """`shards_of_keys` for one key of plain values, if that can be told without Arrow; else None."""
+    if sharding.column is None or sharding.column not in primary_key:
+        return None
+    kind = columns.field(sharding.column).type
+    named = sharding.shard_of_plain(key[primary_key.index(sharding.column)], kind)
+    return None if named is None else _those(sharding, frozenset({named}), shards)
+
+
 def _candidates(sharding: Sharding, values: Any, kind: pa.DataType, shards: Collection[str]) -> frozenset[str] | None:
     named = sharding.shards_for(values, kind)
-    if named is None:
-        return None
+    return None if named is None else _those(sharding, named, shards)
+
+
+def _those(sharding: Sharding, named: frozenset[str], shards: Collection[str]) -> frozenset[str]:
+    """Those of `shards` that are `named`, or that no row is routed to."""
     there = frozenset(shards)
     return (there & named) | sharding.strangers(there)
 
