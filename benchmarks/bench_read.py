@@ -73,7 +73,7 @@ def _tables(state: str, quick: bool) -> Tables:
     tables = {"memtable": 0, "sstables": 3, "many": 100}[state]
     step = -(-fresh_rows // max(tables, 1))
     parts = [fresh[i : i + step] for i in range(0, fresh_rows, step)]
-    our_writer = ours.shard_writer(fsync=False)
+    our_writer = ours.shard_writer(fsync=False, max_memtable_age_ms=None)  # a long run would flush what is to be fresh
     peer_dataset = lance.dataset(peer_uri)
     peer_writer = peer_dataset.mem_wal_writer(_SHARD, max_memtable_rows=1_000_000)
     for part in parts:
