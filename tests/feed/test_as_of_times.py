@@ -139,3 +139,19 @@ def test_a_large_put_is_there_from_its_manifest_on(table: mw.Table) -> None:
     assert len(moments[-1][1]) > 100
     for moment, then in moments:
         assert rows(table.at(moment)) == then
+
+
+def test_a_version_that_clean_up_took_is_not_replaced_by_an_older_one_that_somebody_keeps(table: mw.Table) -> None:
+    with table.writer(compaction=None) as writer:
+        writer.put({"id": [1], "v": ["a"]})
+    table.checkpoint_create("kept")
+    now()
+    table.dataset.add_columns(pa.field("extra", pa.int64()))
+    then = now()
+    assert "extra" in table.at(then).schema.names
+    now()
+    table.dataset.add_columns(pa.field("later", pa.int64()))
+    table.maintain(versions=timedelta(0), grace_seconds=0)
+    with pytest.raises(mw.CollectedError):
+        table.at(then)
+    assert "extra" not in table.at("kept").schema.names

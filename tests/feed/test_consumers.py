@@ -81,7 +81,7 @@ def test_collection_never_passes_a_consumer_that_stopped(tmp_path: Path) -> None
     assert ids_of(found) == [10, 11, 12, 10]
     found.commit()
     assert collect(table).count("entry") > 0
-    with pytest.raises(mw.FencedError):
+    with pytest.raises(mw.FencedError, match="Reader of the consumer"):
         reader.commit()
 
 
@@ -279,9 +279,28 @@ def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: Any) -> None
         create(str(tmp_path / "t"), SCHEMA).consumer(name)
 
 
-@pytest.mark.parametrize("point", ["gc.proposed", "gc.before_floor", "gc.after_floor"])
+COLLECTION = ["gc.proposed", "gc.announced", "gc.before_floor", "gc.after_floor", "gc.before_entry"]
+
+
+def collect_while(table: mw.Table, point: str, come: Callable[[], None]) -> None:
+    """Collect, and let somebody come when collection is at `point` first."""
+    waiting = [come]
+
+    def reached(at: str) -> None:
+        if at == point and waiting:
+            waiting.pop()()
+
+    crash_points.install(reached)
+    try:
+        table.gc(grace_seconds=0)
+    finally:
+        crash_points.install(None)
+    assert not waiting, f"collection was never at {point}"
+
+
+@pytest.mark.parametrize("point", COLLECTION)
 def test_a_consumer_that_comes_while_collection_runs_misses_nothing_unsaid(tmp_path: Path, point: str) -> None:
-    """It reads everything from its start on, or is told at its first read that it cannot."""
+    """It reads everything from its start on, or is told at once that it cannot, and leaves nothing behind."""
     table = create(str(tmp_path / "t"), SCHEMA)
     put(table, [1])
     begin = table.changes(start="earliest").cursor
@@ -289,40 +308,33 @@ def test_a_consumer_that_comes_while_collection_runs_misses_nothing_unsaid(tmp_p
     table.compact()
     came: list[mw.Consumer] = []
 
-    def come(at: str) -> None:
-        if at == point and not came:
-            came.append(table.consumer("sync", start=begin, until="now"))
+    def come() -> None:
+        try:
+            came.append(consumer(table, start=begin))
+        except mw.CollectedError:
+            assert table.consumers() == []
 
-    crash_points.install(come)
-    try:
-        table.gc(grace_seconds=0)
-    finally:
-        crash_points.install(None)
-    try:
-        found = ids_of(came[0])
-    except mw.CollectedError:
-        return
-    assert found == [1, 10, 11, 12, 10]
-    assert min(list_positions(table.location, SHARD)) == 1
+    collect_while(table, point, come)
+    assert bool(came) == (point == "gc.proposed")
+    if came:
+        assert ids_of(came[0]) == [1, 10, 11, 12, 10]
+        assert min(list_positions(table.location, SHARD)) == 1
 
 
-@pytest.mark.parametrize("point", ["gc.proposed", "gc.before_floor", "gc.after_floor"])
-def test_a_consumer_that_begins_with_a_snapshot_while_collection_runs_can_read_it(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize("start", ["snapshot", "earliest", "latest"])
+@pytest.mark.parametrize("point", COLLECTION)
+def test_a_consumer_that_came_while_collection_ran_is_never_passed(tmp_path: Path, point: str, start: Any) -> None:
+    """What it was handed out and has not committed is handed out again: it must not be told to begin anew instead."""
     table = create(str(tmp_path / "t"), SCHEMA)
     life(table, 10)
-    came: list[mw.Consumer] = []
-
-    def come(at: str) -> None:
-        if at == point and not came:
-            came.append(table.consumer("sync", until="now"))
-
-    crash_points.install(come)
-    try:
-        table.gc(grace_seconds=0)
-    finally:
-        crash_points.install(None)
-    if came:
-        assert sorted(mirrored(came[0])) == [10, 11, 12]
+    table.compact()
+    begun: list[int] = []
+    collect_while(table, point, lambda: begun.extend(ids_of(consumer(table, start=start))))
+    life(table, 20)
+    collect(table)
+    reader = consumer(table)
+    assert ids_of(reader) == [*begun, 20, 21, 22, 20]
+    reader.commit()
 
 
 class InterruptedClock(SystemClock):

@@ -1,10 +1,10 @@
 """A model of one shard that many write at once: every order of their store calls is tried (RFC 0017).
 
-A `World` is the log, the newest manifest, what each process does next, and puts that are on their way. `successors` gives
-every world that may follow: one store call of one process (a sink, an owner that writes for itself or for clients, a
-consumer), a crash before or after it, a put that lands late, a step of collection or compaction. `explore` walks all of
-them and stops at the first that breaks a promise. A row stands for its transaction. Each rule has a switch: without it,
-the model must find a row that is lost, doubled or invented.
+A `World` is the log, the newest manifest, the base table, what each process does next, and puts that are on their way.
+`successors` gives every world that may follow: one store call of one process (a sink, an owner that writes for itself or for
+clients, a client, a consumer, a compactor, the collector), a crash before or after it, a put that lands late, an answer that is
+lost. `explore` walks all of them and stops at the first that breaks a promise. A row stands for its transaction. Each rule has
+a switch: without it, the model must find a row that is lost, doubled or invented, or an entry that a consumer missed.
 
 What it leaves out: reading the log is one step; the bytes of entries; time (a silent owner may be taken over at any moment,
 which is worse than any clock).
@@ -15,166 +15,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
-from typing import NamedTuple
 
-__all__ = ["NOTHING", "Entry", "Process", "Rule", "Scenario", "explore"]
+from tests.model_check.upkeep import Upkeep
+from tests.model_check.worlds import (
+    NOTHING,
+    Base,
+    Entry,
+    Manifest,
+    Process,
+    Rule,
+    Scenario,
+    View,
+    World,
+    put_entry,
+    put_manifest,
+)
 
+__all__ = ["Walk", "explore"]
 
-NOTHING: frozenset[str] = frozenset()
 _UNMARKED = "unmarked"  # the row is there, and nothing says whose it is
-
-
-class Rule(StrEnum):
-    """What the protocol asks for; a planted bug leaves one out."""
-
-    CONFIRM_AFTER_LOG = (
-        auto()
-    )  # the manifest is confirmed after the log was read, before anything is skipped or created
-    FORGET_UNCONFIRMED = auto()  # what was read while the manifest moved is not remembered either
-    CARRY_TRANSACTION = auto()  # every append in a joint epoch carries a transaction
-    LOOK_AFTER_CREATE = auto()  # after the create the manifest is read: the cursor may have passed the position
-    AGAIN_FROM_MAP = auto()  # an append that is not acknowledged begins again, and asks the map
-    READ_WHAT_IS_MET = auto()  # a sink that lives on knows all below the position that it creates, or reads it
-    JOIN_ONLY_JOINT = auto()  # the newest entry of the manifest's epoch says whether one may join
-    ENTRY_OF_EPOCH = auto()  # ... of that epoch, not the newest of all
-    SEAL_BEFORE_FLUSH = auto()  # a flusher ends the generation in the log before it reads what it publishes
-    SEAL_OF_OWN_EPOCH = auto()  # a seal below a sentinel of a higher epoch is void
-    SEAL_ONLY_ROWS = auto()  # a generation without rows is not sealed
-    MARK_BEFORE_BULK = auto()  # a generation that is not in the log is announced there before it is committed
-    HELP_FIRST = auto()  # whoever finds an announced generation publishes it before it goes on
-    BULK_COUNTS_DECIDED = auto()  # the transaction of a bulk mark counts once the cursor has reached the mark
-    BULK_ONE_MARK = auto()  # a bulk makes a new mark only after its last commit is decided
-    FEED_LISTED_PATH = auto()  # a mark whose generation is listed under another path is lost
-    FEED_SAME_GENERATION = auto()  # one that is not listed is lost if what comes next has its generation
-    JOINT_IF_PUBLISHED = auto()  # close() leaves the mark only if every generation is published
-    JOINT_IF_DECIDED = auto()  # ... and no commit of its own is undecided
-    OWNER_LEAVES_OUT = auto()  # the map of a sentinel leaves a mark out only while the claimer still owns the shard
-    OWNER_KNOWS_CLIENTS = auto()  # an owner that writes for others skips what its predecessor wrote for them
-    COLLECT_FLUSHED = auto()  # collection takes entries at or below the cursor only
-    KEEP_SENTINELS = auto()  # ... and no sentinel
-    KEEP_NEWEST_MAP = auto()  # ... and nothing from the newest whole map on
-    KEEP_FOR_CONSUMERS = auto()  # ... and nothing that a consumer has not read
-    TRIM_COMPACTED = auto()  # a generation leaves the manifest after the base table has it
-
-
-class Entry(NamedTuple):
-    """`kind`: r(ows), s(entinel), x (seal), b(ulk mark), m(ark). `full` is the whole map below it."""
-
-    epoch: int
-    kind: str
-    generation: int = 0
-    txn: str = ""
-    path: str = ""
-    full: frozenset[str] | None = None
-    joint: bool = False
-
-
-class Manifest(NamedTuple):
-    """`listed` holds (generation, path, rows), `base` the rows that were compacted, `bulks` every path ever listed."""
-
-    version: int = 0
-    epoch: int = 0
-    cursor: int = 0
-    generation: int = 1
-    listed: tuple[tuple[int, str, tuple[str, ...]], ...] = ()
-    base: tuple[str, ...] = ()
-    bulks: frozenset[str] = frozenset()
-
-
-class View(NamedTuple):
-    """What one reading of the log says to whoever read `manifest` before."""
-
-    manifest: Manifest
-    tip: int
-    joint: bool
-    generation: int
-    is_open: bool  # rows of this generation are in the tail, and it is not sealed
-    rows: tuple[str, ...]  # of the manifest's next generation
-    covered: int
-    seen: frozenset[str]
-    announced: tuple[int, Entry] | None
-    hole: bool
-    newest: int  # the highest generation with rows in the tail
-
-
-class Process(NamedTuple):
-    """`role`: append, bulk, flush (sinks); write, write_bulk (owners of an exclusive epoch); consume (a reader of changes).
-
-    `at` is the step that it takes next. `later` are appends that it makes afterwards, from what it knows by then (`known`).
-    """
-
-    role: str
-    txn: str
-    at: str = "start"
-    view: View | None = None
-    manifest: Manifest | None = None
-    position: int = 0
-    entry: Entry | None = None
-    held: tuple[tuple[int, str], ...] = ()  # rows in the memory of a writer, with their generations
-    generation: int = 0
-    attempts: int = 0
-    path: str = ""
-    undecided: bool = False
-    remembered: frozenset[str] = NOTHING
-    later: tuple[str, ...] = ()
-    known: View | None = None
-
-    @property
-    def is_owner(self) -> bool:
-        """Whether it claims an epoch for itself."""
-        return self.role.startswith("write")
-
-
-class World(NamedTuple):
-    """Everything that matters for what may happen next."""
-
-    log: tuple[Entry | None, ...] = ()
-    manifest: Manifest = Manifest()
-    processes: tuple[Process, ...] = ()
-    late: frozenset[tuple[str, int, Entry | Manifest]] = frozenset()
-    acknowledged: frozenset[str] = frozenset()
-    floor: int = 0  # the highest position that collection emptied
-    crashes: int = 0
-    lates: int = 0
-    collections: int = 0
-    trims: int = 0
-
-    def at(self, position: int) -> Entry | None:
-        """The entry at a position."""
-        return self.log[position - 1] if 0 < position <= len(self.log) else None
-
-    @property
-    def tip(self) -> int:
-        """The highest position that holds an entry."""
-        return next((p for p in range(len(self.log), 0, -1) if self.log[p - 1] is not None), 0)
-
-    def put(self, position: int, entry: Entry | None) -> World:
-        """The world with this at a position."""
-        log = list(self.log) + [None] * (position - len(self.log))
-        log[position - 1] = entry
-        return self._replace(log=tuple(log))
-
-    def with_process(self, number: int, process: Process) -> World:
-        """The world in which one process stands elsewhere."""
-        return self._replace(processes=(*self.processes[:number], process, *self.processes[number + 1 :]))
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Who is there, and how much may go wrong."""
-
-    name: str
-    processes: tuple[Process, ...]
-    crashes: int = 1
-    lates: int = 1
-    collections: int = 2
-    trims: int = 0
-    takes_over: bool = False  # sinks may take an exclusive owner over, at any moment
-    log: tuple[Entry, ...] = (Entry(1, "s", full=frozenset(), joint=True),)
-    epoch: int = 1
-    acknowledged: frozenset[str] = frozenset()
-    max_entries: int = 9
+_AT_REST = ("done", "dead", "missed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +51,7 @@ class Model:
     def __init__(self, scenario: Scenario, left_out: frozenset[Rule] = frozenset()) -> None:
         self.scenario = scenario
         self._left_out = left_out
+        self._upkeep = Upkeep(self.has)
 
     def has(self, rule: Rule) -> bool:
         """Whether a rule is in force."""
@@ -201,13 +62,12 @@ class Model:
         scenario = self.scenario
         return World(
             log=scenario.log,
-            manifest=Manifest(version=1, epoch=scenario.epoch),
+            manifest=scenario.flushed or Manifest(version=1, epoch=scenario.epoch),
             processes=scenario.processes,
             acknowledged=scenario.acknowledged,
             crashes=scenario.crashes,
             lates=scenario.lates,
             collections=scenario.collections,
-            trims=scenario.trims,
         )
 
     # ------------------------------------------------------------------------------------------------------ the steps
@@ -215,106 +75,36 @@ class Model:
     def successors(self, world: World) -> Iterator[tuple[str, World]]:
         """Every world that may follow, with what happened."""
         for number, process in enumerate(world.processes):
-            if process.at in ("done", "dead", "missed"):
+            if process.at in _AT_REST:
                 continue
-            step = getattr(self, f"_{process.at}")
+            is_upkeep = process.role in ("consume", "compact")
+            step = self._upkeep.step if is_upkeep else getattr(self, f"_{process.at}")
             for what, after in step(world, number, process):
                 if after is not None and len(after.log) <= self.scenario.max_entries:
                     yield f"{number} {process.role} {process.txn}: {what}", after
             if world.crashes:
-                dead = world.with_process(number, Process(process.role, process.txn, "dead"))
-                yield f"{number} crashes", dead._replace(crashes=world.crashes - 1)
+                yield f"{number} crashes", self._crashed(world, number, process)
         for put in world.late:
             yield f"late put lands: {put[:2]}", self._land(world, put)
-        yield from self._collect(world)
-        if world.trims and world.manifest.listed:
-            yield "compaction", self._trim(world)
+        yield from self._upkeep.collect(world)
 
-    def _land(self, world: World, put: tuple[str, int, Entry | Manifest]) -> World:
+    def _crashed(self, world: World, number: int, process: Process) -> World:
+        """Nobody goes on, except for a consumer, of which another process reads on."""
+        at = "resume" if process.role == "consume" else "dead"
+        return world.with_process(number, Process(process.role, process.txn, at))._replace(crashes=world.crashes - 1)
+
+    def _land(self, world: World, put: tuple[str, int, Entry | Manifest | Base]) -> World:
         kind, slot, value = put
         after = world._replace(late=world.late - {put})
         if kind == "entry" and isinstance(value, Entry) and world.at(slot) is None:
             return after.put(slot, value)
         if kind == "manifest" and isinstance(value, Manifest) and world.manifest.version == slot - 1:
             return after._replace(manifest=value)
+        if kind == "base" and isinstance(value, Base) and world.base.version == slot - 1:
+            return after._replace(base=value)
         return after
 
-    def _collect(self, world: World) -> Iterator[tuple[str, World]]:
-        """One entry that nobody needs goes."""
-        if not world.collections:
-            return
-        for position in range(1, self._last_to_collect(world) + 1):
-            entry = world.at(position)
-            if entry is not None and (entry.kind != "s" or not self.has(Rule.KEEP_SENTINELS)):
-                left = world.put(position, None)
-                floor = max(world.floor, position)
-                yield f"collect {position}", left._replace(floor=floor, collections=world.collections - 1)
-                return
-
-    def _last_to_collect(self, world: World) -> int:
-        whole = [p for p in range(1, len(world.log) + 1) if (e := world.at(p)) is not None and e.full is not None]
-        last = world.manifest.cursor if self.has(Rule.COLLECT_FLUSHED) else len(world.log)
-        if self.has(Rule.KEEP_NEWEST_MAP):
-            last = min(last, max(whole, default=0) - 1)
-        if self.has(Rule.KEEP_FOR_CONSUMERS):
-            read = [process.position for process in world.processes if process.role == "consume"]
-            last = min([last, *read])
-        return last
-
-    def _trim(self, world: World) -> World:
-        manifest, oldest = world.manifest, world.manifest.listed[0]
-        if not self.has(Rule.TRIM_COMPACTED):
-            oldest = (oldest[0], oldest[1], ())
-        after = manifest._replace(
-            version=manifest.version + 1,
-            listed=manifest.listed[1:],
-            base=tuple(sorted(manifest.base + oldest[2])),
-        )
-        return world._replace(manifest=after, trims=world.trims - 1)
-
-    def _put_entry(
-        self, world: World, number: int, process: Process, then: Process, otherwise: Process
-    ) -> Iterator[tuple[str, World]]:
-        """Create an entry: it takes effect and we know; or it is on its way when the process dies."""
-        position, entry = process.position, process.entry
-        assert entry is not None
-        if world.at(position) is None:
-            yield f"create {entry.kind} at {position}", world.put(position, entry).with_process(number, then)
-        else:
-            yield f"{position} exists", world.with_process(number, otherwise)
-        if world.lates and world.crashes:
-            dead = world.with_process(number, Process(process.role, process.txn, "dead"))
-            late = dead.late | {("entry", position, entry)}
-            yield (
-                f"{position} sent, then a crash",
-                dead._replace(late=late, lates=world.lates - 1, crashes=world.crashes - 1),
-            )
-
-    def _put_manifest(
-        self, world: World, number: int, process: Process, made: Manifest, then: Process, again: Process
-    ) -> Iterator[tuple[str, World]]:
-        """Create the next manifest; its outcome may stay unknown, with the put on its way."""
-        if world.manifest.version == made.version - 1:
-            yield f"commit {made.version}", world._replace(manifest=made).with_process(number, then)
-        else:
-            yield "commit lost", world.with_process(number, again)
-        if world.lates:
-            sent = world._replace(late=world.late | {("manifest", made.version, made)}, lates=world.lates - 1)
-            yield "commit unknown", sent.with_process(number, again._replace(undecided=True))
-            if world.crashes:
-                dead = sent.with_process(number, Process(process.role, process.txn, "dead"))
-                yield "commit sent, then a crash", dead._replace(crashes=world.crashes - 1)
-
     # -------------------------------------------------------------------------------------------------------- reading
-
-    def _follow(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
-        """A consumer reads the next entry; its record keeps what comes after it."""
-        following = process.position + 1
-        entry = world.at(following)
-        if entry is not None and (entry.kind != "b" or following <= world.manifest.cursor):
-            yield "read", world.with_process(number, process._replace(position=following))
-        elif entry is None and following <= world.floor:
-            yield "collected", world.with_process(number, process._replace(at="missed"))
 
     def _start(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         at = "claim" if process.is_owner else "log"
@@ -447,7 +237,7 @@ class Model:
         again = process._replace(at="start", entry=None, position=0, known=None)
         if process.known is not None and not self.has(Rule.READ_WHAT_IS_MET):
             again = process._replace(position=process.position + 1)
-        for what, after in self._put_entry(world, number, process, then, again):
+        for what, after in put_entry(world, number, process, then, again):
             acknowledges = entry.kind == "r" and not self.has(Rule.LOOK_AFTER_CREATE)
             if acknowledges and what.startswith("create"):
                 after = _acknowledged(after, number, process)
@@ -536,7 +326,7 @@ class Model:
         if latest.epoch != view.manifest.epoch or latest.generation != view.manifest.generation:
             yield "others were faster", world.with_process(number, again)
             return
-        yield from self._put_manifest(
+        yield from put_manifest(
             world, number, process, _listed(latest, *given, max(latest.cursor, covered)), then, again
         )
 
@@ -571,10 +361,10 @@ class Model:
         made = _listed(latest, process.path, (process.txn,), max(latest.cursor, process.position))
         known = process._replace(at="believe", view=None, entry=None)
         if self.has(Rule.BULK_ONE_MARK):
-            yield from self._put_manifest(world, number, process, made, known, process)
+            yield from put_manifest(world, number, process, made, known, process)
         else:  # an unknown outcome, and it announces the same rows again at once
             anew = process._replace(at="start", view=None, entry=None, position=0, txn=process.txn)
-            yield from self._put_manifest(world, number, process, made, known, anew)
+            yield from put_manifest(world, number, process, made, known, anew)
 
     # ------------------------------------------------------------------------------------------------------- claiming
 
@@ -584,7 +374,7 @@ class Model:
         made = latest._replace(version=latest.version + 1, epoch=latest.epoch + 1)
         then = process._replace(at="find_tip", manifest=made, view=None, generation=made.epoch)
         again = process._replace(at="start", view=None, manifest=None)
-        yield from self._put_manifest(world, number, process, made, then, again)
+        yield from put_manifest(world, number, process, made, then, again)
 
     def _find_tip(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         manifest = process.manifest
@@ -618,7 +408,7 @@ class Model:
             return
         at = "replay" if process.is_owner else "start"
         then = process._replace(at=at, manifest=None, entry=None)
-        yield from self._put_entry(world, number, process, then, process)
+        yield from put_entry(world, number, process, then, process)
 
     def _fenced(self, process: Process) -> Process:
         at = "done" if process.is_owner else "start"
@@ -639,6 +429,7 @@ class Model:
             and entry.generation >= manifest.generation
         )
         at = "put" if process.txn and process.role == "write" else "flush_memory"
+        at = "serve" if process.role == "write_for" else at
         ready = process._replace(at=at, held=held, position=process.position + 1, view=None)
         yield "replay", world.with_process(number, ready)
 
@@ -660,10 +451,59 @@ class Model:
         if met is not None:
             yield "fenced or poisoned", world.with_process(number, lost)
             return
-        for what, after in self._put_entry(world, number, putting, then, lost):
+        for what, after in put_entry(world, number, putting, then, lost):
             if what.startswith("create"):
                 after = after._replace(acknowledged=after.acknowledged | {process.txn})
             yield what, after
+
+    # ------------------------------------------------------------------------------------- an owner and its clients
+
+    def _ask(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """A client sends its write to an owner that takes writes."""
+        for owner, other in enumerate(world.processes):
+            if other.at == "serve":
+                yield f"ask {owner}", world.with_process(number, process._replace(at="asked", position=owner))
+
+    def _asked(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """No answer comes from an owner that does not take writes any more: the client asks again."""
+        if world.processes[process.position].at not in ("serve", "answer"):
+            yield "no answer", world.with_process(number, process._replace(at="ask", attempts=1))
+
+    def _serve(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        """Take the write of a client, or leave."""
+        yield "leave", world.with_process(number, process._replace(at="flush_memory"))
+        for client, other in enumerate(world.processes):
+            if other.at == "asked" and other.position == number:
+                yield from self._take(world, number, process, client)
+
+    def _take(self, world: World, number: int, process: Process, client: int) -> Iterator[tuple[str, World]]:
+        asked = world.processes[client]
+        generation = max((held for held, _ in process.held), default=0) or world.manifest.generation
+        is_known = self.has(Rule.CLIENT_SAYS_WHO) or not asked.attempts
+        entry = Entry(process.generation, "r", generation, asked.txn, "" if is_known else _UNMARKED)
+        answering = process._replace(at="answer", path=str(client))
+        seen = self._map(world, world.manifest, process.position - 1)
+        if is_known and asked.txn in seen and self.has(Rule.OWNER_KNOWS_CLIENTS):
+            yield "skip", world.with_process(number, answering)
+            return
+        if not self.has(Rule.ANSWER_WRITTEN):
+            world = _acknowledged(world, client, asked)
+        then = answering._replace(held=(*process.held, (generation, asked.txn)), position=process.position + 1)
+        lost = Process(process.role, process.txn, "done")
+        yield from put_entry(world, number, process._replace(entry=entry), then, lost)
+
+    def _answer(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
+        client = int(process.path)
+        asked, serving = world.processes[client], process._replace(at="serve", path="", entry=None)
+        if asked.at != "asked":  # it is gone, or has its answer
+            yield "nobody waits", world.with_process(number, serving)
+            return
+        yield "answer", _acknowledged(world, client, asked).with_process(number, serving)
+        if world.lates:
+            unheard = world.with_process(client, asked._replace(at="ask", attempts=1)).with_process(number, serving)
+            yield "the answer is lost", unheard._replace(lates=world.lates - 1)
+
+    # ----------------------------------------------------------------------------------------- how a writer goes
 
     def _flush_memory(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         latest = world.manifest
@@ -695,7 +535,7 @@ class Model:
             )
             made = _listed(latest, f"w{number}.{process.attempts}", rows, max(last, latest.cursor))
             retry = process._replace(attempts=process.attempts + 1)
-            yield from self._put_manifest(world, number, process, made, retry, retry)
+            yield from put_manifest(world, number, process, made, retry, retry)
 
     def _owners_mark(self, process: Process, world: World) -> Process:
         path, seen = f"bulk{process.attempts}", self._map(world, world.manifest, world.tip)
@@ -705,7 +545,7 @@ class Model:
     def _mark(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         lost = Process(process.role, process.txn, "done")
         then = process._replace(at="commit_mark", position=process.position + 1)
-        yield from self._put_entry(world, number, process, then, lost)
+        yield from put_entry(world, number, process, then, lost)
 
     def _commit_mark(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         """Commit a bulk of an owner. An unknown outcome poisons it; the planted bug marks the same rows once more."""
@@ -720,19 +560,20 @@ class Model:
             made = _listed(latest, process.path, (process.txn,), process.position - 1)
             left = process._replace(at="believe")
             again = lost if self.has(Rule.BULK_ONE_MARK) else self._owners_mark(process, world)
-            for what, after in self._put_manifest(world, number, process, made, left, again):
+            for what, after in put_manifest(world, number, process, made, left, again):
                 yield what, (_leaving(after, number, process) if after.processes[number] == left else after)
 
     def _leave(self, world: World, number: int, process: Process) -> Iterator[tuple[str, World]]:
         then = Process(process.role, process.txn, "done")
-        yield from self._put_entry(world, number, process, then, then)
+        yield from put_entry(world, number, process, then, then)
 
     # ------------------------------------------------------------------------------------------------------- promises
 
     def broken(self, world: World) -> str | None:
         """The promise that this world breaks, if it does."""
         manifest = world.manifest
-        visible = [*manifest.base, *(row for _, _, rows in manifest.listed for row in rows)]
+        fresh = (rows for generation, _, rows in manifest.listed if generation > world.base.mark)
+        visible = [*world.base.rows, *(row for rows in fresh for row in rows)]
         expected, first = manifest.generation, True
         for position in range(manifest.cursor + 1, len(world.log) + 1):
             entry = world.at(position)

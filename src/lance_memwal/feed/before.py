@@ -101,16 +101,24 @@ class BeforeImages:
         return following.place(shard_id)
 
     def absorb(self, changes: ChangedRows) -> None:
-        """Know of changes that were handed out before."""
+        """Know of changes that are handed out, or were before."""
+        if not self._schema.primary_key:
+            return
         since = self._of(_shard(changes))[1]
         since.append(changes.rows, pa.array(changes.dead) if changes.dead.any() else None)
 
-    def reached(self, shard_id: str, place: Place) -> None:
-        """Note that a shard was read up to this place; takes a new snapshot if that is due."""
+    def reached(self, shard_id: str, place: Place, changes: ChangedRows | None) -> None:
+        """Note that a shard was read up to this place, and what changed on the way."""
+        if changes is not None:
+            self.absorb(changes)
         self._places[shard_id] = place
+        if self._next is not None:
+            self._take_over(self._next)
+
+    def renew_if_due(self) -> None:
+        """Take a new snapshot if the one in use is old, or too much changed since."""
         if self._next is None and self._is_due():
             self._next, self._since = self._renew(), self._clock.monotonic()
-        if self._next is not None:
             self._take_over(self._next)
 
     def _is_due(self) -> bool:
@@ -148,7 +156,6 @@ class BeforeImages:
             return self._shape.dressed(changes, pa.repeat("insert", changes.num_rows))
         keys = key_array([changes.rows.column(name) for name in self._schema.primary_key])
         before, images = self._images(changes, keys)
-        self.absorb(changes)
         source, image, ops = _steps(changes.dead, before)
         found = changes.take(source)
         rows = images.take(pa.array(image))

@@ -113,7 +113,8 @@ class ChangeFeed:
         self._snapshot = None if begin.snapshot is None else Snapshot.parse(begin.snapshot)
         self._snapshot_rows = begin.rows
         self._until = None if until is None else cursor_of("until", until, self._shards)
-        self._images = self._uncaught = self._before_images() if request.before else None
+        self._images = self._before_images() if request.before else None
+        self._images_fit = self._images is None  # whether they know of all up to the places, and of nothing after
         self._on_look = on_look
         self._stopped = False
         self._waiters = Waiters(clock)
@@ -183,7 +184,8 @@ class ChangeFeed:
             yield from self._net()
             return
         yield from self._rows_of_snapshot()
-        self._catch_up()
+        if not self._images_fit:
+            self._catch_up()
         waits = 0
         while not self._stopped:
             handed_out = False
@@ -199,12 +201,16 @@ class ChangeFeed:
                 self._wait(waits)
 
     def _hand_out(self, shard: ShardChanges, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """Move on by a chunk, and hand its rows out: what can fail comes first, and nothing between the two."""
+        images = self._images
         batch = None if chunk.changes is None else self._dressed(chunk.changes)
-        self._places[shard.shard_id] = chunk.place
-        if self._images is not None:
-            self._images.reached(shard.shard_id, chunk.place)
         if batch is not None and batch.num_rows:
             self._tell(batch.num_rows, chunk.changes)
+        if images is not None:
+            self._images_fit = False
+            images.reached(shard.shard_id, chunk.place, chunk.changes)
+        self._places[shard.shard_id], self._images_fit = chunk.place, True
+        if batch is not None and batch.num_rows:
             yield batch
 
     def _tell(self, rows: int, changes: ChangedRows | None) -> None:
@@ -222,6 +228,8 @@ class ChangeFeed:
     def _round(self) -> Iterator[tuple[ShardChanges, Chunk]]:
         """The next chunk of every shard that has one."""
         location, current = self._base.location, self._current()
+        if self._images is not None:
+            self._images.renew_if_due()
         asked = in_order(self._goes_on, current, location.at_once(_ASK_AT_ONCE), "memwal-changes")
         shards = [shard for shard, goes_on in zip(current, asked, strict=True) if goes_on]
         at_once = location.at_once(_SHARDS_AT_ONCE)
@@ -265,9 +273,9 @@ class ChangeFeed:
                     skip -= batch.num_rows
                     continue
                 rows, skip = batch.slice(skip), 0
-                self._snapshot_rows += rows.num_rows
                 changes = ChangedRows.of_snapshot(rows)
                 handed_out = self._shape.dressed(changes, pa.repeat(self._request.insert, rows.num_rows))
+                self._snapshot_rows += rows.num_rows
                 if handed_out.num_rows:
                     yield handed_out
                 if self._stopped:
@@ -275,12 +283,14 @@ class ChangeFeed:
         self._snapshot = None
 
     def _catch_up(self) -> None:
-        """Know what changed between the state that is known and the place where the feed starts."""
-        images, self._uncaught = self._uncaught, None
-        if images is not None:
+        """Know what changed between the state that is known and the place where the feed goes on."""
+        if self._images is not None:
+            self._state = self._images.state
+            images = self._images = self._before_images()
             for shard_id, place in self._places.items():
                 for changes in span(self._shards.of(shard_id), images.state.place(shard_id), place):
                     images.absorb(changes)
+        self._images_fit = True
 
     def _net(self) -> Iterator[pa.RecordBatch]:
         """The last change per key up to the end; the cursor moves when all of it was handed out."""

@@ -2,8 +2,9 @@
 
 Owns `Checkpoint` and the verbs; the records are those of `lance_memwal.upkeep.checkpoint_records`. Invariants:
 
-1. A checkpoint that was created is whole: its record was written first, and the floors, looked at after that, had not passed
-   its snapshot. Otherwise a new snapshot is taken; if that fails again and again, the checkpoint is dropped.
+1. A checkpoint that was created is whole: the base version of its snapshot was synced, and its record written, first; and
+   the floors, looked at after that, had not passed the snapshot. Otherwise a new snapshot is taken; if that fails again and
+   again, the checkpoint is dropped.
 2. A name is a name: it cannot be taken for a snapshot, a version or a time, and Lance takes it for a tag.
 """
 
@@ -17,6 +18,7 @@ from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, InvalidInputError
 from lance_memwal.feed.moments import is_plain_name
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import let_survive
 from lance_memwal.log.table_ids import for_writing
 from lance_memwal.read.rebuilt import base_of, check_whole
 from lance_memwal.read.snapshot import Snapshot
@@ -71,7 +73,9 @@ def create_checkpoint(
         expires_ms = None if lifetime is None else now_ms + int(lifetime.total_seconds() * 1000)
         by = clock.uuid4()
         record = CheckpointRecord(name, number, "active", base.table_id, snapshot, now_ms, expires_ms, by)
-        if not write_checkpoint(newest(), record):
+        tagged = newest()
+        let_survive(tagged)  # and with it the version that the snapshot stands on
+        if not write_checkpoint(tagged, record):
             raise ConflictError(f"somebody else creates or drops the checkpoint {name!r} right now; retry")
         try:
             check_whole(base_of(base.location, snapshot), snapshot, lambda *_: False)  # it may be pinned too late

@@ -5,9 +5,11 @@ Owns `Consumer`, `ConsumerPlace` and `drop_consumer`; the records are `lance_mem
 1. A reader claims the consumer by the next record, and each commit is one more. A record that was not won, or one of another
    reader above ours, ends the reader: it never creates a further one.
 2. What is committed only moves forward. What was handed out and not committed is handed out again after a restart.
-3. A record names everything that is needed to go on from it. Collection keeps that, until it says by a record that the
-   consumer has expired.
+3. A record names everything that is needed to go on from it, which was synced before. Collection keeps that, until it says
+   by a record that the consumer has expired.
 4. While it reads, or waits, a consumer says now and then that it is there, without committing anything.
+5. Before the first batch the floors are looked at, after the first record: where collection announced more than that keeps,
+   the consumer begins again. So collection never passes one for which something was handed out.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from lance_memwal.arguments import check_instance
-from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
+from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock, in_order
 from lance_memwal.errors import (
     ClosedError,
     CollectedError,
@@ -30,11 +32,16 @@ from lance_memwal.errors import (
 )
 from lance_memwal.feed.changes import ChangeFeed, Request
 from lance_memwal.feed.cursor import Cursor
+from lance_memwal.feed.shard_changes import REMEDY
 from lance_memwal.feed.starts import Start, Until
 from lance_memwal.lance.base import BaseTable, NewestBase
+from lance_memwal.lance.commit import let_survive
+from lance_memwal.log.floor import Floor
 from lance_memwal.log.reading import list_positions
 from lance_memwal.log.shards import list_shards
+from lance_memwal.read.rebuilt import base_of, check_whole
 from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.read.tiers import PARALLEL_LOOKS
 from lance_memwal.store.location import Location
 from lance_memwal.store.paths import check_record_name
 from lance_memwal.upkeep.consumer_records import ConsumerRecord, consumer_record, records_of
@@ -91,6 +98,8 @@ class ConsumerPlace:
     def _going_on(self, record: ConsumerRecord | None) -> ConsumerRecord | None:
         if record is None or record.state == "dropped" or not record.is_of(self._table_id):
             return None
+        if record.begins and record.state == "active":
+            return None  # whoever began it got nothing yet
         if record.state == "expired":
             raise self._expired(record)
         return record
@@ -128,16 +137,47 @@ class ConsumerPlace:
             cursor=str(standing.cursor),
             shards=standing.shards,
             snapshot=None if standing.snapshot is None else str(standing.snapshot),
+            begins=before is None,
         )
 
-    def move(self, standing: Standing) -> None:
-        """Go on from `standing` after a restart; raises if we are not the reader any more."""
-        snapshot = None if standing.snapshot is None else str(standing.snapshot)
-        self._write(replace(self.record, cursor=str(standing.cursor), shards=standing.shards, snapshot=snapshot))
+    def begin(self) -> bool:
+        """After the first record of a consumer: whether collection keeps all that follows. Then this is one to go on from."""
+        if self._is_passed():
+            return False
+        self._write(replace(self.record, begins=False))
+        return True
+
+    def _is_passed(self) -> bool:
+        """Whether collection may have passed our record unseen: it announced more than that keeps."""
+        record, location = self.record, self._location
+        if record.snapshot is not None:
+            snapshot = Snapshot.parse(record.snapshot)
+            try:
+                check_whole(base_of(location, snapshot), snapshot, lambda *_: False)
+            except CollectedError:
+                return True
+        shards = list_shards(location)
+        announced = in_order(self._announced, shards, location.at_once(PARALLEL_LOOKS), "memwal-floors")
+        return any(record.position(shard) < position for shard, position in zip(shards, announced, strict=True))
+
+    def _announced(self, shard_id: str) -> int:
+        return Floor(self._location, shard_id, self._clock).announced()
+
+    def leave(self) -> None:
+        """Be no consumer any more."""
+        self._write(replace(self.record, state="dropped"))
+
+    def move(self, standing: Standing, *, begins: bool = False) -> None:
+        """Go on from `standing` after a restart; raises if we are not the reader any more.
+
+        `begins`: nothing was handed out yet, so that another reader need not go on from there.
+        """
+        cursor, snapshot = str(standing.cursor), None if standing.snapshot is None else str(standing.snapshot)
+        self._write(replace(self.record, cursor=cursor, shards=standing.shards, snapshot=snapshot, begins=begins))
 
     def look(self) -> None:
         """See whether we still read for this consumer, and say now and then that it is there."""
-        if self._records.numbers()[-1:] != [self.record.number]:
+        if self._records.numbers()[-1:] != [self.record.number] and not self._finds_own():
             raise self._lost()
         self.give_sign()
 
@@ -147,10 +187,22 @@ class ConsumerPlace:
             self._write(self.record)
 
     def _write(self, record: ConsumerRecord) -> None:
-        following = replace(record, number=record.number + 1, written_ms=self._clock.now_ms())
-        if not self._records.create(following.number, following.value):
-            raise self._lost()
-        self._claimed = following
+        for _ in range(2):
+            following = replace(record, number=self.record.number + 1, written_ms=self._clock.now_ms())
+            if self._records.create(following.number, following.value):
+                self._claimed = following
+                return
+            if not self._finds_own():
+                break
+        raise self._lost()
+
+    def _finds_own(self) -> bool:
+        """Whether the newest record is one of ours, of which we never heard that it landed: then it is known now."""
+        newest = consumer_record(self._location, self.name)
+        if newest is None or newest.state != "active" or newest.reader != self._reader:
+            return False
+        self._claimed = newest
+        return True
 
     def _lost(self) -> Exception:
         """Why a record of ours does not count."""
@@ -159,7 +211,7 @@ class ConsumerPlace:
             return ClosedError(f"the consumer {self.name!r} was dropped; open it again to begin anew")
         if newest.state == "expired":
             return self._expired(newest)
-        return FencedError(self.record.epoch, newest.epoch, f"another reader took over the consumer {self.name!r}")
+        return FencedError(self.record.epoch, newest.epoch, consumer=self.name)
 
     def _expired(self, record: ConsumerRecord) -> CollectedError:
         missed = 0
@@ -193,11 +245,28 @@ class Consumer:
         self._where = base.location.describe()
         self._place = ConsumerPlace(base, name, max_age, clock)
         known = self._place.find()
-        self._begins_now = known is None and start == "snapshot"
+        self._synced_version = 0  # of the base; a snapshot that is named stands on none above it
         begin: Start = start if known is None else Cursor.parse(known.cursor)
         state = None if known is None or known.snapshot is None else Snapshot.parse(known.snapshot)
         self._feed = self._open(begin, state if request.before else None)
         self._place.claim(self._standing(), known)
+        if known is None:
+            self._begin(start)
+
+    def _begin(self, start: Start) -> None:
+        """Stand where collection keeps what comes: it may have begun before our record was there."""
+        for _ in range(_MAX_TRIES):
+            if self._place.begin():
+                return
+            before = self._standing()
+            self._feed = self._open(start, None)
+            if self._standing() == before:
+                self._place.leave()
+                raise CollectedError(
+                    f"changes from the start of the consumer {self.name!r} on are being collected; {REMEDY}"
+                )
+            self._place.move(self._standing(), begins=True)
+        raise ConflictError("the table is collected faster than a consumer can begin: raise grace_seconds")
 
     def _open(self, start: Start, state: Snapshot | None) -> ChangeFeed:
         return ChangeFeed(
@@ -211,7 +280,11 @@ class Consumer:
         )
 
     def _standing(self) -> Standing:
-        return Standing(self._feed.cursor, *self._feed.needed)
+        snapshot, shards = self._feed.needed
+        if snapshot is not None and snapshot.base_version > self._synced_version and self._newest.location.is_local:
+            let_survive(self._newest())
+            self._synced_version = snapshot.base_version
+        return Standing(self._feed.cursor, snapshot, shards)
 
     @property
     def cursor(self) -> Cursor:
@@ -241,24 +314,9 @@ class Consumer:
         self._place.move(self._standing())
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for _ in range(_MAX_TRIES):
-            try:
-                for batch in self._feed:
-                    self._begins_now = False
-                    self._place.give_sign()
-                    yield batch
-            except CollectedError:
-                if not self._begins_now:
-                    raise
-                self._begin_again()
-            else:
-                return
-        raise ConflictError("snapshots of the table are collected faster than they can be read: raise grace_seconds")
-
-    def _begin_again(self) -> None:
-        """Take another snapshot: collection began before our record was there, and removed what the first one needs."""
-        self._feed = self._open("snapshot", None)
-        self._place.move(self._standing())
+        for batch in self._feed:
+            yield batch  # nothing that can fail comes before it: the cursor is after it already
+            self._place.give_sign()
 
     def stop(self) -> None:
         """Let the iteration end, now or at its next wait; any thread may call it."""

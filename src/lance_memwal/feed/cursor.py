@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lance_memwal.errors import InvalidInputError, TableReplacedError
@@ -65,22 +65,10 @@ class Cursor:
         """How far this shard was read."""
         return self.shards.get(shard_id, _START)
 
-    def with_place(self, shard_id: str, place: Place) -> Cursor:
-        """The cursor after more of one shard was read."""
-        return replace(self, shards={**self.shards, shard_id: place})
-
     @property
     def positions(self) -> dict[str, int]:
         """Per shard the position up to which everything was read."""
         return {shard_id: place.position for shard_id, place in self.shards.items()}
-
-    def is_at_or_after(self, other: Cursor) -> bool:
-        """Whether everything that `other` has read was read here, too."""
-        if other.snapshot is None and self.snapshot is not None:
-            return False
-        if other.snapshot is not None and self.snapshot == other.snapshot and self.rows < other.rows:
-            return False
-        return all(self.place(shard_id) >= place for shard_id, place in other.shards.items())
 
     def check_table(self, tag: str | None) -> Cursor:
         """Itself, if it is one of the table with this tag; else `TableReplacedError`."""

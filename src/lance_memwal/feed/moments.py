@@ -10,7 +10,7 @@ import re
 from datetime import datetime
 from typing import TypeAlias
 
-from lance_memwal.arguments import described
+from lance_memwal.arguments import described, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.read.snapshot import Snapshot, is_snapshot_text
 
@@ -40,7 +40,10 @@ def parse_moment(moment: Moment) -> Snapshot | datetime | int | str:
     if is_snapshot_text(moment):
         return Snapshot.parse(moment)
     if _NUMBER.fullmatch(moment):
-        return int(moment)
+        version = digits_of(moment)
+        if version is None:
+            raise InvalidInputError(f"no version of the base table has such a number: {described(moment)}")
+        return version
     try:
         return datetime.fromisoformat(moment)
     except ValueError:

@@ -85,15 +85,15 @@ class ShardChanges:
     # -------------------------------------------------------------------------------------------------------- places
 
     def earliest(self) -> Place:
-        """The first place from which everything can be read."""
+        """The first place from which everything can be read, and will be for a while."""
         first = self._tailer.first_position()
-        return Place(max(first - 1, self._floor.position()))
+        return Place(max(first - 1, self._floor.announced()))
 
     def latest(self) -> Place:
         """The place after everything that is decided now."""
         tip = self._tailer.next_position() - 1
         entry = self._tailer.peek(tip) if tip else None
-        if entry is not None and _is_bulk(entry) and self._counts(entry) is None:
+        if entry is not None and entry.bulk is not None and self._counts(entry) is None:
             return Place(tip - 1)
         return Place(tip)
 
@@ -105,7 +105,7 @@ class ShardChanges:
         entry = self._tailer.peek(tip)
         if entry is None:
             raise self._collected(tip)
-        return Place(tip - 1 if _is_bulk(entry) else tip)
+        return Place(tip if entry.bulk is None else tip - 1)
 
     def at(self, time_ms: int) -> Place:
         """The place before the first change at or after a time; `CollectedError` if nobody knows any more."""
@@ -159,7 +159,7 @@ class ShardChanges:
         entry = self._read(position)
         if entry is None:
             return 0, 0
-        bulk = None if entry.footer is None else entry.footer.bulk
+        bulk = entry.bulk
         if bulk is not None:
             return bulk.physical_rows or 0, bulk.in_memory_bytes or 0
         return entry.num_rows, entry.size_bytes
@@ -205,7 +205,7 @@ class ShardChanges:
         mark: WalEntry | None = None
         if last is None or place.position < last:
             for entry in self._entries(place.position + 1, last):
-                if _is_bulk(entry):
+                if entry.bulk is not None:
                     mark = entry
                     break
                 entries.append(entry)
@@ -289,7 +289,7 @@ class ShardChanges:
             ) from error
 
     def _bulk_chunk(self, place: Place, mark: WalEntry, until: Place | None) -> Chunk | None:
-        bulk = None if mark.footer is None else mark.footer.bulk
+        bulk = mark.bulk
         counts = bulk is not None and (self._is_open(mark, place) or self._counts(mark))
         if counts is None:
             self._look_after = self._clock.monotonic() + _UNDECIDED.seconds(self._undecided, 0.0)
@@ -349,10 +349,6 @@ class ShardChanges:
         return CollectedError(
             f"the rows of the large write at position {mark.position} of shard {self.shard_id} were collected; {REMEDY}"
         )
-
-
-def _is_bulk(entry: WalEntry) -> bool:
-    return entry.footer is not None and entry.footer.bulk is not None
 
 
 def _after(parts: Iterator[tuple[pa.RecordBatch, object]], skip: int) -> Iterator[tuple[pa.RecordBatch, object]]:

@@ -39,6 +39,11 @@ def snapshot_at(base: BaseTable, time_ms: int) -> Snapshot:
     location = base.location
     times = version_times(location)
     versions = sorted((v for v, written_ms in times.items() if written_ms <= time_ms), reverse=True)
+    later = [version for version in times if versions and version > versions[0]]
+    if later and min(later) != versions[0] + 1:  # clean-up took some between, which may have been of then
+        raise CollectedError(
+            "the version that the base table had at that time is gone; create checkpoints of what is asked for again"
+        )
     shards = [_ShardThen.of(location, shard_id, time_ms) for shard_id in list_shards(location)]
     for version in versions[:_MAX_BASES]:
         then = BaseTable.find(location, version)

@@ -33,6 +33,7 @@ _GENERATION, _DIRECTORY, _DATA_FILE, _EPOCH, _CAPACITY = TARGET_KEYS = tuple(
     TARGET_PREFIX + name
     for name in (b"generation", b"generation_dir", b"data_file", b"creator_epoch", b"batch_capacity")
 )
+_LARGEST_FILE_BYTES = (1 << 63) - 1
 _NAMES = uuid.UUID("b10b5000-0011-4000-8000-000000000000")
 
 
@@ -94,6 +95,8 @@ def with_blobs(location: Location, shard_id: str, entry: WalEntry) -> WalEntry:
 
     def load(blob_id: int, start: int, length: int) -> bytes:
         path = paths.blob_path(shard_id, directory, data_file, blob_id)
+        if start + length > _LARGEST_FILE_BYTES:
+            raise CorruptDataError("the blob of a WAL entry is in no file", path=path, position=entry.position)
         try:
             data = location.store.get_range(path, start, length)
         except ObjectNotFoundError:

@@ -25,7 +25,7 @@ def is_published(mark: WalEntry, manifest: ShardManifest, above: Iterable[WalEnt
     `manifest` was read after the mark. `above` are the entries after it, in order; they are asked for only if only they can
     tell.
     """
-    bulk = None if mark.footer is None else mark.footer.bulk
+    bulk = mark.bulk
     if bulk is None:
         return False
     cursor = manifest.replay_after_wal_entry_position
@@ -43,8 +43,8 @@ def _next_generation(above: Iterable[WalEntry], cursor: int) -> int | None:
     for entry in above:
         if entry.position > cursor:
             return None
-        if entry.footer is not None and entry.footer.bulk is not None:
-            return entry.footer.bulk.generation
+        if entry.bulk is not None:
+            return entry.bulk.generation
         if entry.batches and entry.generation is not None:
             return entry.generation
     return None

@@ -1,15 +1,19 @@
 """How far collection went in a shard: its floor.
 
-Owns `Floor`, numbered records below the shard: `{"position": p, "manifest": v, "by": uuid}`. Invariants:
+Owns `Floor`, numbered records below the shard: `{"position": p, "manifest": v, "announced": a, "by": uuid}`. Invariants:
 
 1. A floor never falls. Collection raises it before it removes the first entry at or below the position, the rows of the
    first bulk mark there, or the first thing that a snapshot with a lower manifest version may need.
 2. A reader of the feed looks at the floor after it has read an entry, or the rows of a mark. What is at or below it does not
    count, even if an object is there: it may be one that came late into a slot that collection had emptied.
 3. So does a reader of a snapshot: one with a manifest version below the floor's counts only if it was pinned all the time.
+4. A position is announced before the pins are read that decide whether the floor is raised to it. So nobody is passed who
+   pinned first, and who pins later and then looks sees what was announced.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from lance_memwal.clock import SYSTEM_CLOCK, BackOff, Clock
 from lance_memwal.errors import ConflictError, CorruptDataError
@@ -21,6 +25,7 @@ __all__ = ["Floor"]
 
 _MAX_TRIES = 64
 _BACK_OFF = BackOff(0.005, 0.25)
+_NUMBERS = ("position", "manifest", "announced")
 _NOTHING = Record(0, {"position": 0})
 
 
@@ -42,16 +47,27 @@ class Floor:
         """The lowest manifest version of which nothing is gone that a snapshot needs. One listing, mostly."""
         return self._number(self._newest(), "manifest")
 
-    def raise_to(self, position: int, manifest: int = 0) -> None:
-        """Let the floor be at this position and manifest version, or above them; durable when this returns."""
+    def announced(self) -> int:
+        """The highest position that the floor has, or may have soon. One listing, mostly."""
+        newest = self._newest()
+        return max(self._number(newest, "announced"), self._number(newest, "position"))
+
+    def announce(self, position: int, manifest: int) -> None:
+        """Say how far the floor may be raised; for snapshots it is raised at once. Durable when this returns."""
+        self._raise({"announced": position, "manifest": manifest})
+
+    def raise_to(self, position: int) -> None:
+        """Let the floor be at this position or above it; durable when this returns."""
+        self._raise({"position": position})
+
+    def _raise(self, wanted: Mapping[str, int]) -> None:
         for attempt in range(_MAX_TRIES):
             newest = self._records.newest() or _NOTHING
-            known = self._number(newest, "position"), self._number(newest, "manifest")
-            wanted = max(known[0], position), max(known[1], manifest)
-            if wanted == known:
+            known = {key: self._number(newest, key) for key in _NUMBERS}
+            raised = {key: max(known[key], wanted.get(key, 0)) for key in _NUMBERS}
+            if raised == known:
                 return
-            value = {"position": wanted[0], "manifest": wanted[1], "by": self._clock.uuid4()}
-            if self._records.create(newest.number + 1, value):
+            if self._records.create(newest.number + 1, {**raised, "by": self._clock.uuid4()}):
                 return
             _BACK_OFF.wait(self._clock, attempt)
         raise ConflictError(f"others raise the floor below {self._records.directory} all the time; retry")

@@ -42,7 +42,7 @@ from lance_memwal.errors import (
 )
 from lance_memwal.log.invariants import check_manifest_transition
 from lance_memwal.log.manifest_codec import decode_manifest, encode_hint, encode_manifest, unknown_fields
-from lance_memwal.process.turns import turn_of
+from lance_memwal.process.turns import TURN_SECONDS, turn_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import Location, resolve
 from lance_memwal.store.port import ObjectMeta, PutResult
@@ -307,8 +307,14 @@ class ShardManifestStore:
         landed: Callable[[ShardManifest], bool] | None,
         check: ManifestCheck = check_manifest_transition,
     ) -> ShardManifest:
-        with self._turn.taken(f"committing the manifest of shard {self.shard_id}"):
+        with self._turn.taken(TURN_SECONDS, self._crowded):
             return self._commit_in_turn(fn, epoch, landed, check)
+
+    def _crowded(self) -> ConflictError:
+        return ConflictError(
+            f"committing the manifest of shard {self.shard_id}: another call of this process has not ended for "
+            f"{TURN_SECONDS:g} s; retry"
+        )
 
     def _commit_in_turn(
         self,

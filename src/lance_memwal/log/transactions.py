@@ -22,6 +22,7 @@ import json
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.clock import Clock
 from lance_memwal.errors import (
     CorruptDataError,
@@ -309,8 +310,7 @@ def _born_ms(app: str) -> int | None:
     """When (time of the shard) the client of this id was born; None for other ids."""
     if not _is_own(app):
         return None
-    born = app.rpartition("@")[2]
-    return int(born) if born.isdecimal() and len(born) < 20 else None
+    return digits_of(app.rpartition("@")[2])
 
 
 def _is_own(app: str) -> bool:

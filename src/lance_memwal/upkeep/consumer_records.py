@@ -8,6 +8,8 @@ Invariants:
 2. Positions of an active consumer never fall, so that what was read once stays a safe floor.
 3. A consumer is passed only after a record says that it has expired; whoever reads for it finds that record and stops.
 4. A record of another table (one that was here before) says nothing.
+5. The first record of a consumer begins it: it holds back what any other does, but nothing was handed out for it yet, since
+   collection may have passed it unseen.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class ConsumerRecord:
 
     `shards` are the positions up to which it needs nothing any more, `cursor` is where it goes on (the text of a `Cursor`),
     `snapshot` what it still reads rows of, or compares with; that counts as a checkpoint. `reader` is the process that reads
-    for it, under this `epoch`.
+    for it, under this `epoch`. `begins`: nothing was handed out for it yet.
     """
 
     name: str
@@ -56,11 +58,12 @@ class ConsumerRecord:
     cursor: str
     shards: Mapping[str, int] = field(default_factory=dict)
     snapshot: str | None = None
+    begins: bool = False
 
     @property
     def value(self) -> dict[str, Any]:
         """What is stored; the name and the number are those of the object."""
-        return {
+        told = {
             "format": _FORMAT,
             "state": self.state,
             "table": self.table_id,
@@ -72,6 +75,7 @@ class ConsumerRecord:
             "shards": dict(self.shards),
             "snapshot": self.snapshot,
         }
+        return {**told, "begins": True} if self.begins else told
 
     def is_of(self, table_id: str | None) -> bool:
         """Whether it was written for this table."""
@@ -158,6 +162,7 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
         or not all(isinstance(text, str) for text in texts)
         or not all(text is None or isinstance(text, str) for text in maybe)
         or not isinstance(shards, dict)
+        or not isinstance(value.get("begins", False), bool)
         or not all(map(is_count, shards.values()))
     ):
         raise CorruptDataError("a record of a consumer is malformed; drop the consumer", path=path)
@@ -173,4 +178,5 @@ def _parse(name: str, record: Record, directory: str) -> ConsumerRecord:
         cursor=value["cursor"],
         shards=shards,
         snapshot=value["snapshot"],
+        begins=value.get("begins", False),
     )

@@ -18,8 +18,9 @@ it), delete. Invariants:
    the grace period and proves it already; that version is kept.
 6. The hint is written before manifest versions are deleted, the oldest first; the newest few stay, and what stays has no
    gap: from the hint on other implementations look for newer versions one after the other, and take a gap for the end.
-7. What somebody pins stays (`lance_memwal.upkeep.pins`), whatever else proves it dead. The floor of a shard is raised
-   before the first delete, and the pins are read once more after that: whoever pins meanwhile sees the floor.
+7. What somebody pins stays (`lance_memwal.upkeep.pins`), whatever else proves it dead. What may go is announced, the pins
+   are read once more, and then the floor of the shard is raised to what nobody pins, before the first delete: whoever pins
+   meanwhile sees the announcement, and nobody who pinned before is passed.
 8. The rows of a bulk write stay as long as an entry at the position of its mark would: a consumer reads them there. One that
    was silent for longer than it may be is told so by a record, and then passed.
 9. A roll-up goes when no generation of its range is listed any more, or when its footer cannot be read, so that it can be
@@ -42,6 +43,7 @@ from lance_memwal.compact.trim import trim_all
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import let_survive
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.manifest import removal_order
 from lance_memwal.lance.optimize import optimize_indexes
@@ -118,7 +120,8 @@ class Collector:
             tidy_checkpoints(base, self._clock)
         pins = read_pins(base)
         if optimize_indices and not dry_run:
-            optimize_indexes(self._newest_base())  # where others are faster, `waiting` tells
+            newest, _ = optimize_indexes(self._newest_base())  # where others are faster, `waiting` tells
+            let_survive(newest)
         if not dry_run:
             trim_all(
                 self._location, watch.look, self._clock
@@ -338,19 +341,18 @@ class Collector:
         still = [item for item in found if _still_dead(item, shard_id, newest, through)]
         if not still:
             return []
-        self._raise_floor(places, still, shard.witness)
+        floor = Floor(self._location, shard_id, self._clock)
+        floor.announce(places.highest(still), shard.witness.version)  # snapshots from the witness on need nothing of it
+        reach("gc.announced")
         pins = read_pins(watch.look(), pins)
         still = [item for item in still if not _is_pinned(item, places, pins)]
+        reach("gc.before_floor")
+        floor.raise_to(places.highest(still))
+        reach("gc.after_floor")
         if any(item.kind == "manifest" for item in still):
             self._write_hint(shard_id, newest.version)
         self._delete_all(still)
         return still
-
-    def _raise_floor(self, places: _Places, dead: Sequence[CollectedObject], witness: ShardManifest) -> None:
-        """Say what is about to go: snapshots from the witness on need nothing of it."""
-        reach("gc.before_floor")
-        Floor(self._location, places.shard_id, self._clock).raise_to(places.highest(dead), witness.version)
-        reach("gc.after_floor")
 
     def _write_hint(self, shard_id: str, version: int) -> None:
         reach("gc.before_hint")

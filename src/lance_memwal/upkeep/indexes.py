@@ -2,7 +2,7 @@
 
 Owns `create_index`, `list_indexes`, `drop_index` and what the default type of an index is. Invariants:
 
-1. Lance makes the index, and everybody who opens the table has it.
+1. Lance makes the index, and everybody who opens the table has it. It survives power loss when the call returns.
 2. Where the table names the indexes that it maintains one by one, a new one that can be mirrored is named, too, and one
    that is dropped is not any more. Reads are exact with and without it: fresh rows that have no mirror are looked at.
 """
@@ -18,6 +18,7 @@ import pyarrow as pa
 from lance_memwal.arguments import check_choice, check_column, check_flag, check_text
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable, lance_errors
+from lance_memwal.lance.commit import let_survive
 from lance_memwal.lance.details import INDEX_NAME
 from lance_memwal.memtable.index import BTreeIndex, FtsIndex, HnswIndex, IndexSpec
 from lance_memwal.memtable.index.vectors import is_searchable
@@ -93,7 +94,9 @@ def create_index(newest_base: Callable[[], BaseTable], request: IndexRequest, *,
     with lance_errors(f"creating the index {name!r}"):
         make(request.column, request.index_type, name=name, replace=replace, **request.options)
     _follow(newest_base, name)
-    return next(index for index in list_indexes(newest_base()) if index.name == name)
+    made = newest_base()
+    let_survive(made)
+    return next(index for index in list_indexes(made) if index.name == name)
 
 
 def drop_index(newest_base: Callable[[], BaseTable], name: str) -> None:
@@ -107,7 +110,7 @@ def drop_index(newest_base: Callable[[], BaseTable], name: str) -> None:
         choose_maintained(newest_base, [other for other in maintained_names(base) if other != name])
     with lance_errors(f"dropping the index {name!r}"):
         newest_base().handle().drop_index(name)
-    with_names(newest_base())
+    let_survive(with_names(newest_base()))
 
 
 def _follow(newest_base: Callable[[], BaseTable], name: str) -> None:

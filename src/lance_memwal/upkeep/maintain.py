@@ -10,7 +10,8 @@ rolled up (RFC 0031). Invariants:
    Everything else that goes wrong is raised.
 3. Indexes are merged before base files are rewritten, and brought up to date after it: see `lance_memwal.lance.optimize`.
 4. A version that somebody needs (`lance_memwal.upkeep.pins`) is never removed.
-5. A call beside other calls, compactors and writers is right; it costs them conflicts at most.
+5. The newest version survives power loss before an older one is removed, and when the call returns.
+6. A call beside other calls, compactors and writers is right; it costs them conflicts at most.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lance_memwal.compact.trim import trim_all
 from lance_memwal.config import DEFAULT_MEMTABLE_AGE_MS, WriterConfig
 from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.lance.base import BaseTable
+from lance_memwal.lance.commit import let_survive
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.optimize import (
     Rewritten,
@@ -114,6 +116,7 @@ class Maintenance:
         files = self._rewrite(merge=indexes == "catch_up") if base_files else Rewritten()
         brought_up = tuple(sorted(name for name, ids in self._index_ids().items() if before.get(name) != ids))
         trim_all(self._location, self._watch.look, self._clock)
+        let_survive(self._watch.look())  # before older versions go
         self._did(4)
         removed = 0 if versions is None else self._remove_versions(versions)
         self._did(5)

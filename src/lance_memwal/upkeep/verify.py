@@ -132,7 +132,7 @@ def verify_table(newest_base: Callable[[], BaseTable], clock: Clock = SYSTEM_CLO
 
 
 def _bulk_path(entry: WalEntry) -> str | None:
-    bulk = None if entry.footer is None else entry.footer.bulk
+    bulk = entry.bulk
     return None if bulk is None else bulk.path
 
 
