@@ -81,13 +81,19 @@ class ReplayMismatchError(InvalidInputError):
 
 
 class FencedError(MemWalError):
-    """A newer epoch owns the shard: stop writing with this writer, open a new one if the shard is yours."""
+    """A newer epoch owns the shard: stop writing with this writer, open a new one if the shard is yours.
 
-    def __init__(self, our_epoch: int, current_epoch: int, detail: str = "") -> None:
+    Readers of a named consumer are fenced by the next one likewise.
+    """
+
+    def __init__(self, our_epoch: int, current_epoch: int, detail: str = "", *, consumer: str | None = None) -> None:
         self.our_epoch = our_epoch
         self.current_epoch = current_epoch
-        text = f"Writer fenced: epoch {our_epoch} was superseded by epoch {current_epoch}"
-        text += "; stop this writer, reopen the shard only if it should own it"
+        text = f"epoch {our_epoch} was superseded by epoch {current_epoch}"
+        if consumer is None:
+            text = f"Writer fenced: {text}; stop this writer, reopen the shard only if it should own it"
+        else:
+            text = f"Reader of the consumer {consumer!r} fenced: {text}; stop this one, open it again only if it should read"
         super().__init__(f"{text} ({detail})" if detail else text)
 
 

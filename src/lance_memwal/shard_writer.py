@@ -4,7 +4,8 @@ Owns `ShardWriter`: what a user calls. Each verb is one call into `write`, or in
 
 1. A writer that is dropped without close flushes nothing, and its background work ends.
 2. A writer in a forked child is closed.
-3. A call in a signal handler, on top of another call of the same thread, waits for nothing that the call below holds.
+3. A call in a signal handler, on top of another call of the same thread, waits for nothing that the call below holds: a
+   close is done later, anything else is refused, and then it did nothing (`ambiguous` says where that is not known).
 """
 
 from __future__ import annotations

@@ -236,6 +236,11 @@ class WalEntry:
         return replace(self, writer_epoch=0, generation=None, batches=(), is_sentinel=False, footer=None)
 
     @property
+    def bulk(self) -> SsTable | None:
+        """The SSTable of a bulk write that the entry announces, if it is such a mark."""
+        return None if self.footer is None else self.footer.bulk
+
+    @property
     def txn(self) -> Transaction | None:
         """The first transaction of the entry; most have none or one."""
         return self.footer.txns[0].txn if self.footer is not None and self.footer.txns else None

@@ -74,7 +74,7 @@ def test_a_writer_that_is_closed_while_shards_are_opened_leaves_none_open(tmp_pa
 def test_generations_of_one_shard_are_prepared_side_by_side_and_committed_in_order(tmp_path: Path) -> None:
     store, location = far(tmp_path)
     with open_writer(location, KEYED) as writer:
-        with writer._shard.flusher._turn:  # the flusher comes when all three are frozen
+        with writer._shard.flusher._turn.taken(SECONDS):  # the flusher comes when all three are frozen
             for k in range(3):
                 writer.put(rows([k]))
                 writer.force_seal_active()
@@ -88,7 +88,7 @@ def test_generations_of_one_shard_are_prepared_side_by_side_and_committed_in_ord
 def test_what_is_prepared_after_a_generation_that_fails_goes_and_nothing_is_lost(tmp_path: Path) -> None:
     store, location = far(tmp_path)
     writer = open_writer(location, KEYED)
-    with writer._shard.flusher._turn:
+    with writer._shard.flusher._turn.taken(SECONDS):
         for k in range(3):
             writer.put(rows([k]))
             writer.force_seal_active()

@@ -169,3 +169,43 @@ def test_an_enable_that_fails_half_way_leaves_the_columns_as_they_were(
     assert lance.dataset(uri).version > before.version
     assert lance.dataset(uri).schema.equals(before.schema, check_metadata=True)
     assert _ids(lance.dataset(uri)) == _ids(before)
+
+
+HOSTILE = [
+    "plain",
+    "' OR '1'='1",
+    "plain' OR k IS NOT NULL --",
+    "\\' OR true --",
+    '" OR true --',
+    "`k` = `k`",
+    "x') OR (true",
+    "%",
+    "a\nb\0c",
+    "NULL",
+]
+
+
+@pytest.mark.parametrize("name", ["k", "k' OR true --", 'k" OR "'])
+def test_a_key_that_looks_like_a_filter_is_a_value_in_every_tier(tmp_path: Path, name: str) -> None:
+    schema = pa.schema([pa.field(name, pa.string(), nullable=False), ("v", pa.int64())])
+    table = mw.create_table(str(tmp_path / "t"), schema, primary_key=name, writer_defaults={"fsync": False})
+    absent = ["'", "absent' OR '1'='1", "\\", "''"]
+
+    def check(gone: int) -> None:
+        for number, key in enumerate(HOSTILE):
+            expected = None if number < gone else {name: key, "v": number}
+            assert table.get(key) == expected
+            assert table.lookup([key]).to_pylist() == ([] if expected is None else [expected])
+        assert [table.get(key) for key in absent] == [None] * len(absent)
+        assert sorted(table.scan().to_table()["v"].to_pylist()) == list(range(gone, len(HOSTILE)))
+
+    with table.writer(compaction=None) as writer:
+        writer.put([{name: key, "v": number} for number, key in enumerate(HOSTILE)])
+        check(0)
+    table.compact(flush=True)
+    check(0)
+    for gone in (1, 2):
+        with table.writer(compaction=None) as writer:
+            writer.delete([HOSTILE[gone - 1], absent[gone]])
+        table.compact(flush=True)
+        check(gone)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 import lance_memwal as mw
+from lance_memwal import crash_points
 from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.memtable import live
 from lance_memwal.read.reader import Reader
@@ -23,7 +24,7 @@ from lance_memwal.table.verbs import KeptWriter
 from lance_memwal.table.writers import open_writer
 from tests.harness.processes import start
 from tests.kit.tables import FAST, create, ids_of, keyed
-from tests.kit.writers import fork, wait_for
+from tests.kit.writers import fork, in_thread, wait_for
 from tests.serve.shared_child import own_and_put
 
 
@@ -295,3 +296,28 @@ def test_a_table_that_is_gone_is_named(tmp_path: Path) -> None:
         table.drop()
         with pytest.raises(mw.InvalidInputError, match="there is no table at"):
             table.add([row(1)])
+
+
+def test_a_table_that_is_closed_within_a_write_is_closed_when_that_returns(tmp_path: Path) -> None:
+    """The end of the write closes the writer, as a call of its own and not on top of one: it waits for the flush."""
+    table = create(str(tmp_path / "t"))
+    closed, flushes, go_on = [], threading.Event(), threading.Event()
+
+    def point(name: str) -> None:
+        if name == "put.before_ack" and not closed:
+            closed.append(table.close())
+        elif name == "flush.before_write":
+            flushes.set()
+            go_on.wait(60)
+
+    crash_points.install(point)
+    try:
+        adding = in_thread(lambda: table.add([row(0)]))
+        assert flushes.wait(60)
+        adding.wait(0.3)
+        assert adding.running, "it returned before its rows were flushed"
+    finally:
+        crash_points.install(None)
+        go_on.set()
+    assert adding.result().written == 1
+    assert not list(Path(table.uri).glob("_mem_wal/*/memwal_owner_*.json"))

@@ -64,7 +64,7 @@ def test_waiting_on_a_fenced_writer_raises_the_fence(tmp_path: Path) -> None:
 
 def test_waiting_on_an_aborted_writer_does_not_hang(tmp_path: Path) -> None:
     writer = open_writer(tmp_path, durable_write=False, max_wal_flush_interval_ms=None)
-    ack = Ack(writer._shard.health, writer._shard.commits, writer.put(rows([1])))
+    ack = Ack(writer._shard.commits, writer.put(rows([1])))
     writer.abort()
     for wait in (lambda: ack.wait(timeout=30), ack.wait):
         with pytest.raises(ClosedError):

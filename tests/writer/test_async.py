@@ -66,6 +66,60 @@ def test_what_is_wrong_with_one_put_is_raised_in_its_own_task(tmp_path: Path) ->
     run(work())
 
 
+class PanicException(BaseException):
+    """As native code raises it: no `Exception`."""
+
+
+def test_a_call_in_which_native_code_gave_up_leaves_nobody_waiting() -> None:
+    class Done:
+        durable, result = True, "written"
+
+        def wait(self) -> None:
+            raise AssertionError
+
+    class Lost(Done):
+        durable = False
+
+        def wait(self) -> None:
+            raise PanicException("at the end")
+
+    def panics() -> Done:
+        raise PanicException("at the start")
+
+    async def work() -> None:
+        calls = AsyncCalls()
+        queued = [calls.call(begin) for begin in (Done, panics, Lost, Done)]
+        found = await asyncio.wait_for(asyncio.gather(*queued, return_exceptions=True), SECONDS)
+        assert [str(each) for each in found] == ["written", "at the start", "at the end", "written"]
+        calls.end()
+
+    run(work())
+
+
+def test_an_interrupt_of_whoever_ends_the_owner_leaves_nobody_waiting() -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    class Begun:
+        durable, result = True, "written"
+
+        def wait(self) -> None:
+            raise AssertionError
+
+    async def work() -> None:
+        calls = AsyncCalls()
+        queued = [asyncio.ensure_future(calls.call(begin)) for begin in (Begun, interrupted, Begun)]
+        await asyncio.sleep(0)  # all are queued, and the loop has not made them
+        with pytest.raises(KeyboardInterrupt):
+            calls.end()
+        calls.end()  # once more
+        found = await asyncio.wait_for(asyncio.gather(*queued, return_exceptions=True), SECONDS)
+        assert [isinstance(each, mw.UnavailableError) and each.ambiguous for each in found] == [True, True, False]
+        assert found[2] == "written"
+
+    run(work())
+
+
 def test_transactions_and_conditions_take_the_same_way(tmp_path: Path) -> None:
     async def work() -> None:
         table = create(str(tmp_path / "t"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lance_memwal import FencedError, InvalidInputError, UnavailableError, WalTailer, WriterPoisonedError, crash_points
 from lance_memwal.errors import ClosedError
+from tests.kit.interrupts import SignalInterrupter
 from tests.kit.writers import (
     BLOOM,
     MANIFEST,
@@ -181,6 +184,26 @@ def test_an_interrupt_of_the_commit_stays_an_interrupt_and_poisons(tmp_path: Pat
         writer.close()
     with open_writer(tmp_path) as writer:
         assert everything(writer, tmp_path) == dict.fromkeys(range(100), "big")
+
+
+def test_an_interrupt_anywhere_keeps_no_other_put_out(tmp_path: Path) -> None:
+    """Where it came as the others were kept out, or as they should be let in again, they waited for ever."""
+    for at in itertools.count(1):
+        writer = open_writer(tmp_path / str(at), stats_log_interval_ms=None, **SMALL)
+        interrupter = SignalInterrupter(at, "write/bulk.py", "write/group_commit.py", "write/health.py")
+        interrupted = interrupter.run(partial(writer.put, BIG))
+        put = in_thread(partial(writer.put, rows([1000])))
+        try:
+            put.result(5)
+        except WriterPoisonedError:
+            assert interrupted
+        except AssertionError:
+            writer.abort()
+            raise AssertionError(interrupter.where) from None
+        writer.abort()
+        if not interrupted:
+            break
+    assert at > 40, "the trace did not see the put"
 
 
 def test_a_fenced_writer_publishes_no_large_put(tmp_path: Path) -> None:

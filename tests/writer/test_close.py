@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,8 +140,8 @@ def test_a_put_that_finds_no_room_just_before_the_writer_is_aborted_does_not_wai
     held.wait_reached()
     commits, lead, aborting = writer._shard.commits, writer._shard.commits._lead, []
 
-    def aborted_meanwhile(put: QueuedPut | None) -> bool:
-        room = lead(put)
+    def aborted_meanwhile(put: QueuedPut | None, *given: Any) -> bool:
+        room = lead(put, *given)
         assert not room
         aborting.append(in_thread(writer.abort))
         wait_for(lambda: not writer._shard.health.is_alive)

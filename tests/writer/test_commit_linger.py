@@ -54,7 +54,7 @@ def test_a_put_alone_waits_and_is_durable_when_it_returns(tmp_path: Path) -> Non
 def test_what_cannot_wait_ends_it(tmp_path: Path, end: str) -> None:
     writer = open_writer(tmp_path, commit_linger_ms=LONG_MS)
     put = in_thread(lambda: writer.put(rows([1])))
-    wait_for(lambda: writer._shard.commits._turn.locked())
+    wait_for(lambda: writer._shard.commits._is_led)
     if end == "flush":
         writer.put_nowait(rows([2]), drain=False)
         writer.force_seal_active()
@@ -70,7 +70,7 @@ def test_what_cannot_wait_ends_it(tmp_path: Path, end: str) -> None:
 def test_a_writer_that_ends_ends_it_and_the_put_is_refused(tmp_path: Path, end: str) -> None:
     writer = open_writer(tmp_path, commit_linger_ms=LONG_MS)
     put = in_thread(lambda: writer.put(rows([1])))
-    wait_for(lambda: writer._shard.commits._turn.locked())
+    wait_for(lambda: writer._shard.commits._is_led)
     getattr(writer, end)()
     with pytest.raises(mw.ClosedError):
         put.result()

@@ -13,7 +13,20 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.clock import SystemClock
 from lance_memwal.write.gate import WriteGate
-from tests.kit.writers import MANIFEST, SHARD, WAL, Running, base_table, contents, in_thread, rows, watched
+from tests.kit.writers import (
+    BLOOM,
+    MANIFEST,
+    SHARD,
+    WAL,
+    Running,
+    base_table,
+    contents,
+    everything,
+    in_thread,
+    open_writer,
+    rows,
+    watched,
+)
 
 
 class HurryingClock(SystemClock):
@@ -94,11 +107,7 @@ def test_a_change_of_columns_gives_up_on_a_write_that_hangs(tmp_path: Path) -> N
 
 
 def waiting_write(gate: WriteGate) -> Running:
-    def write() -> None:
-        with gate:
-            pass
-
-    return in_thread(write)
+    return in_thread(lambda: gate.let_in(lambda: None))
 
 
 def waiting_change(gate: WriteGate) -> Running:
@@ -117,3 +126,36 @@ def test_nobody_waits_for_ever_at_a_gate_that_is_closed(wait: Callable[[WriteGat
         gives_up(clock, wait(gate), "still being moved or parked")
     leave.set()
     wait(gate).result()
+
+
+LARGE = {"max_entry_bytes": 4000}
+
+
+def test_a_large_put_gives_up_on_a_flush_that_hangs_and_lets_others_in(tmp_path: Path) -> None:
+    """It waited for ever for what came before it, and kept all other puts out."""
+    store, location = watched(tmp_path)
+    clock = HurryingClock()
+    with open_writer(location, clock=clock, **LARGE) as writer:
+        writer.put(rows([1]))
+        held = store.hold("put_new", MANIFEST)
+        large = in_thread(lambda: writer.put(rows(range(100, 1000))))
+        held.wait_reached()
+        gives_up(clock, large, "1 memtables .* were not flushed; nothing of the put was written")
+        writer.put(rows([2]))
+        held.open()
+        writer.put(rows(range(100, 1000)))
+        assert len(everything(writer, tmp_path)) == 902
+
+
+def test_a_large_put_gives_up_on_another_one_that_hangs(tmp_path: Path) -> None:
+    store, location = watched(tmp_path)
+    clock = HurryingClock()
+    with open_writer(location, clock=clock, **LARGE) as writer:
+        held = store.hold("put", BLOOM)
+        first = in_thread(lambda: writer.put(rows(range(100, 1000))))
+        held.wait_reached()
+        gives_up(clock, in_thread(lambda: writer.put(rows(range(2000, 3000)))), "another large put has not ended")
+        held.open()
+        first.result()
+        writer.put(rows(range(2000, 3000)))
+        assert len(everything(writer, tmp_path)) == 1900

@@ -36,8 +36,11 @@ from tests.kit.writers import (
 @contextmanager
 def nobody_leads(writer: ShardWriter) -> Iterator[None]:
     """Keep the turn to commit, so that puts can only queue."""
-    with writer._shard.commits._turn:
+    commits = writer._shard.commits
+    with commits._turn:
+        commits._is_led = True
         yield
+        commits._is_led = False
 
 
 def wait_queued(writer: ShardWriter, count: int) -> None:
@@ -229,7 +232,7 @@ def test_a_put_that_was_half_inserted_is_not_taken_for_done_by_a_bulk_write(tmp_
         half.pending = commits._place(half.fit(half.batches, half.fill, half.size_bytes), ())  # and then the interrupt
         writer.put(rows(range(1000, 30_000)), txn=("app", 1))  # a generation of its own, led by nobody
         assert not commits._is_done(half)
-        half.wake()
+        half.place.wake()
         other.result()
         assert 7 in scanned(writer)
 

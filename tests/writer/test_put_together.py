@@ -87,3 +87,56 @@ def test_a_table_that_merges_rows_is_refused(tmp_path: Path) -> None:
     batch = pa.record_batch([pa.array([1]), pa.array([1])], schema=schema)
     with table.shard_writer() as writer, pytest.raises(mw.InvalidInputError):
         writer.put_together(batch, together(("a", 1, 1)))
+
+
+WRONG = {
+    "a version that no decoder takes": Transaction("b", 1 << 64),
+    "a version below 0": Transaction("b", -1),
+    "a version that is no number": Transaction("b", True),
+    "an application without a name": Transaction("", 1),
+    "an application that is too long": Transaction("b" * 600, 1),
+    "a query that is no text": Transaction("b", 1, 5),  # type: ignore[arg-type]
+    "a digest that is none": Transaction("b", 1, None, "zz"),
+    "no transaction at all": None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_transaction_that_no_reader_would_understand_is_refused(
+    table: mw.Table, writer: mw.ShardWriter, wrong: str
+) -> None:
+    """It was acknowledged, and from then on nobody could read or open the shard."""
+    marks = together(("a", 1, 1), ("b", 1, 1), ("c", 1, 1))
+    marks[1] = EntryTransaction(WRONG[wrong], 1, 1)  # type: ignore[arg-type]
+    done = writer.put_together(rows([0, 1, 2], schema=UNKEYED), marks)
+    assert isinstance(done[1], mw.InvalidInputError)
+    assert [done[0].written, done[2].written] == [1, 1]
+    assert ids(table) == [0, 2]
+    writer.abort()
+    with table.shard_writer(writer.shard_id) as second:
+        assert second.put(rows([5], schema=UNKEYED), txn=("a", 2)).written == 1
+    assert ids(table) == [0, 2, 5]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [(0, 1), (1, 1)],
+        [(0, 1), (1, 3)],
+        [(0, 2), (1, 1)],
+        [(1, 1), (0, 2)],
+        [(0, 3), (3, 0)],
+        [(0, 4), (4, -1)],
+        [(0, 1), (1, None)],
+        [(0, True), (1, 2)],
+        [(0, 1.0), (1.0, 2)],
+        [],
+    ],
+)
+def test_rows_that_are_not_those_of_the_puts_are_refused(
+    table: mw.Table, writer: mw.ShardWriter, ranges: list[tuple[int, int]]
+) -> None:
+    marks = [EntryTransaction(Transaction(f"a{first}{count}", 1), first, count) for first, count in ranges]
+    with pytest.raises(mw.InvalidInputError, match="one after the other"):
+        writer.put_together(rows([0, 1, 2], schema=UNKEYED), marks)
+    assert ids(table) == []

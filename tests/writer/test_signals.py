@@ -6,6 +6,7 @@ import faulthandler
 import itertools
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +16,23 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal import crash_points
+from lance_memwal.clock import SystemClock
 from lance_memwal.write.group_commit import GroupCommit
+from tests.harness.points import run_once_at
 from tests.harness.profile import scaled
-from tests.kit.writers import SECONDS, UNKEYED, base_table, flushed, open_writer, row_entries, rows
+from tests.kit.writers import (
+    KEYED,
+    SECONDS,
+    UNKEYED,
+    base_table,
+    flushed,
+    in_thread,
+    open_writer,
+    row_entries,
+    rows,
+    scanned,
+)
 
 ROUNDS = scaled(ci=8, prove=400)
 MODES: dict[str, dict[str, Any]] = {
@@ -289,3 +304,103 @@ def test_a_handler_that_comes_between_the_turn_and_its_leader_is_refused(
     writer.close()
     assert refused
     assert stored(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("below", ["the first", "the last"])
+def test_a_routed_write_that_a_handler_could_make_in_part_says_so(tmp_path: Path, below: str) -> None:
+    """It was told that nothing happened, and one shard had the rows."""
+    table = base_table(tmp_path, sharding=mw.Bucket("id", 8))
+    with table.writer(fsync=False) as writer:
+        routed = [ids.column("id")[0].as_py() for _, ids in mw.route(rows(range(80)), table.sharding)]
+        writer.put(rows(routed, "old"))
+        busy = {"the first": routed[0], "the last": routed[-1]}[below]
+        told: list[mw.UnavailableError] = []
+
+        def handle() -> None:
+            with pytest.raises(mw.UnavailableError) as error:
+                writer.put(rows([routed[0], routed[-1]], "new"))
+            told.append(error.value)
+
+        with alarm(handle, 0):
+            run_once_at("wal.before_put", lambda: signal.raise_signal(signal.SIGALRM))
+            writer.put(rows([busy], "below"))
+            crash_points.install(None)
+        found = [(writer.get(k) or {})["v"] for k in (routed[0], routed[-1])]
+    assert found == {"the first": ["below", "old"], "the last": ["new", "below"]}[below]
+    assert [error.ambiguous for error in told] == [below == "the last"]
+
+
+class LingerClock(SystemClock):
+    """Tells when somebody lingers, who has the turn to commit."""
+
+    def __init__(self) -> None:
+        self.lingers = threading.Event()
+
+    def sleep(self, seconds: float) -> None:  # type: ignore[override]
+        self.lingers.set()
+        super().sleep(seconds)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_handler_waits_for_the_turn_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Its delete was inserted, and then refused as if nothing had happened: another thread lingered with the turn."""
+    clock, insert, told, others = LingerClock(), GroupCommit.insert, [], []
+    writer = open_writer(tmp_path, commit_linger_ms=100, clock=clock)
+    writer.put_nowait(rows([1, 2])).wait()
+
+    def let_another_lead() -> None:
+        clock.lingers.clear()
+        others.append(in_thread(lambda: writer.put(rows([9]))))
+        assert clock.lingers.wait(SECONDS)
+
+    def inserted(self: GroupCommit, *given: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        done = insert(self, *given, **named)
+        let_another_lead()
+        return done
+
+    def handle() -> None:
+        if when == "before":
+            let_another_lead()
+        else:
+            monkeypatch.setattr(GroupCommit, "insert", inserted)
+        told.append(writer.delete([2]))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        signal.raise_signal(signal.SIGALRM)  # while the put below reads its input
+        yield rows([3])
+
+    with alarm(handle, 0):
+        writer.put(pa.RecordBatchReader.from_batches(KEYED, batches()))
+    others[0].result()
+    assert told[0].written == 1
+    assert sorted(scanned(writer)) == [1, 3, 9]
+    writer.close()
+
+
+def test_a_put_that_nobody_waits_for_is_refused_where_it_would_wait_for_the_call_below(tmp_path: Path) -> None:
+    """Memory was full, and the flush waited for the turn of the very thread that waited for room: for ever."""
+    writer = open_writer(tmp_path, UNKEYED, max_unflushed_memtable_bytes=2000)
+    ack = writer.put_nowait(row(1), drain=False)
+    refused: list[mw.UnavailableError] = []
+    gave_up = threading.Timer(10, writer.abort)
+
+    def handle() -> None:
+        in_thread(
+            lambda: writer.put_nowait(rows(range(100, 200), schema=UNKEYED), drain=False)
+        ).result()  # no room is left
+        gave_up.start()
+        with pytest.raises(mw.UnavailableError) as error:
+            writer.put_nowait(row(2))
+        refused.append(error.value)
+
+    with alarm(handle, 0):
+        run_once_at("wal.before_put", lambda: signal.raise_signal(signal.SIGALRM))
+        ack.wait()
+        crash_points.install(None)
+    gave_up.cancel()
+    writer.close()
+    assert [error.ambiguous for error in refused] == [False]
+    assert stored(tmp_path) == [1, *range(100, 200)]

@@ -430,3 +430,44 @@ def test_a_put_that_waited_for_room_and_was_taken_is_not_told_of_a_fence(tmp_pat
     writer.abort()
     logged = [key for entry in row_entries(tmp_path) for batch in entry.batches for key in batch["id"].to_pylist()]
     assert sorted(logged) == [*range(500), 1000, 1001]
+
+
+@pytest.mark.parametrize("is_in_the_log", [True, False])
+def test_a_wait_with_a_limit_is_told_of_a_fence_only_by_a_write_that_is_not_in_the_log(
+    tmp_path: Path, is_in_the_log: bool
+) -> None:
+    """The entry was on storage, and its leader had not said so yet: one who waits was told of a fence, the other of success."""
+    writer = open_writer(tmp_path, UNKEYED)
+    ack = writer.put_nowait(rows([1], schema=UNKEYED), drain=False)
+    reached, go_on, asked = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(point: str) -> None:
+        if point == ("wal.after_put" if is_in_the_log else "wal.before_put") and not reached.is_set():
+            reached.set()
+            go_on.wait(SECONDS)
+
+    def wait() -> None:
+        asked.set()
+        ack.wait(SECONDS)
+
+    crash_points.install(hold)
+    leader = in_thread(ack.wait)
+    assert reached.wait(SECONDS)
+    with open_writer(tmp_path, UNKEYED) as successor:
+        with pytest.raises(mw.FencedError):
+            writer.check_fenced()
+        waits = in_thread(wait)
+        assert asked.wait(SECONDS)
+        time.sleep(0.1)
+        with pytest.raises(mw.UnavailableError, match="wait again"):
+            ack.wait(0.1)
+        go_on.set()
+        for each in (leader, waits):
+            if is_in_the_log:
+                each.result()
+            else:
+                with pytest.raises(mw.FencedError):
+                    each.result()
+        assert successor.scan().to_table().num_rows == is_in_the_log
+    crash_points.install(None)
+    writer.abort()

@@ -10,17 +10,19 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal.clock import SYSTEM_CLOCK
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.write.gate import WriteGate
+from tests.kit.interrupts import interrupted_everywhere
 from tests.kit.writers import SHARD, WAL, Running, base_table, in_thread, rows, watched
 
 
 def enter(gate: WriteGate, inside: threading.Event, leave: threading.Event) -> Running:
     def work() -> None:
-        with gate:
-            inside.set()
-            assert leave.wait(30)
+        inside.set()
+        assert leave.wait(30)
 
-    running = in_thread(work)
+    running = in_thread(lambda: gate.let_in(work))
     assert inside.wait(30)
     return running
 
@@ -38,7 +40,7 @@ def test_many_writes_pass_at_once_and_a_change_waits_for_the_last(tmp_path: Path
     gate, leave, changing, done = WriteGate(), threading.Event(), threading.Event(), threading.Event()
     writes = [enter(gate, threading.Event(), leave) for _ in range(3)]
     change = close(gate, changing, done)
-    late = in_thread(lambda: gate.__enter__())
+    late = in_thread(lambda: gate.let_in(lambda: None))
     assert not changing.wait(0.05)
     assert late.running, "a write passed a closed gate"
     leave.set()
@@ -65,21 +67,25 @@ def test_a_change_that_fails_opens_the_gate_again() -> None:
     gate = WriteGate()
     with pytest.raises(RuntimeError), gate.closed():
         raise RuntimeError
-    with gate:
-        pass
+    assert gate.let_in(lambda: 1) == 1
 
 
-def test_a_write_that_was_interrupted_in_the_doorway_blocks_no_change() -> None:
+def test_a_write_that_was_interrupted_anywhere_is_not_inside_any_more() -> None:
+    """It was, until the same thread wrote again: changes of other threads waited until their deadline."""
     gate = WriteGate()
-    gate.__enter__()  # counted, and then interrupted before the block began: nobody leaves
 
     def change() -> None:
-        with gate.closed():
+        with gate.closed(Deadline(SYSTEM_CLOCK, 0.0)):
             pass
 
-    change()  # the same thread is evidently not inside
-    with gate:
-        pass
+    def check(where: str) -> None:
+        try:
+            in_thread(change).result()
+        except mw.UnavailableError as error:
+            raise AssertionError(where) from error
+
+    assert interrupted_everywhere(lambda: gate.let_in(lambda: None), check, "write/gate.py") > 3
+    change()
 
 
 def test_a_writer_moves_to_new_columns_while_others_write(tmp_path: Path) -> None:

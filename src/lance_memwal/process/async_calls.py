@@ -8,7 +8,8 @@ begun without a wait (`made`). Invariants:
    entries.
 3. What is wrong with one call is raised in its own caller. A caller that is cancelled changes nothing: its call is made. One
    that a closed event loop left in the queue is not: it would come after calls that were made since.
-4. Nobody waits for ever: what is queued when the owner ends is begun then, and finds it closed.
+4. Nobody waits for ever, not even where native code gave up (no `Exception`). What is queued when the owner ends is begun
+   then, and finds it closed.
 5. Calls that wait do so in threads of the owner, 16 at most: those of the event loop are the program's.
 """
 
@@ -22,9 +23,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from lance_memwal.clock import SYSTEM_CLOCK, thread_pool
+from lance_memwal.errors import UnavailableError, is_failure
 from lance_memwal.process.background import Task
 
 __all__ = ["AsyncCalls", "Begun"]
@@ -34,6 +36,7 @@ _CALLS_PER_TURN = 4  # then the event loop may have the interpreter
 _TOLD_AT_ONCE = 16
 _MOST_THREADS = 16
 _T = TypeVar("_T")
+_Outcome: TypeAlias = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
 class Begun(Protocol):
@@ -102,8 +105,25 @@ class AsyncCalls:
             self._task.poke()
 
     def _run(self) -> None:
-        begun: list[tuple[_Call, Begun]] = []
-        told, gone = _Outcomes(), set[asyncio.AbstractEventLoop]()
+        begun: deque[tuple[_Call, Begun]] = deque()
+        told = _Outcomes()
+        try:
+            self._begin_all(begun, told)
+            while begun:
+                call, started = begun.popleft()
+                try:
+                    if not started.durable:
+                        started.wait()
+                    told.add(call, started.result, None)
+                except BaseException as error:
+                    told.add_failure(call, error)
+        finally:
+            for call, _ in begun:  # interrupted
+                told.add(call, None, _interrupted())
+            told.deliver()
+
+    def _begin_all(self, begun: deque[tuple[_Call, Begun]], told: _Outcomes) -> None:
+        gone = set[asyncio.AbstractEventLoop]()
         for number in range(len(self._waiting)):
             try:
                 call = self._waiting.popleft()
@@ -114,19 +134,11 @@ class AsyncCalls:
                 continue
             try:
                 begun.append((call, call.begin()))
-            except Exception as error:
-                told.add(call, None, error)
+            except BaseException as error:
+                told.add_failure(call, error)
             if number % _CALLS_PER_TURN == 0:
                 SYSTEM_CLOCK.sleep(0)
         self._pokes -= gone
-        for call, started in begun:
-            try:
-                if not started.durable:
-                    started.wait()
-                told.add(call, started.result, None)
-            except Exception as error:
-                told.add(call, None, error)
-        told.deliver()
 
     def end(self) -> None:
         """Make what is still queued, in the calling thread; the owner is closed."""
@@ -149,10 +161,17 @@ class _Outcomes:
     """What became of calls, told to each event loop at once."""
 
     def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any, Exception | None]]] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
 
-    def add(self, call: _Call, result: Any, error: Exception | None) -> None:
+    def add(self, call: _Call, result: Any, error: BaseException | None) -> None:
         self._by_loop.setdefault(call.loop, []).append((call.future, result, error))
+
+    def add_failure(self, call: _Call, error: BaseException) -> None:
+        """Note what went wrong with a call; an interrupt goes on, and its caller does not know the outcome."""
+        if not is_failure(error):
+            self.add(call, None, _interrupted())
+            raise error
+        self.add(call, None, error)
 
     def deliver(self) -> None:
         for loop, outcomes in self._by_loop.items():
@@ -162,9 +181,11 @@ class _Outcomes:
                 _LOG.debug("an event loop ended before %d calls were done", len(outcomes))
 
 
-def _tell(
-    loop: asyncio.AbstractEventLoop, outcomes: list[tuple[asyncio.Future[Any], Any, Exception | None]], start: int
-) -> None:
+def _interrupted() -> UnavailableError:
+    return UnavailableError("whoever made this call was interrupted; it may have happened", ambiguous=True)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, outcomes: list[_Outcome], start: int) -> None:
     """Tell some, and the others when the loop has looked after everything else."""
     end = start + _TOLD_AT_ONCE
     if end < len(outcomes):

@@ -21,6 +21,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -29,6 +30,7 @@ from typing import Any, Literal, TypeAlias
 from lance_memwal.clock import SYSTEM_CLOCK, Clock, Lane
 from lance_memwal.errors import ClosedError
 from lance_memwal.process.forking import run_in_child
+from lance_memwal.process.turns import TakenError, Turn
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS
 
 __all__ = ["EXIT_SECONDS", "JOIN_SECONDS", "Kind", "Task", "at_exit", "is_ending", "refuse_at_exit"]
@@ -53,7 +55,7 @@ class Task:
         self._run: Callable[[], float | None] = _nothing
         self._kind: Kind = kind
         self._lane: Lane | None = None
-        self._turn = clock.lock()
+        self._turn = Turn(clock)
         self._queued = False
         self._again = False
         self._due: float | None = None
@@ -91,26 +93,26 @@ class Task:
         lane = self._lane
         if lane is None:
             return
-        if not lane.runs_here(self) and self._turn.acquire(timeout=min(seconds, _SPARED.get(self._kind, seconds))):
-            self._turn.release()
+        if not lane.runs_here(self):
+            with suppress(TakenError), self._turn.taken(min(seconds, _SPARED.get(self._kind, seconds))):
+                pass
         lane.forget(self)
         lane.join_if_over(seconds)
 
     def run_here(self) -> bool:
         """Run in the calling thread, if the program ends and no other thread will; False if another one will."""
-        if not _ending or self.cancelled or self._lane is None:
+        if not _ending or self.cancelled or self._lane is None or self._turn.is_mine:
             return False
-        if not self._turn.acquire(timeout=LOOK_AGAIN_SECONDS):
-            return False  # a worker is still at it
         try:
-            self._run()
-        finally:
-            self._turn.release()
+            with self._turn.taken(LOOK_AGAIN_SECONDS):
+                self._run()
+        except TakenError:  # a worker is still at it
+            return False
         return True
 
     def orphan(self) -> None:
         """Be nothing in a forked child, whatever a thread of the parent did with it."""
-        self._lane, self._turn, self.cancelled = None, self._clock.lock(), True
+        self._lane, self._turn, self.cancelled = None, Turn(self._clock), True
 
     def work(self) -> None:
         """Run once in a worker, unless another worker is at it, which then does it again."""
@@ -120,25 +122,30 @@ class Task:
         if self.cancelled:
             lane.forget(self)
             return
-        if not self._turn.acquire(blocking=False):
-            self._again = True
-            if not self._turn.acquire(blocking=False):
-                return
-        self._again = False
-        delay = None
         try:
-            delay = self._run()
-        except BaseException as error:  # the thread belongs to all tasks
-            if not _ending:
-                _LOG.warning("background work failed [kind=%s]: %s", self._kind, error)
-        finally:
-            self._turn.release()
+            delay = self._work_in_turn()
+        except TakenError:
+            self._again = True
+            try:
+                delay = self._work_in_turn()
+            except TakenError:
+                return
         if self.cancelled:
             lane.forget(self)
         elif self._again or delay == 0:
             self.poke()  # after the others
         elif delay is not None:
             lane.again(self, delay)
+
+    def _work_in_turn(self) -> float | None:
+        with self._turn.taken(0.0):
+            self._again = False
+            try:
+                return self._run()
+            except BaseException as error:  # the thread belongs to all tasks
+                if not _ending:
+                    _LOG.warning("background work failed [kind=%s]: %s", self._kind, error)
+                return None
 
     def release(self) -> None:
         """Keep nothing alive; a timer may still hold this task."""

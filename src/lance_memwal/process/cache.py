@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from lance_memwal.arguments import check_number
+from lance_memwal.arguments import check_number, described, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.process.forking import close_in_child
 
@@ -173,9 +173,10 @@ def _limit_of_environment() -> int:
     given = os.environ.get(_VARIABLE, "")
     if not given:
         return DEFAULT_CACHE_BYTES
-    if not given.isdecimal():
-        raise InvalidInputError(f"{_VARIABLE} must be a number of bytes, not {given!r}")
-    return int(given)
+    number = digits_of(given)
+    if number is None:
+        raise InvalidInputError(f"{_VARIABLE} must be a number of bytes, not {described(given)}")
+    return number
 
 
 CACHE = Cache()

@@ -1,6 +1,6 @@
 """Waiting that an interrupt, a signal handler or a collected object cannot break.
 
-Owns `Waiters` and `is_on_top`. `threading.Condition` is Python code that gives a lock up and takes it back: an interrupt
+Owns `Place`, `Waiters` and `is_on_top`. `threading.Condition` is Python code that gives a lock up and takes it back: an interrupt
 between the two leaves its caller to release a lock that it does not hold, which hides the interrupt behind a
 `RuntimeError`. Invariants:
 
@@ -19,19 +19,33 @@ from typing import Any
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.errors import UnavailableError
 
-__all__ = ["LOOK_AGAIN_SECONDS", "Place", "Waiters", "is_on_top", "on_top_error", "refuse_on_top"]
+__all__ = [
+    "LOOK_AGAIN_SECONDS",
+    "Place",
+    "Waiters",
+    "is_held_here",
+    "is_on_top",
+    "on_top_error",
+    "refuse_on_top",
+]
 
 LOOK_AGAIN_SECONDS = 1.0
 _PACKAGE = __name__.partition(".")[0]
+_PASSED_THROUGH = frozenset({"contextlib", "functools"})  # Python code that only calls what it was given, at once
 _CALLERS = frozenset({"cli", "spark", "testing", "__main__"})  # parts that call the others as a user does
 
 
 class Place:
-    """A place in the line of those who wait; it serves once."""
+    """Where one caller sleeps until somebody wakes it.
 
-    __slots__ = ("_awake",)
+    Those who are served together wake each other, one `follower` after the other: at once they would fight for the
+    interpreter.
+    """
+
+    __slots__ = ("_awake", "follower")
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.follower: Place | None = None
         self._awake = clock.lock()
         self._awake.acquire()
 
@@ -40,8 +54,16 @@ class Place:
         self._awake.acquire(timeout=max(0.0, min(seconds, LOOK_AGAIN_SECONDS)))
 
     def wake(self) -> None:
-        """End the sleep, now or when it begins; once only."""
-        self._awake.release()
+        """End the sleep, now or when it begins."""
+        try:  # noqa: SIM105 (on the way of every put)
+            self._awake.release()
+        except RuntimeError:
+            pass  # awake already
+
+    def wake_follower(self) -> None:
+        """Pass the news on."""
+        if self.follower is not None:
+            self.follower.wake()
 
 
 class Waiters:
@@ -79,24 +101,35 @@ def is_on_top() -> bool:
     """Whether the caller's caller was called on top of another call into this package, in the same thread.
 
     That is a signal handler which interrupted that call (or a callback of it): whatever the call below holds stays held
-    until the handler returns, so that nothing here may wait for it.
+    until the handler returns, so that nothing here may wait for it. What we call through the standard library (the end of a
+    `with` that is a generator of ours, a property that is computed once) is our own call, though.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame):
+    left = False
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if _is_ours(module):
+            if left:
+                return True
+        elif module not in _PASSED_THROUGH:
+            left = True
         frame = frame.f_back
-    while frame is not None and not _is_ours(frame):
-        frame = frame.f_back
-    return frame is not None
+    return False
 
 
-def _is_ours(frame: FrameType) -> bool:
-    package, _, rest = frame.f_globals.get("__name__", "").partition(".")
+def _is_ours(module: str) -> bool:
+    package, _, rest = module.partition(".")
     return package == _PACKAGE and rest.partition(".")[0] not in _CALLERS
+
+
+def is_held_here(lock: Any) -> bool:
+    """Whether this thread holds `lock` (an `RLock`): the lock itself knows, whatever was interrupted."""
+    return bool(lock._is_owned())
 
 
 def refuse_on_top(lock: Any, what: str) -> None:
     """Raise if this thread holds `lock` (an `RLock`) already: what is half done below must not be met, or done twice."""
-    if lock._is_owned():
+    if lock._is_owned():  # on the way of every put
         raise on_top_error(what)
 
 

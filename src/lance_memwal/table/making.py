@@ -14,7 +14,7 @@ from lance_memwal.config import WriterConfig
 from lance_memwal.create import LEFTOVERS, Choices, check_existing, enable_base, install, refuse_leftovers, write_base
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import syncs
+from lance_memwal.lance.commit import let_survive
 from lance_memwal.rows.merging import Merge
 from lance_memwal.rows.sharding import ONE_SHARD, Sharding
 from lance_memwal.store.location import resolve
@@ -101,6 +101,5 @@ def enable(
 
 def _made(base: BaseTable) -> Table:
     """The table, which survives power loss from now on, unless its settings say that nothing has to."""
-    if syncs(base):
-        base.make_durable()
+    let_survive(base)
     return Table(base.location, base)

@@ -2,7 +2,8 @@
 
 Owns `publish_bulk`. Invariants:
 
-1. Other writes wait; everything that came before is flushed first, as generation g, so that g + 1 can follow it.
+1. Other writes wait; everything that came before is flushed first, as generation g, so that g + 1 can follow it. A put that
+   is interrupted anywhere, or gives up on a flush that hangs, lets them in again.
 2. The rows are never in the log. A mark at the tip says that they come, and carries the transaction; the manifest commit is
    their acknowledgement, with the cursor at the mark. So the log has a place for them, and a reader of changes finds them.
 3. A commit whose outcome is unknown poisons the writer: if it landed, the next flush would take its generation number
@@ -19,10 +20,12 @@ import pyarrow as pa
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import FencedError, TableReplacedError
 from lance_memwal.memtable.memtable import MemTable
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.rows.adapt import live_flags
 from lance_memwal.sstable.write import not_published
 from lance_memwal.types import EntryTransaction, SsTable, Transaction
 from lance_memwal.write.flush import publish
+from lance_memwal.write.life import drain
 from lance_memwal.write.queue import WriteRows
 from lance_memwal.write.shard import Shard
 
@@ -43,11 +46,7 @@ def publish_bulk(shard: Shard, decide: Callable[[], WriteRows | None], txn: Tran
     They are asked for when nobody else writes, and everything that came before is in SSTables. None: there is nothing to
     publish.
     """
-    shard.commits.keep_others_out()
-    try:
-        return _publish(shard, decide, txn)
-    finally:
-        shard.commits.let_others_in()
+    return shard.commits.alone(lambda: _publish(shard, decide, txn))
 
 
 def _publish(shard: Shard, decide: Callable[[], WriteRows | None], txn: Transaction | None) -> Published | None:
@@ -90,7 +89,7 @@ def _flush_all(shard: Shard) -> MemTable:
     """Flush what came before; returns the empty active memtable."""
     tables = shard.tables.need()
     shard.seal()
-    shard.health.wait_until(lambda: not tables.frozen, None)
+    drain(shard, Deadline(shard.clock), "nothing of the put was written, retry")
     with shard.health.lock:
         shard.health.refuse_writes()
         return tables.active

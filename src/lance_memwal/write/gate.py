@@ -6,13 +6,16 @@ Owns `WriteGate`. Invariants:
    the gate, and a change waits until nobody is inside and lets nobody in.
 2. Nobody waits for ever: a change that cannot begin is given up at its deadline; writes that wait for a change give up at
    theirs, before anything was inserted.
+3. A thread that is interrupted, wherever that is, is not inside any more. Python handles signals as a function of its own
+   begins, a `__exit__` too: so a write is called by the gate, which ends with a call of native code.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar, TypeVarTuple
 
 from lance_memwal.clock import SYSTEM_CLOCK, Clock
 from lance_memwal.process.deadline import Deadline
@@ -20,12 +23,12 @@ from lance_memwal.process.waiting import Waiters, is_on_top, on_top_error
 
 __all__ = ["WriteGate"]
 
+Given = TypeVarTuple("Given")
+T = TypeVar("T")
+
 
 class WriteGate:
-    """Many writes at once, or one change of columns; entered with `with`.
-
-    Who is inside is kept by thread, so that a thread that is interrupted in the doorway is not counted for ever.
-    """
+    """Many writes at once, or one change of columns."""
 
     __slots__ = ("_changed", "_clock", "_closed_by", "_inside")
 
@@ -39,13 +42,20 @@ class WriteGate:
         self._inside: set[int] = set()
         self._closed_by: int | None = None
 
-    def __enter__(self) -> None:
-        me = threading.get_ident()
-        if me in self._inside and is_on_top():  # else it was interrupted in the doorway, before
+    def let_in(self, write: Callable[[*Given], T], *given: *Given) -> T:
+        """What `write` does with what is given, inside the gate."""
+        me, inside = threading.get_ident(), self._inside
+        if me in inside and is_on_top():  # of the call that is inside; nobody is kept out for what a debugger broke
             raise on_top_error("a write")
-        self._inside.add(me)  # before the look at the door: whoever closes it either sees us or is seen
-        if self._closed_by is not None:
-            self._wait_at_the_door(me)
+        try:
+            inside.add(me)  # before the look at the door: whoever closes it either sees us or is seen
+            if self._closed_by is not None:
+                self._wait_at_the_door(me)
+            return write(*given)
+        finally:
+            inside.discard(me)
+            if self._closed_by is not None:
+                self._changed.wake_all()
 
     def _wait_at_the_door(self, me: int) -> None:
         deadline = Deadline(self._clock)
@@ -62,11 +72,6 @@ class WriteGate:
 
     def _is_closed_to(self, me: int) -> bool:
         return self._closed_by is not None and self._closed_by != me
-
-    def __exit__(self, *_: object) -> None:
-        self._inside.discard(threading.get_ident())
-        if self._closed_by is not None:
-            self._changed.wake_all()
 
     @contextmanager
     def closed(self, deadline: Deadline | None = None) -> Iterator[None]:

@@ -15,11 +15,13 @@ rows that are fitted, and calls nobody above. Invariants:
 5. An entry whose bytes may be on storage, left by a thread that was interrupted, is sent again as it is. A thread leads
    until its own write is on storage and no further, so that nobody is told of a failure that another's entry met. Then
    it lets the next one lead who waits; what only interrupted callers left is the ticker's. A fence is told to a write once
-   it is known that it is not in the log.
+   it is known that it is not in the log, also where the wait has a limit: whoever is told that had the turn since.
 6. A leader that must be durable for its own caller may linger, so that others share its entry; it keeps the turn. Whoever
    cannot wait (a flush, a close, a full buffer) ends that at once.
 7. Transactions share entries with each other and with other writes, and several may come in one write: the footer says
    which rows are whose. All of them are in the map once the entry is on storage, or none.
+8. A signal handler's write waits for other threads, and never for the call that the signal interrupted: where that has the
+   turn (which knows its thread) or the lock, it is refused before anything is inserted.
 
 Who waits: callers, for room or for an acknowledgement; the ticker is poked. A put that nobody waits for wakes nobody.
 
@@ -35,7 +37,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lance_memwal.clock import Clock
 from lance_memwal.config import WriterConfig
@@ -47,8 +49,10 @@ from lance_memwal.log.tail import LogRun
 from lance_memwal.log.transactions import TransactionMap, is_repeat, seen_of
 from lance_memwal.log.wal import ShardLog
 from lance_memwal.process.background import Task
+from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.telemetry import active
-from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
+from lance_memwal.process.turns import TakenError, Taking
+from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_held_here, on_top_error, refuse_on_top
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import EntryFooter, EntryTransaction, SeenTransaction, SsTable, Transaction
 from lance_memwal.write.health import Health
@@ -59,6 +63,7 @@ __all__ = ["GroupCommit", "Placement", "RepeatedError", "TooLargeError"]
 
 _LOG = logging.getLogger(__name__)
 _LINGER_SLICE_SECONDS = 0.002  # nobody who cannot wait waits for longer
+T = TypeVar("T")
 
 
 class Placement(Protocol):
@@ -136,11 +141,12 @@ class GroupCommit:
         self._drain_at: float | None = None  # when the ticker must drain because somebody asked for it
         self._linger_seconds = config.commit_linger_ms / 1000
         self._hurried: weakref.WeakSet[_Hurry] = weakref.WeakSet()  # whoever is interrupted leaves nothing here
-        self._exclusive = False
+        self._alone = 0  # the thread that keeps all others out
+        self._times_alone = 0
         self._waits = 0
         self._wait_seconds = 0.0
         self._puts = PutQueue()
-        self._leader = 0  # the thread that has the turn; 0: nobody, or one that has not said so yet
+        self._is_led = False  # whether somebody has the turn: a hint, which comes a moment late
         self._in_flight: Entry | None = None
         self.use_columns(schema)
         self.make_locks()
@@ -148,7 +154,7 @@ class GroupCommit:
 
     def make_locks(self) -> None:
         """Make all locks anew: at the start, and in a forked child, where their holders do not exist."""
-        self._turn = self._clock.lock()
+        self._turn = self._clock.rlock()  # which knows its thread; no thread takes it twice
 
     def use_columns(self, schema: TableSchema) -> None:
         """Go on with other columns; nothing is pending."""
@@ -160,7 +166,7 @@ class GroupCommit:
         self._puts.wake_all()
         for item in tuple(self.pending):  # a leader may settle some meanwhile
             if item.put is not None:
-                item.put.wake()
+                item.put.place.wake()
 
     # -------------------------------------------------------------------------------------------------------- looking
 
@@ -220,6 +226,7 @@ class GroupCommit:
                 self._health.refuse_writes()
                 if self._has_room:
                     return self._insert(rows, txn, drain=drain, decide=decide)
+            self.refuse_on_top()  # who makes room may want the turn
             waited = self._wait_for_room(rows.size_bytes, counted=waited)
 
     def repeated(self, txn: Transaction) -> int | None:
@@ -311,7 +318,7 @@ class GroupCommit:
     @property
     def _has_room(self) -> bool:
         held = self._tables.held_bytes(self.pending_bytes)
-        return held < self._limits.max_unflushed_memtable_bytes and not self._exclusive
+        return held < self._limits.max_unflushed_memtable_bytes and not self._alone
 
     def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
         """Wait (backpressure, a bulk write); returns whether the put is counted as one that waited (`counted`: it is already).
@@ -336,7 +343,7 @@ class GroupCommit:
                     if held >= limit and not counted:
                         counted = True
                         self._waits += 1
-                    if not self._exclusive:
+                    if not self._alone:
                         self._tables.make_room(self.buffered)
                     self._want_drain()
                     place = health.changed.stand()
@@ -365,24 +372,36 @@ class GroupCommit:
     @property
     def is_exclusive(self) -> bool:
         """Whether a write keeps all others out."""
-        return self._exclusive
+        return self._alone != 0
 
-    def keep_others_out(self) -> None:
-        """Insert nothing until `let_others_in`, which one caller at a time can have."""
+    def alone(self, write: Callable[[], T]) -> T:
+        """What `write` returns, while nothing else is inserted; one caller at a time, `UnavailableError` if one has no end."""
+        me = threading.get_ident()
+        try:
+            self._keep_others_out(me)
+            return write()
+        finally:
+            if self._alone == me:  # no call, and so no signal, comes before they are let in
+                self._alone = 0
+                self._let_others_in()
 
+    def _keep_others_out(self, me: int) -> None:
         def taken() -> bool:
-            if self._exclusive:
+            if self._alone:
                 return False
             self._health.refuse_writes()
-            self._exclusive = True
+            self._alone = me
             return True
 
-        self._health.wait_until(taken, None)
+        before, deadline = self._times_alone, Deadline(self._clock)
+        while not self._health.wait_until(taken, deadline.left_seconds):
+            if before == self._times_alone:  # else they have their turns, one after the other
+                raise deadline.error("another large put has not ended; nothing of this one was written, retry")
+            before, deadline = self._times_alone, Deadline(self._clock)
 
-    def let_others_in(self) -> None:
-        """End what `keep_others_out` began."""
-        with self._health.lock:
-            self._exclusive = False
+    def _let_others_in(self) -> None:
+        with self._health.lock:  # whoever looked before stands in line now
+            self._times_alone += 1
             self._health.changed.wake_all()
         self._puts.wake_next()  # it sleeps, if it came while the turn was taken for the mark
 
@@ -390,12 +409,16 @@ class GroupCommit:
         """Announce a generation that is not in the log, at its tip; nothing is pending. Its transactions do not count yet."""
         self.refuse_on_top()
         with self._turn:
-            self._health.refuse_commits()
-            with self._health.lock:
-                footer = self._transactions.mark(table=self._log.table)._replace(txns=txns, bulk=sstable)
-            self._log.append(encode_mark(self._log.epoch, footer))
-            with self._health.lock:
-                self._transactions.take(footer, decided=False)
+            try:
+                self._is_led = True
+                self._health.refuse_commits()
+                with self._health.lock:
+                    footer = self._transactions.mark(table=self._log.table)._replace(txns=txns, bulk=sstable)
+                self._log.append(encode_mark(self._log.epoch, footer))
+                with self._health.lock:
+                    self._transactions.take(footer, decided=False)
+            finally:
+                self._is_led = False
         return footer
 
     def skip_to(self, end: int, bulk: EntryFooter | None = None) -> None:
@@ -452,7 +475,7 @@ class GroupCommit:
             self._let_lead()
             raise
         finally:
-            put.wake_follower()
+            put.place.wake_follower()
         if put.error is not None:
             raise put.error
         if put.pending is None:
@@ -460,16 +483,15 @@ class GroupCommit:
         return put.pending
 
     def _sleep_or_lead(self, put: QueuedPut) -> None:
-        if self._turn.locked() or not self._puts.is_oldest(put):
-            put.sleep(LOOK_AGAIN_SECONDS)
+        if self._is_led or not self._puts.is_oldest(put):
+            put.place.sleep(LOOK_AGAIN_SECONDS)
             if self._is_done(put):
                 return
         room = True
         with self._turn:
             if not self._is_done(put):
-                if self._linger_seconds and put.pending is None:  # else the leader before did
-                    self._linger()
-                room = self._lead(put)
+                lingers = self._linger_seconds > 0 and put.pending is None  # else the leader before did
+                room = self._lead(put, 0, lingers)
         if room:
             self._puts.wake_next()
             return
@@ -505,18 +527,38 @@ class GroupCommit:
             if not lingers:
                 self._hurried.add(hurry)
             while self.durable < end:
-                self.refuse_on_top()
+                self.refuse_on_top(is_inserted=True)
                 with self._turn:
                     if self.durable < end:
-                        if lingers:
-                            self._linger()
-                        self._lead(None, end)
+                        self._lead(None, end, lingers)
                 self._puts.wake_next()
         except BaseException:
             self._let_lead()
             raise
         finally:
             self._hurried.discard(hurry)
+
+    def wait_durable(self, end: int, seconds: float) -> bool:
+        """Wait until every batch below `end` is on storage, led by the ticker or by others; False after `seconds`.
+
+        A fence is raised once it is known that they are not in the log: whoever has the turn may have put them there.
+        """
+        deadline = Deadline(self._clock, seconds)
+        self.hurry(end)
+        try:
+            return self._health.wait_until(lambda: self.durable >= end, seconds)
+        except (FencedError, TableReplacedError):
+            pass
+        try:
+            with Taking(self._turn, partial(self._turn.acquire, timeout=deadline.left_seconds)):
+                if self.durable < end:
+                    self._lead(None, end, False)
+        except TakenError:
+            return False
+        except BaseException:
+            self._let_lead()
+            raise
+        return True
 
     def _let_lead(self) -> None:
         """Let others lead, of whom the caller may have taken puts: it was interrupted, or refused."""
@@ -532,20 +574,23 @@ class GroupCommit:
                 return
             self._clock.sleep(min(left, _LINGER_SLICE_SECONDS))
 
-    def refuse_on_top(self) -> None:
+    def refuse_on_top(self, *, is_inserted: bool = False) -> None:
         """Raise if this thread is at a commit already: a signal handler must not wait for what it interrupted.
 
-        Whoever has the turn and has not said so yet may be this thread.
+        `is_inserted`: what the caller waits for may get to storage all the same.
         """
-        refuse_on_top(self._health.lock, "a write")
-        if self._turn.locked() and self._leader in (0, threading.get_ident()) and is_on_top():
-            raise on_top_error("a write")
+        if is_held_here(self._turn) or is_held_here(self._health.lock):
+            error = on_top_error("a write")
+            error.ambiguous = is_inserted
+            raise error
 
-    def _lead(self, own: QueuedPut | None, end: int = 0) -> bool:
+    def _lead(self, own: QueuedPut | None, end: int, lingers: bool) -> bool:
         """Commit until `own`, or what is below `end`, is on storage; False if a queued put found no room. The caller has
-        the turn."""
-        self._leader = threading.get_ident()
+        the turn, and lets others join if it `lingers`."""
         try:
+            self._is_led = True
+            if lingers:
+                self._linger()
             if not self._is_in_left(own, end):
                 self._health.refuse_commits()
             self._puts.gather(self._clock)
@@ -558,7 +603,7 @@ class GroupCommit:
             self._hand_over()
             return room
         finally:
-            self._leader = 0
+            self._is_led = False
 
     def _end_of(self, own: QueuedPut) -> int:
         """What a leader must make durable for its own put: all, where that found no room, and nothing where it is wrong."""
@@ -580,7 +625,7 @@ class GroupCommit:
         puts = [item.put for item in tuple(self.pending) if item.put is not None] if self.pending else ()
         for put in puts:
             if not put.is_left:
-                put.wake()
+                put.place.wake()
                 return
         if puts:
             self.hurry(self.buffered)

@@ -8,7 +8,8 @@ Owns `Health`, the only place that refuses. Invariants:
 3. One thread closes. If it is interrupted after a signal handler was promised that the writer will be closed, the ticker
    closes.
 4. Nobody who waits holds a lock, and every wait ends with poison, with a fence, with an abort, or with the error of a
-   flush that failed again and again.
+   flush that failed again and again. Whoever keeps others waiting meanwhile has a deadline, too; a put that waits for room
+   has none, and says so in the log.
 
 Locks: `lock` guards all state of one writer, that of its other parts too. It is held neither during I/O nor by anybody who
 waits. It is reentrant, since a writer may be collected anywhere.

@@ -42,7 +42,8 @@ def put_in_order(
 ) -> WriteResult:
     """Insert rows, without those that are late; `highest` finds the highest sequence of all tiers, once."""
     transaction = as_transaction(txn)
-    with shard.gate:
+
+    def put() -> WriteResult:
         fitting = shard.columns.fitting
         rows = fitting.fit(*fitting.take(data, missing))
         span = span_of(rows.batches, merge.sequence)
@@ -55,6 +56,8 @@ def put_in_order(
                 pass
         change = changes.put(Fitted(rows.batches, fitting.schema), missing)(fitting)
         return resolved.write_inside(shard, look_up, change, transaction)  # whoever waits to park it would be first
+
+    return shard.gate.let_in(put)
 
 
 def _has_each_key_once(rows: WriteRows, schema: TableSchema) -> bool:

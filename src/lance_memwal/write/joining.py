@@ -17,8 +17,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from lance_memwal.log.epochs import IDLE_SECONDS, EpochKind, look_at_epoch
 from lance_memwal.log.transactions import as_transaction
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
+from lance_memwal.process.turns import Taking, Turn
 from lance_memwal.rows.sharding import Sharding
 from lance_memwal.types import ShardManifest, Transaction
 from lance_memwal.write.changes import Terms
@@ -106,7 +108,7 @@ class Sink:
     def orphan(self) -> None:
         """Have locks of our own, at the start and in a forked child."""
         self._lock = threading.Lock()
-        self._locks: dict[str, threading.RLock] = {}
+        self._turns: dict[str, Turn] = {}
 
     # ------------------------------------------------------------------------------------------------------ appending
 
@@ -194,17 +196,11 @@ class Sink:
         self.appender.note_sequence(terms)
         return owner.append(given.batches, given.txn, terms, deadline)
 
-    @contextmanager
-    def _turn(self, shard_id: str, deadline: Deadline) -> Iterator[None]:
+    def _turn(self, shard_id: str, deadline: Deadline) -> AbstractContextManager[None] | Taking:
         """One append or flush of a shard at a time, in this process."""
         with self._lock:
-            lock = self._locks.setdefault(shard_id, threading.RLock())
-        if not lock.acquire(timeout=deadline.left_seconds):
-            raise self._kept_out(shard_id)
-        try:
-            yield
-        finally:
-            lock.release()
+            turn = self._turns.setdefault(shard_id, Turn())
+        return turn.taken(deadline.left_seconds, partial(self._kept_out, shard_id))
 
     # -------------------------------------------------------------------------------------------------------- joining
 

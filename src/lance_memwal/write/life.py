@@ -175,6 +175,7 @@ def park(shard: Shard, stop: Callable[[float], None]) -> Parked | None:
                 shard.health.park()
     except MemWalError:
         return None
+    reach("park.before_stop")
     stop(JOIN_SECONDS)
     return Parked(
         shard.log,

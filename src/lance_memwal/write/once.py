@@ -141,6 +141,11 @@ class ShardTail:
     announced: tuple[int, SsTable] | None = None
     maps_read: set[str] = field(default_factory=set)
 
+    def end_at(self, position: int, run: LogRun, size_bytes: int) -> None:
+        """Note one more entry, the last one now, in one step."""
+        entries, total = self.entries + 1, self.size_bytes + size_bytes
+        self.last_position, self.run, self.entries, self.size_bytes = position, run, entries, total
+
 
 @dataclass(frozen=True, slots=True)
 class _Version:
@@ -389,10 +394,8 @@ class OnceAppender:
                 created = AppendResult(claim.shard_id, rows, position, generation, rejected=now.rejected)
                 newest = self.manifests(claim.shard_id).check_fenced(claim.epoch)  # an emptied slot looks free
                 if position > newest.replay_after_wal_entry_position:
-                    tail.last_position, tail.run = position, run
-                    tail.transactions.take(footer, generation)
-                    tail.entries += 1
-                    tail.size_bytes += len(data)
+                    tail.transactions.take(footer, generation)  # first: a tail that ends here knows what the entry says
+                    tail.end_at(position, run, len(data))
                     if newest != tail.manifest:
                         self._tails.pop(claim.shard_id, None)  # flushed up to here, or compacted: it is read again
                     return created

@@ -20,15 +20,14 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
-from lance_memwal.clock import SYSTEM_CLOCK, in_order
-from lance_memwal.errors import ClosedError, FencedError, MemWalError
+from lance_memwal.clock import SYSTEM_CLOCK, Lock, in_order
+from lance_memwal.errors import ClosedError, FencedError, MemWalError, UnavailableError
 from lance_memwal.process.background import Task
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error, refuse_on_top
@@ -116,7 +115,7 @@ class OpenShards(Generic[W]):
         self._max_age_seconds = max_age_seconds
         self._aging = Task("compact")
         self._lock = threading.RLock()
-        self._opening: dict[str, Any] = {}  # a lock per shard: one thread opens it
+        self._opening: dict[str, Lock] = {}  # a lock per shard: one thread opens it
         self._open: dict[str, W] = {}
         self._parked: dict[str, Parked] = {}
         self._used: dict[str, int] = {}
@@ -189,21 +188,31 @@ class OpenShards(Generic[W]):
                     self._drop(shard_id, writer)
                 else:  # by another thread, which met the fence first
                     self._wait_to_retake(shard_id, writer)
-            except FencedError:  # of which nothing is in the log
+            except FencedError:  # of the rows nothing is there: a mark that announced them counts for nothing now
                 if self.closed or not retakes:
                     raise
                 self._wait_to_retake(shard_id, writer)
 
     def write_each(self, routed: Mapping[str, Any], call: Callable[[W, Any], T]) -> dict[str, T]:
-        """What `call` does with the writer of each shard and what is given for it; several at once where that helps."""
+        """What `call` does with the writer of each shard and what is given for it; several at once where that helps.
+
+        Once another shard was tried, nobody is told that nothing happened.
+        """
+        tried: list[str] = []
 
         def to_shard(shard_id: str) -> T:
+            tried.append(shard_id)
             return self.write(shard_id, call, routed[shard_id])
 
-        return dict(zip(routed, in_order(to_shard, list(routed), self._at_once, "memwal-put"), strict=True))
+        try:
+            return dict(zip(routed, in_order(to_shard, list(routed), self._at_once, "memwal-put"), strict=True))
+        except UnavailableError as error:
+            if error.ambiguous or len(tried) == 1:
+                raise
+            raise UnavailableError(str(error), ambiguous=True, retryable=error.retryable) from error
 
     def _take_up(self, shard_id: str) -> W:
-        with self._alone(shard_id):
+        with self._turn_to_open(shard_id):
             writer = self._open.get(shard_id)
             if writer is None:
                 self._make_room(shard_id, self._limit - 1)
@@ -215,15 +224,13 @@ class OpenShards(Generic[W]):
                 self._make_room(shard_id, self._limit)  # others may have been opened meanwhile
             return writer
 
-    @contextmanager
-    def _alone(self, shard_id: str) -> Iterator[None]:
-        """Be the only one who opens this shard."""
+    def _turn_to_open(self, shard_id: str) -> Lock:
+        """The lock of whoever opens this shard."""
         refuse_on_top(self._lock, "a write")
         with self._lock:
             turn = self._opening.setdefault(shard_id, threading.RLock())
         refuse_on_top(turn, "a write")
-        with turn:
-            yield
+        return turn
 
     def _wait_to_retake(self, shard_id: str, lost: W | Parked) -> None:
         """Let the next write claim the shard, at most once a second: each claim leaves a sentinel for ever."""

@@ -33,6 +33,7 @@ from lance_memwal.log.entry import EntryEncoder, RowEncoder
 from lance_memwal.log.tail import LogRun
 from lance_memwal.memtable.memtable import unpinned
 from lance_memwal.process.companions import Companions
+from lance_memwal.process.waiting import Place
 from lance_memwal.rows.fit import LiveFlags
 from lance_memwal.rows.schema import TableSchema
 from lance_memwal.types import TOMBSTONE_FIELD, EntryFooter, EntryTransaction
@@ -115,17 +116,19 @@ class Pending:
 
 
 class QueuedPut:
-    """One put on its way: its batches, and then the pending write that they became, or the error that they met."""
+    """One put on its way: its batches, and then the pending write that they became, or the error that they met.
+
+    Its caller waits at `place`.
+    """
 
     __slots__ = (
-        "_awake",
         "batches",
         "error",
         "fill",
         "fit",
-        "follower",
         "is_left",
         "pending",
+        "place",
         "rows",
         "size_bytes",
         "started",
@@ -144,6 +147,7 @@ class QueuedPut:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """`fit` makes rows of the batches, of `fill`, and of their size; it is called by the leader, without locks."""
+        self.place = Place(clock)
         self.batches = batches
         self.size_bytes = size_bytes
         self.fit = fit
@@ -153,32 +157,13 @@ class QueuedPut:
         self.rows: WriteRows | None = None
         self.pending: Pending | None = None
         self.error: Exception | None = None
-        self.follower: QueuedPut | None = None
         self.is_left = False  # its caller was interrupted, or refused, and waits no more
         self.waited = False  # for room, and counted for it
-        self._awake = clock.lock()
-        self._awake.acquire()
 
     @property
     def is_taken(self) -> bool:
         """Whether a leader inserted this put, or refused it."""
         return self.pending is not None or self.error is not None
-
-    def sleep(self, seconds: float) -> None:
-        """Wait until somebody wakes this put, `seconds` at most."""
-        self._awake.acquire(timeout=seconds)
-
-    def wake(self) -> None:
-        """End the sleep of the caller, now or when it begins."""
-        try:  # noqa: SIM105 (a context manager would cost as much as the rest)
-            self._awake.release()
-        except RuntimeError:
-            pass  # awake already
-
-    def wake_follower(self) -> None:
-        """Pass the news on: those who were served together wake each other."""
-        if self.follower is not None:
-            self.follower.wake()
 
 
 class PutQueue:
@@ -189,7 +174,7 @@ class PutQueue:
     def __init__(self) -> None:
         self._waiting: deque[QueuedPut] = deque()
         self._companions = Companions()
-        self._served: QueuedPut | None = None
+        self._served: Place | None = None
 
     def append(self, put: QueuedPut) -> None:
         """Queue a put; its caller then leads, or sleeps."""
@@ -238,7 +223,7 @@ class PutQueue:
                 except Exception as error:
                     put.error = error
             if put.error is not None and put is not leader:
-                put.wake()
+                put.place.wake()
             self.withdraw(put)  # by name: its caller may have done so
         return True
 
@@ -251,7 +236,7 @@ class PutQueue:
 
     def serve(self, put: QueuedPut) -> None:
         """Note that a put is on storage; the caller has the turn."""
-        put.follower, self._served = self._served, put
+        put.place.follower, self._served = self._served, put.place
 
     def wake_served(self) -> None:
         """Wake the callers of all puts that were served, one by one: all at once they would fight for the interpreter."""
@@ -264,7 +249,7 @@ class PutQueue:
         if self._waiting:
             put = self._oldest()
             if put is not None:
-                put.wake()
+                put.place.wake()
 
     def _oldest(self) -> QueuedPut | None:
         try:
@@ -275,7 +260,7 @@ class PutQueue:
     def wake_all(self) -> None:
         """Wake the caller of every put in the queue."""
         for put in tuple(self._waiting):
-            put.wake()
+            put.place.wake()
 
 
 class Entry:

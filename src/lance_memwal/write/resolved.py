@@ -85,8 +85,7 @@ def write(
     """Resolve a write and bring it into the log; in durable mode (and with `txn`) it is on storage when this returns."""
     transaction = as_transaction(txn)
     shard.tables.need()
-    with shard.gate:
-        return write_inside(shard, look_up, change_of(shard.columns.fitting), transaction)
+    return shard.gate.let_in(lambda: write_inside(shard, look_up, change_of(shard.columns.fitting), transaction))
 
 
 def write_inside(shard: Shard, look_up: LookUp, change: Change, txn: Transaction | None) -> WriteResult:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,6 @@ from lance_memwal.rows.fit import Missing
 from lance_memwal.types import EntryTransaction, Transaction
 from lance_memwal.write.bulk import publish_bulk
 from lance_memwal.write.group_commit import GroupCommit, RepeatedError, TooLargeError
-from lance_memwal.write.health import Health
 from lance_memwal.write.queue import Pending, QueuedPut, WriteRows
 from lance_memwal.write.results import WriteResult
 from lance_memwal.write.shard import Shard
@@ -42,10 +42,9 @@ _buffer_bytes = pa.RecordBatch.get_total_buffer_size
 class Ack:
     """The durability of one write that did not wait for it; `result` is what it did. May be awaited."""
 
-    __slots__ = ("_commits", "_end", "_health", "result")
+    __slots__ = ("_commits", "_end", "result")
 
-    def __init__(self, health: Health, commits: GroupCommit, result: WriteResult) -> None:
-        self._health = health
+    def __init__(self, commits: GroupCommit, result: WriteResult) -> None:
         self._commits = commits
         self._end = result.batch_positions.stop
         self.result: Any = result  # of one shard, or of all
@@ -63,8 +62,7 @@ class Ack:
         if timeout is None:
             self._commits.make_durable(self._end)
             return
-        self._commits.hurry(self._end)
-        if not self._health.wait_until(lambda: self.durable, timeout):
+        if not self._commits.wait_durable(self._end, timeout):
             raise UnavailableError(f"the write was not durable within {timeout} seconds; wait again", ambiguous=True)
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -80,20 +78,22 @@ def put(
 ) -> WriteResult:
     """Insert or replace rows; in durable mode (and with `txn`) they are on storage when this returns."""
     batches, fill = shard.columns.fitting.take(data, missing)
-    transaction = as_transaction(txn)
-    with shard.gate:
-        size = batches[0].get_total_buffer_size() if len(batches) == 1 else sum(map(_buffer_bytes, batches))
-        if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
-            return _write(shard, shard.columns.fitting.fit(batches, fill, size), transaction)
-        try:
-            done = _queue(shard, batches, size, fill, () if transaction is None else (EntryTransaction(transaction),))
-        except TooLargeError as found:
-            return _write(shard, found.rows, transaction)
-        except RepeatedError as found:
-            shard.commits.make_durable(found.end)
-            return WriteResult(range(found.end, found.end), skipped=True)
-        reach("put.before_ack")
-        return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
+    return shard.gate.let_in(_put, shard, batches, fill, as_transaction(txn))
+
+
+def _put(shard: Shard, batches: list[pa.RecordBatch], fill: bool, txn: Transaction | None) -> WriteResult:
+    size = batches[0].get_total_buffer_size() if len(batches) == 1 else sum(map(_buffer_bytes, batches))
+    if not batches or size > _QUEUED_BYTES or not shard.config.durable_write:
+        return _write(shard, shard.columns.fitting.fit(batches, fill, size), txn)
+    try:
+        done = _queue(shard, batches, size, fill, () if txn is None else (EntryTransaction(txn),))
+    except TooLargeError as found:
+        return _write(shard, found.rows, txn)
+    except RepeatedError as found:
+        shard.commits.make_durable(found.end)
+        return WriteResult(range(found.end, found.end), skipped=True)
+    reach("put.before_ack")
+    return WriteResult(range(done.start, done.end), False, done.rows.num_rows)
 
 
 def put_together(
@@ -104,26 +104,54 @@ def put_together(
     They become one write, which costs little more than one of them. Where that cannot be (one of them was there already,
     or is wrong), each is put for itself, and has its own result or error.
     """
+    _refuse_other_rows(txns, data.num_rows)
     batches, fill = shard.columns.fitting.take(data, missing)
     size = sum(map(_buffer_bytes, batches))
-    apart = len({item.txn.app for item in txns}) == len(txns)
-    if apart and size <= _QUEUED_BYTES and shard.config.durable_write:
+    if size <= _QUEUED_BYTES and shard.config.durable_write:
         try:
-            with shard.gate:
-                done = _queue(shard, batches, size, fill, tuple(txns))
+            marks = _marks_of(txns)
+            done = shard.gate.let_in(_queue, shard, batches, size, fill, marks)
         except Exception as error:
             _LOG.debug("puts are put one by one [shard=%s, why=%s]", shard.log.shard_id, type(error).__name__)
         else:
             reach("put.before_ack")
-            return [WriteResult(range(done.start, done.end), False, item.num_rows or 0) for item in txns]
+            return [WriteResult(range(done.start, done.end), False, item.num_rows or 0) for item in marks]
     return [_own_result(shard, data, item, missing) for item in txns]
+
+
+def _refuse_other_rows(txns: Sequence[EntryTransaction], num_rows: int) -> None:
+    """Return only if every row belongs to one of the puts, and each put has some."""
+    end = 0
+    for item in txns:
+        own = item.num_rows
+        if type(item.first_row) is not int or item.first_row != end or type(own) is not int or own < 1:
+            end = -1
+            break
+        end += own
+    if end != num_rows or not txns:
+        raise InvalidInputError("the puts of one write have its rows, one after the other, and each at least one")
+
+
+def _marks_of(txns: Sequence[EntryTransaction]) -> tuple[EntryTransaction, ...]:
+    """The transactions, checked, which are of different applications."""
+    marks = tuple(map(_checked, txns))
+    if len({item.txn.app for item in marks}) < len(marks):
+        raise InvalidInputError("an application has one version in a write")
+    return marks
+
+
+def _checked(item: EntryTransaction) -> EntryTransaction:
+    txn = as_transaction(item.txn)
+    if txn is None:
+        raise InvalidInputError("a put that shares a write has a transaction of its own")
+    return item if txn is item.txn else replace(item, txn=txn)
 
 
 def _own_result(
     shard: Shard, data: pa.RecordBatch, item: EntryTransaction, missing: Missing | None
 ) -> WriteResult | Exception:
     try:
-        return put(shard, data.slice(item.first_row, item.num_rows), item.txn, missing)
+        return put(shard, data.slice(item.first_row, item.num_rows), _checked(item).txn, missing)
     except Exception as error:
         return error
 
@@ -143,14 +171,12 @@ def put_nowait(shard: Shard, data: Any, missing: Missing | None = None, *, drain
     """Insert rows and return at once; they become durable in the background (`drain`) or when somebody waits for the
     `Ack`."""
     batches, fill = shard.columns.fitting.take(data, missing)
-    with shard.gate:
-        return _nowait(shard, shard.columns.fitting.fit(batches, fill), drain)
+    return shard.gate.let_in(lambda: _nowait(shard, shard.columns.fitting.fit(batches, fill), drain))
 
 
 def delete_nowait(shard: Shard, keys: Any, *, drain: bool = True) -> Ack:
     """Delete rows by primary key and return at once; see `put_nowait`."""
-    with shard.gate:
-        return _nowait(shard, shard.columns.fitting.tombstones(keys), drain)
+    return shard.gate.let_in(lambda: _nowait(shard, shard.columns.fitting.tombstones(keys), drain))
 
 
 def _nowait(shard: Shard, rows: WriteRows, drain: bool) -> Ack:
@@ -167,13 +193,12 @@ def _nowait(shard: Shard, rows: WriteRows, drain: bool) -> Ack:
         result = WriteResult(range(end - len(rows.batches), end), written=rows.num_rows)
     else:
         result = _write(shard, rows, None)
-    return Ack(shard.health, shard.commits, result)
+    return Ack(shard.commits, result)
 
 
 def delete(shard: Shard, keys: Any, txn: Transaction | tuple[str, int] | None = None) -> WriteResult:
     """Delete rows by primary key: a tombstone hides each key in every older tier, whether or not it exists."""
-    with shard.gate:
-        return _write(shard, shard.columns.fitting.tombstones(keys), as_transaction(txn))
+    return shard.gate.let_in(lambda: _write(shard, shard.columns.fitting.tombstones(keys), as_transaction(txn)))
 
 
 def _write(shard: Shard, rows: WriteRows, txn: Transaction | None) -> WriteResult:
