@@ -79,13 +79,21 @@ def exclusive_puts(uri: str, pipe: Connection) -> None:
         time.sleep(60)
 
 
-def die_before_answers(uri: str, marker: str, pipe: Connection) -> None:
-    """Own the table, and die between the commit of the first forwarded put and its answer."""
+def die_before_answers(uri: str, marker: str, hidden: str | None, pipe: Connection) -> None:
+    """Own the table, and die between the commit of the first forwarded put and its answer.
+
+    `hidden`: where the shard lies then; a link to itself is in its place, so that nobody can look for an owner.
+    """
     writer = mw.open_table(uri).writer(shared=True)
     writer.put([{"id": 0, "v": "owner"}])
 
     def die(point: str) -> None:
         if point == "serve.before_answer" and Path(marker).exists():
+            if hidden is not None:
+                [shard] = writer.owned_shards
+                place = Path(uri, "_mem_wal", shard)
+                place.rename(hidden)
+                place.symlink_to(place)
             os.kill(os.getpid(), signal.SIGKILL)
 
     crash_points.install(die)

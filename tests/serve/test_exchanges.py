@@ -20,9 +20,10 @@ from pyarrow import flight
 import lance_memwal as mw
 from lance_memwal import crash_points
 from lance_memwal.lance.identity import TableWatch
+from lance_memwal.rows.streams import stream_of
 from lance_memwal.serve import desk, runtime
 from lance_memwal.serve.record import OwnerRecords
-from lance_memwal.serve.wire import Book, Request, decode_answer, encode_header, encode_request
+from lance_memwal.serve.wire import Book, Request, decode, decode_answer, encode_header, encode_request, request_of
 from lance_memwal.types import EntryTransaction, Transaction
 from tests.kit.writers import in_thread, wait_for
 
@@ -188,6 +189,24 @@ def test_rows_that_are_not_those_of_their_puts_are_refused(table: mw.Table, othe
     assert ids(table) == [0, 1, 7, 8]
 
 
+def test_a_mark_that_no_reader_would_understand_is_refused(table: mw.Table, other: mw.TableWriter) -> None:
+    caller = Caller(table)
+    name = (TableWatch(table.base).table_id or "", caller.shard.shard_id, caller.shard.epoch)
+    batch = pa.record_batch([pa.array([7, 8]), pa.array(["x", "y"])], schema=SCHEMA)
+    book = Book()
+    writer, reader, _ = caller.exchange({"version": desk.WIRE_VERSION})
+    for number, wrong in enumerate((1 << 64, -1, 1.5, "1", None)):
+        marks = [
+            EntryTransaction(Transaction("a", number), 0, 1),
+            EntryTransaction(Transaction("b", wrong), 0, 1),  # type: ignore[arg-type]
+        ]
+        done = caller.ask(writer, reader, encode_request(Request("put", ([batch],)), name, marks, book))
+        assert done[0].written == 1
+        assert isinstance(done[1], mw.InvalidInputError), wrong
+    caller.end(writer, reader)
+    assert ids(table) == [0, 1, 7, 7, 7, 7, 7]
+
+
 def test_another_version_is_refused_in_words_and_takes_nothing_over(
     table: mw.Table, owner: mw.TableWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +278,21 @@ def test_a_write_that_is_too_large_is_refused_before_it_is_sent(
         other.put([{"id": 2, "v": "x" * 200_000}])
     assert other.put([{"id": 3, "v": "x" * 50_000}]).written == 1
     assert ids(table) == [0, 1, 3]
+
+
+def test_compressed_rows_are_refused_before_they_become_large() -> None:
+    """A caller sends none: a few bytes that say that they become gigabytes must not."""
+    batch = pa.record_batch({"id": pa.array([0] * 1_000, pa.int64())})
+    whole = stream_of(batch.schema, [batch], compression="zstd")
+    schema, rows = (message.serialize().to_pybytes() for message in pa.ipc.MessageReader.open_stream(whole))
+    asked = {"to": 0, "shards": [["t", "s", 1]], "verb": "put", "marks": []}
+    by_number = {**asked, "schemas": [len(schema)], "parts": [[[0, len(rows)]]]}
+    as_stream = {**asked, "parts": [[[None, whole.size]]]}
+    for header, body in ((by_number, schema + rows), (as_stream, bytes(whole))):
+        with pytest.raises(mw.InvalidInputError, match="not compressed"):
+            request_of(decode(encode_header(header) + body), Book())
+    with pytest.raises(mw.UnavailableError, match="not compressed"):
+        decode_answer(encode_header({"result": [0, 1, 0, 1, None, True]}) + bytes(whole))
 
 
 def test_columns_of_every_kind_arrive_as_they_were(tmp_path: Path) -> None:

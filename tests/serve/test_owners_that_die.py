@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 import lance_memwal as mw
+from lance_memwal import crash_points
 from lance_memwal.log.epochs import IDLE_SECONDS
 from lance_memwal.serve.record import OwnerRecords
+from tests.harness.points import run_once_at
 from tests.harness.processes import start
 from tests.harness.profile import scaled
 from tests.kit.writers import in_thread, wait_for
@@ -84,7 +86,7 @@ def test_kills_of_the_owner_lose_and_double_nothing(tmp_path: Path) -> None:
 def test_a_put_whose_answer_was_lost_is_not_written_twice(tmp_path: Path) -> None:
     """The owner dies after the commit and before the answer."""
     table, marker = new_table(tmp_path / "t"), tmp_path / "now"
-    child = start(die_before_answers, table.uri, str(marker))
+    child = start(die_before_answers, table.uri, str(marker), None)
     assert child.receive(20) == ("owned",)
     with table.writer(shared=True) as writer:
         writer.put([{"id": 1, "v": "a"}])
@@ -95,6 +97,31 @@ def test_a_put_whose_answer_was_lost_is_not_written_twice(tmp_path: Path) -> Non
         assert len(writer.owned_shards) == 1, "nobody else was there to take over"
         assert writer.put([{"id": 4, "v": "c"}]).written == 1
     assert ids(table) == Counter({0: 1, 1: 1, 2: 1, 3: 1, 4: 1})
+
+
+@pytest.mark.parametrize("ends", ["no look", "closed"])
+def test_a_write_whose_owner_was_lost_is_never_called_undone(tmp_path: Path, ends: str) -> None:
+    """The owner dies between the commit and the answer, and no successor is found: the outcome is unknown."""
+    table, marker, hidden = new_table(tmp_path / "t"), tmp_path / "now", tmp_path / "hidden"
+    child = start(die_before_answers, table.uri, str(marker), str(hidden) if ends == "no look" else None)
+    assert child.receive(20) == ("owned",)
+    writer = table.writer(shared=True)
+    writer.put([{"id": 1, "v": "a"}])
+    marker.touch()
+    if ends == "closed":
+        run_once_at("serve.announced", writer.abort)
+    try:
+        with pytest.raises(mw.UnavailableError) as told:
+            writer.put([{"id": 2, "v": "b"}])
+    finally:
+        crash_points.install(None)
+    assert told.value.ambiguous
+    writer.abort()
+    child.wait(20)
+    for path in (tmp_path / "t" / "_mem_wal").iterdir() if ends == "no look" else ():
+        path.unlink()
+        hidden.rename(path)
+    assert ids(table) == Counter({0: 1, 1: 1, 2: 1}), "it was written"
 
 
 def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(

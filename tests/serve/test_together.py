@@ -15,6 +15,8 @@ from lance_memwal.process.deadline import Deadline
 from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
 from lance_memwal.serve.together import Line, MarkedPut
 from lance_memwal.types import Transaction
+from tests.kit.interrupts import interrupted_everywhere
+from tests.kit.writers import in_thread
 
 
 def put_of(number: int, column: str = "id") -> MarkedPut:
@@ -127,3 +129,15 @@ def test_a_put_that_waits_too_long_says_that_its_outcome_is_unknown() -> None:
     held.go_on.set()
     leader.join(30)
     assert held.messages == [[0]], "nobody waits for it any more"
+
+
+def test_an_interrupt_anywhere_leaves_the_turn_to_the_others() -> None:
+    line = Line(lambda puts, deadline: numbers(puts))
+
+    def write() -> None:
+        line.write(put_of(0), Deadline(SYSTEM_CLOCK, 20))
+
+    def check(where: str) -> None:
+        assert in_thread(lambda: line.write(put_of(1), Deadline(SYSTEM_CLOCK, 0.0))).result() == 1, where
+
+    assert interrupted_everywhere(write, check, "serve/together.py", "process/") > 20

@@ -11,8 +11,6 @@ Owns the shards that this process answers for, `Conversation` (the messages of o
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from lance_memwal.crash_points import reach
@@ -32,12 +30,22 @@ from lance_memwal.serve.wire import (
 )
 from lance_memwal.shard_writer import ShardWriter
 
-__all__ = ["FULL", "GREETING", "HELLO", "STARTING", "WIRE_VERSION", "Conversation", "Desk", "answer_greeting"]
+__all__ = ["FULL", "GREETING", "HELLO", "STARTING", "WIRE_VERSION", "Conversation", "Desk", "Start", "answer_greeting"]
 
 WIRE_VERSION = 2
 HELLO, GREETING = "memwal.look", b"memwal.writes"
 STARTING = -1  # answered to `HELLO` by a process that is about to own the shard
 THERE, FULL = 0, -2  # answered to a greeting
+
+
+class Start:
+    """A shard that this process is about to own, until `is_over`: an interrupt cannot come before that is set."""
+
+    __slots__ = ("is_over", "name")
+
+    def __init__(self, table_id: str, shard_id: str) -> None:
+        self.name = (table_id, shard_id)
+        self.is_over = False
 
 
 class Desk:
@@ -46,26 +54,20 @@ class Desk:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._served: dict[ShardName, ShardWriter] = {}
-        self._starting: dict[tuple[str, str], int] = {}
+        self._starts: tuple[Start, ...] = ()
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to answer for."""
-        return not self._served and not self._starting
+        return not self._served and all(start.is_over for start in self._starts)
 
-    @contextmanager
-    def starting(self, table_id: str, shard_id: str) -> Iterator[None]:
-        """Whoever asks for this shard meanwhile is told to wait."""
-        name = (table_id, shard_id)
+    def begin(self, start: Start) -> None:
+        """Tell whoever asks for this shard to wait, until the start is over."""
         with self._lock:
-            self._starting[name] = self._starting.get(name, 0) + 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._starting[name] -= 1
-                if not self._starting[name]:
-                    del self._starting[name]
+            self._starts = (*(other for other in self._starts if not other.is_over), start)
+
+    def _is_starting(self, table_id: str, shard_id: str) -> bool:
+        return any(start.name == (table_id, shard_id) and not start.is_over for start in self._starts)
 
     def serve(self, table_id: str, writer: ShardWriter) -> None:
         """Answer for a shard."""
@@ -86,7 +88,7 @@ class Desk:
             if "shard" not in header:
                 return encode_answer(THERE)
             name = shard_name(header["shard"])
-            if name[:2] in self._starting:
+            if self._is_starting(*name[:2]):
                 return encode_answer(STARTING)
             return encode_answer(self.writer_of(name).shard_time_ms)
         except Exception as error:

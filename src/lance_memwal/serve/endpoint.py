@@ -18,6 +18,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.serve.runtime import TOKEN_VARIABLE, is_token_given
 
@@ -66,18 +67,19 @@ def own_endpoint() -> Endpoint:
     """Where this process shall listen; `InvalidInputError` if that is not safe, or not whole."""
     host, port = os.environ.get(HOST_VARIABLE, ""), os.environ.get(PORT_VARIABLE, "")
     given = {name: os.environ.get(name, "") for name in (CERT_VARIABLE, KEY_VARIABLE)}
-    if port and not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    number = digits_of(port or "0", most=(1 << 16) - 1)
+    if number is None:
         raise InvalidInputError(f"{PORT_VARIABLE} must be a port, 0 to 65535")
     if not host:
         if any(given.values()):
             raise InvalidInputError(f"{CERT_VARIABLE} and {KEY_VARIABLE} are for owners with a {HOST_VARIABLE}")
-        return Endpoint(port=int(port or 0))
+        return Endpoint(port=number)
     if not re.fullmatch(_HOST, host) or is_every_address(host.strip("[]")):
         raise InvalidInputError(f"{HOST_VARIABLE} must be the name or the address by which others reach this host")
     if not all(given.values()) or not is_token_given():
         needed = ", ".join([*given, TOKEN_VARIABLE])
         raise InvalidInputError(f"an owner listens for other hosts with TLS and a given token only: set {needed}")
-    return Endpoint(host, int(port or 0), *map(_read, given, given.values()))
+    return Endpoint(host, number, *map(_read, given, given.values()))
 
 
 def is_every_address(host: str) -> bool:

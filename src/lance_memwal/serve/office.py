@@ -17,8 +17,6 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -27,13 +25,13 @@ import pyarrow as pa
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.process.background import at_exit
 from lance_memwal.process.forking import keep_for_ever, run_in_child
-from lance_memwal.serve.desk import Conversation, Desk, answer_greeting
+from lance_memwal.serve.desk import Conversation, Desk, Start, answer_greeting
 from lance_memwal.serve.endpoint import Endpoint, own_endpoint
 from lance_memwal.serve.record import Owner
 from lance_memwal.serve.runtime import NONCE_BYTES, Secret, token
 from lance_memwal.shard_writer import ShardWriter
 
-__all__ = ["forget", "serve", "starting"]
+__all__ = ["Start", "begin", "end_if_idle", "forget", "serve"]
 
 _LOG = logging.getLogger(__name__)
 _MOST_EXCHANGES = 256
@@ -45,33 +43,22 @@ _owner: Owner | None = None
 _ending: list[tuple[Any, Any]] = []  # servers, and the threads that shut them down
 
 
-@contextmanager
-def starting(table_id: str, shard_id: str) -> Iterator[Owner]:
-    """How this process is reached, for a shard that it is about to own; whoever asks meanwhile is told to wait."""
-    try:
-        with _announced(table_id, shard_id) as owner:
-            yield owner
-    finally:
-        _end_if_idle()
-
-
-@contextmanager
-def _announced(table_id: str, shard_id: str) -> Iterator[Owner]:
-    with _desk.starting(table_id, shard_id):
-        with _lock:
-            owner = _listen()
-        yield owner
+def begin(start: Start) -> Owner:
+    """How this process is reached, for a shard that it is about to own; whoever asks is told to wait until that is over."""
+    _desk.begin(start)
+    with _lock:
+        return _listen()
 
 
 def serve(table_id: str, writer: ShardWriter) -> None:
-    """Answer for a shard that this process owns, until `forget`; within `starting`."""
+    """Answer for a shard that this process owns, until `forget`; its start is not over."""
     _desk.serve(table_id, writer)
 
 
 def forget(table_id: str, writer: ShardWriter) -> None:
     """Answer for it no more; unknown is fine."""
     _desk.forget(table_id, writer)
-    _end_if_idle()
+    end_if_idle()
 
 
 def _listen() -> Owner:
@@ -85,7 +72,8 @@ def _listen() -> Owner:
     return _owner
 
 
-def _end_if_idle() -> None:
+def end_if_idle() -> None:
+    """Answer nobody, once there is nothing to answer for."""
     global _server, _owner
     with _lock:
         if not _desk.is_idle or _server is None:

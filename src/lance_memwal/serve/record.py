@@ -6,7 +6,8 @@ Invariants:
 
 1. The record of an epoch is announced before the epoch is claimed: no served epoch is ever without one. Whoever won the
    epoch is its author, and replaces what somebody who did not win it left there.
-2. It is never changed in place, and says nothing secret. On local disks nobody else can read it (0600).
+2. It is never changed in place, and says nothing secret. On local disks nobody else can read it (0600), from a moment after
+   its creation on: stores know nothing of modes.
 3. A record is a hint: what it says is believed once the owner itself has answered for that epoch.
 """
 

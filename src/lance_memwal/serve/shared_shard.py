@@ -4,21 +4,23 @@ Owns `SharedShard`. Invariants:
 
 1. A write is acknowledged by whoever owns the newest epoch, and by nobody else. Every write carries a mark (the user's
    transaction, or one of our own), here and there alike: when an owner is lost, its successor is asked under the same mark,
-   and skips what the log has already.
+   and skips what the log has already. If none is found, the error says that the outcome is unknown.
 2. A shard is claimed if it has no owner, if its owner does not answer for its epoch, or if a writer elsewhere that does not
    share it left it alone, or only sinks append to it (`upkeep.tails`). A living owner is never fenced, nor is any living
    writer of this process.
 3. This process claims at most once a second, and only with rows to write. On one host one process at a time looks for the
    owner, so that one claims and the others find it.
 4. Every wait has an end.
+5. A shard that was closed, aborted or parked is owned and served by nobody through this object, whatever others were about
+   to do with it: a claim that is under way then is given up.
 """
 
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +42,8 @@ from lance_memwal.log.transactions import as_transaction
 from lance_memwal.memtable import live
 from lance_memwal.process.deadline import Deadline
 from lance_memwal.process.forking import close_in_child
-from lance_memwal.process.waiting import refuse_on_top
+from lance_memwal.process.turns import TURN_SECONDS, Turn
+from lance_memwal.process.waiting import is_on_top, on_top_error
 from lance_memwal.rows.filter import FilterLike
 from lance_memwal.rows.fit import Missing
 from lance_memwal.rows.ingest import key_batch, to_batches
@@ -66,6 +69,7 @@ from lance_memwal.write.writes import Ack
 __all__ = ["SharedShard", "SharedTable", "is_near"]
 
 _LOST = (OwnerLostError, FencedError, ClosedError, WriterPoisonedError)
+_UNKNOWN = (OwnerLostError, WriterPoisonedError)  # of these, whether the write is in the log
 _BACK_OFF = BackOff(0.005, 0.5)
 _LOCK_SECONDS = 30.0
 _BESIDE_SECONDS = 90.0
@@ -129,13 +133,12 @@ class SharedShard:
     def __init__(self, table: SharedTable, shard_id: str, parked: Parked | None = None) -> None:
         """Nothing is claimed before the first write."""
         self.shard_id = shard_id
-        self.is_parked = False
         self._table = table
         self._parked = parked
         self._records = OwnerRecords(table.location, shard_id)
         self._manifests = ShardManifestStore(table.location, shard_id)
         self._marks = Marks()
-        self._turn = threading.RLock()
+        self._turn = Turn()
         self._way: _OwnedShard | RemoteShard | None = None
         self._closed = False
         self._claimed_at = -_CLAIM_SECONDS
@@ -152,6 +155,12 @@ class SharedShard:
         """The epoch under which this process owns the shard; 0 if it does not."""
         owned = self.owned
         return 0 if owned is None else owned.epoch
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the writer of this process was put away, or is about to be."""
+        way = self._way
+        return isinstance(way, _OwnedShard) and way.writer.is_parked
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -231,8 +240,11 @@ class SharedShard:
         return result
 
     def _perform(self, request: Request, txn: Transaction | tuple[str, int] | None, *, marked: bool = True) -> Any:
-        """What the owner of the shard does with a write, once, however many owners are asked."""
-        deadline, attempt = Deadline(SYSTEM_CLOCK), 0
+        """What the owner of the shard does with a write, once, however many owners are asked.
+
+        After an owner was lost in the midst of it nobody is told that nothing happened.
+        """
+        deadline, attempt, was_lost = Deadline(SYSTEM_CLOCK), 0, False
         given, mark = as_transaction(txn), None
         while True:
             way = None
@@ -243,15 +255,24 @@ class SharedShard:
                     given = mark.txn
                 done = way.perform(request, given, deadline)
             except _LOST as error:
+                was_lost = was_lost or isinstance(error, _UNKNOWN)
                 self._lose(way)
-                self._refuse_closed()
+                self._refuse_closed(was_lost=was_lost)
                 if not deadline.left_seconds:
                     raise UnavailableError(f"no owner of shard {self.shard_id} could do a write: {error}") from error
                 _BACK_OFF.wait(SYSTEM_CLOCK, attempt)
                 attempt += 1
                 continue
+            except UnavailableError as error:
+                error.ambiguous = error.ambiguous or was_lost
+                raise
+            except ConflictError as error:
+                if was_lost and way is None:  # else the owner knows the mark
+                    raise UnavailableError(f"an owner did not answer, and: {error}", ambiguous=True) from error
+                raise
             except InvalidInputError:
-                self._give_back(mark)
+                if not was_lost:
+                    self._give_back(mark)
                 raise
             self._give_back(mark)
             return done
@@ -260,8 +281,13 @@ class SharedShard:
         if mark is not None:
             self._marks.give_back(mark)
 
-    def _refuse_closed(self) -> None:
+    def _refuse_closed(self, *, was_lost: bool = False) -> None:
         if self._closed or self.is_parked:
+            if was_lost:
+                raise UnavailableError(
+                    f"the writer of shard {self.shard_id} is closed, and an owner that it asked before did not answer",
+                    ambiguous=True,
+                )
             raise ClosedError(f"the writer of shard {self.shard_id} is closed; open a new one")
 
     def put_nowait(
@@ -298,18 +324,17 @@ class SharedShard:
     def _find(self, deadline: Deadline, beside_seconds: float | None = None) -> _OwnedShard | RemoteShard:
         """The way to the owner, which may become this process; `beside_seconds`: how long a writer that does not share is
         waited for."""
-        refuse_on_top(self._turn, "a write")
-        if not self._turn.acquire(timeout=deadline.left_seconds):
-            raise deadline.error(f"the owner of shard {self.shard_id} was not found; retry")
-        try:
+        if self._turn.is_mine:
+            raise on_top_error("a write")
+        late = partial(deadline.error, f"the owner of shard {self.shard_id} was not found; retry")
+        with self._turn.taken(deadline.left_seconds, late):
             self._refuse_closed()
             way = self._way
             if way is None:
                 with host_lock(f"{self._table.table_id}-{self.shard_id}", min(_LOCK_SECONDS, deadline.left_seconds)):
                     way = self._way = self._look(_BESIDE_SECONDS if beside_seconds is None else beside_seconds)
+                self._refuse_closed()
             return way
-        finally:
-            self._turn.release()
 
     def _look(self, beside_seconds: float) -> _OwnedShard | RemoteShard:
         beside = Deadline(SYSTEM_CLOCK, beside_seconds)
@@ -353,6 +378,9 @@ class SharedShard:
             f"that listens to its own host only; close it, write through it, or set {HOST_VARIABLE} there"
         )
 
+    def _crowded(self) -> ConflictError:
+        return ConflictError(f"another call of this process looks for the owner of shard {self.shard_id}; retry")
+
     def _own(self, epoch: int) -> _OwnedShard:
         """Claim the shard, and answer for it. The record comes first: no served epoch is without one."""
         table, parked = self._table, self._parked
@@ -360,7 +388,9 @@ class SharedShard:
         if wait > 0:
             SYSTEM_CLOCK.sleep(wait)
         self._claimed_at, self._parked = SYSTEM_CLOCK.monotonic(), None
-        with office.starting(table.table_id, self.shard_id) as owner:
+        start = office.Start(table.table_id, self.shard_id)
+        try:
+            owner = office.begin(start)
             if parked is None and not self._records.announce(epoch + 1, owner):
                 self._records.replace(epoch + 1, owner)
             reach("serve.announced")
@@ -370,15 +400,23 @@ class SharedShard:
                 self._records.replace(writer.epoch, owner)
                 office.serve(table.table_id, writer)
                 self._records.remove_below(writer.epoch)
+                way = self._way = _OwnedShard(writer)  # here: an interrupt would leave a writer that nobody ends
+                self._refuse_closed()
+                return way  # noqa: TRY300 (the same)
             except BaseException:
+                self._way = None
                 office.forget(table.table_id, writer)
                 writer.abort()
+                if self._closed:
+                    self._parked = parked  # for whoever closes this
                 raise
-        return _OwnedShard(writer)
+        finally:
+            start.is_over = True
+            office.end_if_idle()
 
     def _lose(self, way: _OwnedShard | RemoteShard | None) -> None:
         """Go on without an owner that was lost."""
-        with self._turn:
+        with self._turn.taken(TURN_SECONDS, self._crowded):
             if way is None or self._way is not way or self._closed or self.is_parked:
                 return
             self._way = None
@@ -431,18 +469,17 @@ class SharedShard:
             return None
         parked = way.writer.park()
         if parked is not None:
-            self.is_parked = True
             office.forget(self._table.table_id, way.writer)
         return parked
 
     def close(self) -> None:
         """Flush and close what this process owns; whoever needs the shard next owns it. Idempotent."""
-        self._closed = True
         writer = self._leave()
         if writer is not None:
             try:
                 writer.close()
-                self._records.remove(writer.epoch)  # all is flushed: nobody need ask whether somebody still writes
+                if not is_on_top():  # else it is closed as soon as the call below ends
+                    self._records.remove(writer.epoch)  # all is flushed: nobody need ask whether somebody still writes
             except FencedError:
                 return  # somebody needs the shard already, and has taken over what was not flushed
             finally:
@@ -450,17 +487,25 @@ class SharedShard:
 
     def abort(self) -> None:
         """Stop without flushing. Idempotent."""
-        self._closed = True
         writer = self._leave()
         if writer is not None:
             office.forget(self._table.table_id, writer)
             writer.abort()
 
     def _leave(self) -> ShardWriter | None:
-        """The writer that must be ended, if there is one; a parked one is taken up for it, unless somebody else did."""
+        """The writer that must be ended, if there is one; a parked one is taken up for it, unless somebody else did.
+
+        Whoever claims the shard now is waited for, and gives it up; on top of another call, it does that by itself.
+        """
+        self._closed = True
+        if not is_on_top():
+            deadline = Deadline(SYSTEM_CLOCK)
+            late = partial(deadline.error, f"shard {self.shard_id} was still being claimed; it is given up then")
+            with self._turn.taken(deadline.seconds, late):
+                pass
         way, self._way = self._way, None
         if isinstance(way, _OwnedShard):
-            return way.writer
+            return None if way.writer.is_parked else way.writer
         parked, self._parked = self._parked, None
         if way is not None or parked is None:
             return None
@@ -471,7 +516,7 @@ class SharedShard:
 
     def orphan(self) -> None:
         """Become closed in a forked child."""
-        self._turn, self._closed = threading.RLock(), True
+        self._turn, self._closed = Turn(), True
 
 
 def is_near(owner: Owner) -> bool:

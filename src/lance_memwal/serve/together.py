@@ -12,7 +12,6 @@ Owns `Line`. Invariants:
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +22,8 @@ from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import UnavailableError
 from lance_memwal.process.companions import Companions
 from lance_memwal.process.deadline import Deadline
-from lance_memwal.process.waiting import LOOK_AGAIN_SECONDS, is_on_top, on_top_error
+from lance_memwal.process.turns import TakenError, Turn
+from lance_memwal.process.waiting import Place, on_top_error
 from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
 from lance_memwal.types import Transaction
 
@@ -35,19 +35,17 @@ _UNANSWERED = object()
 
 
 class MarkedPut:
-    """A put of whole rows, its mark, and its answer once it is there."""
+    """A put of whole rows, its mark, and its answer once it is there; its caller waits at `place`."""
 
-    __slots__ = ("_awake", "answer", "follower", "missing", "rows", "txn")
+    __slots__ = ("answer", "missing", "place", "rows", "txn")
 
     def __init__(self, rows: pa.RecordBatch, txn: Transaction, missing: str | None = None) -> None:
         """`missing`: what becomes of columns that only the owner knows."""
+        self.place = Place()
         self.rows = rows
         self.missing = missing
         self.txn = txn
         self.answer: Any = _UNANSWERED  # what was done, or an error
-        self.follower: MarkedPut | None = None
-        self._awake = threading.Lock()
-        self._awake.acquire()
 
     @property
     def is_answered(self) -> bool:
@@ -58,17 +56,6 @@ class MarkedPut:
         """Whether both may be rows of one batch."""
         return self.missing == other.missing and self.rows.schema.equals(other.rows.schema, check_metadata=True)
 
-    def sleep(self, seconds: float) -> None:
-        """Wait until somebody wakes this put, `seconds` at most."""
-        self._awake.acquire(timeout=seconds)
-
-    def wake(self) -> None:
-        """End the sleep of the caller, now or when it begins."""
-        try:  # noqa: SIM105 (on the way of every put)
-            self._awake.release()
-        except RuntimeError:
-            pass  # awake already
-
 
 class Line:
     """The puts of this process to one shard. Threads may share it."""
@@ -77,13 +64,12 @@ class Line:
         """`send` returns the answers to puts that share a message, in their order."""
         self._send = send
         self._waiting: deque[MarkedPut] = deque()
-        self._turn = threading.Lock()
-        self._leader = 0
+        self._turn = Turn()
         self._companions = Companions()
 
     def write(self, put: MarkedPut, deadline: Deadline) -> Any:
         """What became of a put; raises the error that it met."""
-        if self._leader == threading.get_ident() and self._turn.locked() and is_on_top():
+        if self._turn.is_mine:
             raise on_top_error("a write")
         try:
             self._waiting.append(put)
@@ -93,32 +79,28 @@ class Line:
             if not put.is_answered:
                 self._withdraw(put)
                 self._wake_next()
-            if put.follower is not None:
-                put.follower.wake()
+            put.place.wake_follower()
         if isinstance(put.answer, Exception):
             raise put.answer
         return put.answer
 
     def _lead_or_sleep(self, put: MarkedPut, deadline: Deadline) -> None:
-        if not self._turn.acquire(blocking=False):
-            put.sleep(min(LOOK_AGAIN_SECONDS, deadline.left_seconds))
+        try:
+            with self._turn.taken(0.0):
+                if put in self._waiting:
+                    self._lead(put, deadline)
+                elif not put.is_answered:  # and nobody is at it
+                    put.answer = SlowOwnerError("whoever sent this put was interrupted")
+        except TakenError:
+            put.place.sleep(deadline.left_seconds)
             if not deadline.left_seconds and not put.is_answered:
                 raise UnavailableError(
                     "the owner of the shard did not answer in time; it may still do so", ambiguous=True
-                )
-            return
-        try:
-            if put in self._waiting:
-                self._lead(put, deadline)
-            elif not put.is_answered:  # and nobody is at it
-                put.answer = SlowOwnerError("whoever sent this put was interrupted")
-        finally:
-            self._leader = 0
-            self._turn.release()
-        self._wake_next()
+                ) from None
+        else:
+            self._wake_next()
 
     def _lead(self, own: MarkedPut, deadline: Deadline) -> None:
-        self._leader = threading.get_ident()
         self._companions.gather(self._waiting, SYSTEM_CLOCK)
         group: list[MarkedPut] = []
         answer: Any = SlowOwnerError("whoever sent this put was interrupted")
@@ -148,10 +130,10 @@ class Line:
 
     def _answer(self, group: Sequence[MarkedPut], answers: Sequence[Any], own: MarkedPut) -> None:
         """Give all their answers; they wake each other, one after the other: at once they would fight for the interpreter."""
-        first: MarkedPut | None = None
+        first: Place | None = None
         for put, answer in zip(group, answers, strict=True):
             if put is not own:
-                put.follower, first = first, put
+                put.place.follower, first = first, put.place
             put.answer = answer
         if first is not None:
             first.wake()
@@ -164,6 +146,6 @@ class Line:
 
     def _wake_next(self) -> None:
         try:
-            self._waiting[0].wake()
+            self._waiting[0].place.wake()
         except IndexError:
             return

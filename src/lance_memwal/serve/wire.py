@@ -8,6 +8,7 @@ Owns `Request`, `perform` and the bytes of both directions. Invariants:
 3. An error arrives as the error that it was, with its attributes; one that is not ours arrives as `UnavailableError`.
 4. What an exchange says again and again is numbered in the order in which it was sent, and sent once: the shards that are
    meant, and the schemas of their rows.
+5. Rows are not compressed, so that a message becomes no more than it is: what says that it is refused before it is read.
 
     message = length of the header (4 bytes, little-endian) | header (JSON) | new schemas | batches, one after the other
 
@@ -30,6 +31,7 @@ import pyarrow as pa
 from lance_memwal import errors
 from lance_memwal.errors import InvalidInputError, MemWalError, UnavailableError
 from lance_memwal.rows.dictionaries import dictionaries
+from lance_memwal.rows.ipc_frames import asked_bytes
 from lance_memwal.rows.streams import stream_of
 from lance_memwal.rows.validity import validate
 from lance_memwal.serve.numbers import numbers_of
@@ -68,7 +70,17 @@ _KINDS = {
 }
 _ATTRIBUTES = ("our_epoch", "current_epoch", "ambiguous", "retryable", "path", "position")
 
-_UNREADABLE = (KeyError, TypeError, ValueError, IndexError, OverflowError, EOFError, OSError, pa.ArrowException)
+_UNREADABLE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    OverflowError,
+    EOFError,
+    OSError,
+    struct.error,
+    pa.ArrowException,
+)
 Rows = list[pa.RecordBatch]
 ShardName = tuple[str, str, int]  # table, shard, epoch
 Numbers = dict[str, int | float]
@@ -131,12 +143,7 @@ def perform_together(
     """What the writer does with puts that share a message: whole rows, in one batch, each put with its own mark."""
     if request.verb != "put" or len(request.parts) != 1 or not request.parts[0] or len(request.parts[0]) != 1:
         raise InvalidInputError("only puts of whole rows share a message")
-    [batch] = request.parts[0]
-    if any(item.num_rows is None or item.num_rows < 1 for item in marks):
-        raise InvalidInputError("a put that shares a message says how many rows are its own")
-    if sum(item.num_rows or 0 for item in marks) != batch.num_rows:
-        raise InvalidInputError("the rows of a message are not those of its puts")
-    return writer.put_together(batch, marks, request.options.get("missing"))
+    return writer.put_together(request.parts[0][0], marks, request.options.get("missing"))
 
 
 def _table(rows: Rows | None) -> pa.Table:
@@ -199,6 +206,7 @@ class Book:
             return _read(head + data)
         room = pa.allocate_buffer(len(data))
         memoryview(room).cast("B")[:] = data
+        _refuse_compressed(room)
         batch = pa.ipc.read_record_batch(room, schema)
         validate(batch)
         return [batch]
@@ -290,14 +298,21 @@ def _told_of(mark: EntryTransaction) -> list[Any]:
 
 
 def _marks_of(told: Any) -> list[EntryTransaction]:
+    """The marks as they were sent; whoever writes them checks them."""
     marks, first_row = [], 0
     for app, version, query, rows, *digest in told:
-        marks.append(EntryTransaction(Transaction(str(app), int(version), query, *digest), first_row, rows))
+        marks.append(EntryTransaction(Transaction(app, version, query, *digest), first_row, rows))
         first_row += rows or 0
     return marks
 
 
+def _refuse_compressed(messages: pa.Buffer) -> None:
+    if asked_bytes(messages):
+        raise InvalidInputError("the rows of a message are not compressed")
+
+
 def _read(data: bytes) -> Rows:
+    _refuse_compressed(pa.py_buffer(data))
     aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)  # as Lance needs them
     with pa.ipc.open_stream(pa.py_buffer(data), options=aligned) as stream:
         found = list(stream)

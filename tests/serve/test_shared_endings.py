@@ -1,0 +1,120 @@
+"""Shared shards that are closed, aborted or parked while others use them: nobody owns or serves them afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lance_memwal as mw
+from lance_memwal import crash_points
+from tests.harness.points import run_once_at
+from tests.harness.profile import scaled
+from tests.kit.interrupts import SignalInterrupter
+from tests.kit.writers import Running, in_thread
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
+
+
+@pytest.fixture(autouse=True)
+def _no_point_is_left() -> Iterator[None]:
+    yield
+    crash_points.install(None)
+
+
+def new_table(path: Path, **options: Any) -> mw.Table:
+    return mw.create_table(str(path), SCHEMA, primary_key="id", writer_defaults={"fsync": False}, **options)
+
+
+def owner_records(table: mw.Table) -> list[str]:
+    return [path.name for path in Path(table.uri).glob("_mem_wal/*/memwal_owner_*.json")]
+
+
+def beside(call: Callable[[], Any]) -> tuple[Callable[[], None], list[Running]]:
+    """Begins `call` in another thread, and goes on when it is done, or waits for us."""
+    begun: list[Running] = []
+
+    def begin() -> None:
+        begun.append(in_thread(call))
+        begun[0].wait(0.5)
+
+    return begin, begun
+
+
+@pytest.mark.parametrize("point", ["serve.announced", "serve.claimed"])
+@pytest.mark.parametrize("ending", ["close", "abort"])
+def test_a_writer_that_ends_beside_its_first_claim_leaves_nothing_owned(
+    tmp_path: Path, point: str, ending: str
+) -> None:
+    table = new_table(tmp_path / "t")
+    writer = table.writer(shared=True)
+    begin, begun = beside(getattr(writer, ending))
+    assert run_once_at(point, begin) == []
+    with pytest.raises(mw.ClosedError):
+        writer.put([{"id": 1, "v": "a"}])
+    begun[0].result()
+    with table.writer(shared=True) as other:
+        assert other.put([{"id": 2, "v": "b"}]).written == 1
+        assert len(other.owned_shards) == 1, "nobody else answers for the shard"
+    assert owner_records(table) == []
+    assert table.scan().to_table().to_pylist() == [{"id": 2, "v": "b"}]
+
+
+def test_a_close_beside_a_shard_that_is_taken_up_again_flushes_what_was_parked(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", sharding=mw.Bucket("id", 8))
+    writer = table.writer(shared=True, max_open_shards=1)
+    parked = run_once_at("park.before_stop", lambda: None)
+    key = 0
+    while not parked:
+        writer.put([{"id": key, "v": "a"}])
+        key += 1
+    begin, begun = beside(writer.close)
+    run_once_at("serve.claimed", begin)
+    with pytest.raises(mw.ClosedError):
+        writer.put([{"id": 0, "v": "b"}])
+    begun[0].result()
+    assert owner_records(table) == []
+    assert not mw.open_table(table.uri).compact().in_log_only
+    assert table.count_rows() == key
+
+
+def test_a_put_that_meets_a_shard_as_it_is_parked_goes_to_the_writer_that_takes_it_up(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", sharding=mw.Bucket("id", 8))
+    writer = table.writer(shared=True, max_open_shards=1)
+    writer.put([{"id": 1, "v": "a"}])
+    [first] = writer.owned_shards
+    begin, begun = beside(lambda: writer.put([{"id": 1, "v": "again"}]))
+    parked = run_once_at("park.before_stop", begin)
+    key = 2
+    while not parked:  # until a row of another shard parks the first one
+        writer.put([{"id": key, "v": "b"}])
+        key += 1
+    assert begun[0].result().written == 1
+    writer.close()
+    assert owner_records(table) == []
+    epochs = {shard.shard_id: shard.epoch for shard in table.shards()}
+    assert epochs[first] == 1, "it was taken up, not claimed again"
+    assert table.get(1) == {"id": 1, "v": "again"}
+
+
+@pytest.mark.scaled
+def test_an_interrupt_anywhere_in_a_claim_leaves_a_shard_that_is_written_and_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lance_memwal.serve.shared_shard._CLAIM_SECONDS", 0.0)
+    table = new_table(tmp_path / "t")
+    parts = ("serve/shared_shard.py", "serve/office.py", "serve/desk.py", "serve/runtime.py", "process/turns.py")
+    at, lines, step = 1, 0, scaled(ci=7, prove=1)
+    while not lines:
+        writer, interrupter = table.writer(shared=True), SignalInterrupter(at, *parts)
+        if not interrupter.run(lambda writer=writer: writer.put([{"id": 1, "v": "a"}])):
+            lines = interrupter.lines
+        put = in_thread(lambda writer=writer: writer.put([{"id": 2, "v": "b"}]))
+        assert put.result().written == 1, interrupter.where
+        writer.close()
+        assert owner_records(table) == [], interrupter.where
+        at += step
+    assert lines > 60
