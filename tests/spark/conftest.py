@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from killing import MODULES, wait_for
 
+from tests.kit.canaries import CREDENTIALS
 from tests.kit.light_jvm import LIGHT_JVM
 
 HERE = Path(__file__).parent
@@ -33,8 +34,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark"))
 
 
+def canaries(warehouse: Path) -> dict[str, str]:
+    """A catalog whose every credential is a canary: a test looks for them in all that Spark shows."""
+    catalog = "spark.sql.catalog.canaries"
+    named = {catalog: "io.memwal.spark.MemWalCatalog", f"{catalog}.warehouse": str(warehouse)}
+    return named | {f"{catalog}.storage.{name}": value for name, value in CREDENTIALS.items()}
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     import lance_memwal.spark as ms
 
     os.environ["PYTHONPATH"] = os.pathsep.join([MODULES, os.environ.get("PYTHONPATH", "")])
@@ -50,6 +58,7 @@ def spark() -> Iterator[Any]:
             "spark.ui.enabled": True,  # a test reads what it shows
             "spark.ui.port": 0,
             "spark.sql.streaming.stopTimeout": "30s",
+            **canaries(tmp_path_factory.mktemp("canaries")),
         },
     )
     yield made

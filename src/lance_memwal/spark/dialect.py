@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
+from lance_memwal.arguments import described
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.sql import Token, is_quoted, tokens_of, unquoted
 from lance_memwal.spark.names import found
@@ -114,20 +115,28 @@ def _timestamp(literal: str, stamps: list[pa.DataType], zone: str | None) -> str
 
 
 def _in_utc(text: str, zone: str) -> str:
+    known = _zone(zone)
     try:
-        local = datetime.fromisoformat(text)
-    except ValueError:
+        there = datetime.fromisoformat(text).replace(tzinfo=known)
+        return there.astimezone(UTC).isoformat(" ", "microseconds")
+    except (ValueError, OverflowError):
         raise InvalidInputError(f"{text!r} is no timestamp such as '2026-01-31 12:00:00'") from None
-    return local.replace(tzinfo=_zone(zone)).astimezone(UTC).isoformat(" ", "microseconds")
 
 
 def _zone(name: str) -> tzinfo:
     offset = _OFFSET.fullmatch(name)
-    if offset is not None:
-        sign, hours, minutes = offset.groups()
-        ahead = timedelta(hours=int(hours), minutes=int(minutes or 0))
-        return timezone(ahead if sign == "+" else -ahead)
     try:
+        if offset is not None:
+            sign, hours, minutes = offset.groups()
+            ahead = timedelta(hours=int(hours), minutes=int(minutes or 0))
+            return timezone(ahead if sign == "+" else -ahead)
         return UTC if name in ("Z", "UTC", "GMT") else ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError):
-        raise InvalidInputError(f"the time zone {name!r} is not known: write timestamps with their zone") from None
+    except (
+        ZoneInfoNotFoundError,
+        ValueError,
+        OSError,
+        RecursionError,
+    ):  # it is the name of a file, however long or deep
+        raise InvalidInputError(
+            f"the time zone {described(name)} is not known: write timestamps with their zone"
+        ) from None

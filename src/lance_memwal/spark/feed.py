@@ -19,7 +19,7 @@ A blob column shows what a scan shows of fresh rows: the size, not the bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from lance_memwal.lance.base import BaseTable, NewestBase
 from lance_memwal.read.outline import Hiding
 from lance_memwal.read.rebuilt import base_of
 from lance_memwal.read.snapshot import Snapshot
+from lance_memwal.spark.offsets import Offset, checked_offset, cursor_of_offset, offset_of
 from lance_memwal.spark.options import Options
 from lance_memwal.spark.pin import Pin, outline_of
 from lance_memwal.spark.source import Part, PartReader, TableReader
@@ -55,7 +56,6 @@ _SNAPSHOT_KEY_BYTES = 256 << 10
 """Keys that go into every part: a stream has nothing that goes to all tasks of one batch."""
 
 Positions = dict[str, int]
-Offset = dict[str, Any]
 
 
 def feed_schema(table: pa.Schema, columns: Sequence[str] | None = None) -> st.StructType:
@@ -118,12 +118,12 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         consumer = self._consumer()
         known = None if consumer is None else consumer.find()
         if known is not None:
-            return self._checked(_offset(Cursor.parse(known.cursor)))
+            return self._checked(offset_of(Cursor.parse(known.cursor)))
         if self._options.starting_position == "snapshot":
             base = self._base()
             state = state_now(NewestBase(base), base, SYSTEM_CLOCK)
-            return _offset(Cursor(base.tag, state.places, str(state.snapshot)))
-        return _offset(cursor_of("start", self._options.starting_position, self._shards()))
+            return offset_of(Cursor(base.tag, state.places, str(state.snapshot)))
+        return offset_of(cursor_of("start", self._options.starting_position, self._shards()))
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802
         """How far the logs go now; Spark shows it beside the offset of the query, so that the lag can be seen."""
@@ -144,7 +144,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """How far the next micro-batch goes: the snapshot, all that is there, or as much as the limits allow."""
-        table = {"table": self._check_table(start.get("table")).tag}
+        table = {"table": self._check_table(checked_offset(start).get("table")).tag}
         self._claim(start)
         begin = dict(start["shards"])
         if "snapshot" in start:
@@ -158,7 +158,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _checked(self, offset: Offset) -> Offset:
         """An offset of this table; `TableReplacedError` if it is of another one that was here."""
-        self._check_table(offset.get("table"))
+        self._check_table(checked_offset(offset).get("table"))
         return offset
 
     def _check_table(self, tag: str | None) -> BaseTable:
@@ -194,7 +194,7 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """One task per shard that has something between the offsets; those of the snapshot, if the query begins there."""
-        begin, table = self._checked(start)["shards"], end.get("table")
+        begin, table = self._checked(start)["shards"], checked_offset(end).get("table")
         spans = [_Span(s, begin.get(s, 1), stop, table) for s, stop in sorted(end["shards"].items())]
         found = [InputPartition(span) for span in spans if span.start < span.end]
         if "snapshot" in start and "snapshot" not in end:
@@ -273,12 +273,15 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Let collection wait for this query, which goes on from `start`: its checkpoint knows it best."""
         consumer = self._consumer()
         if consumer is not None and not consumer.is_claimed:
-            consumer.claim(self._standing(start), consumer.find())
+            known = consumer.find()
+            consumer.claim(self._standing(start), known)
+            if known is None:
+                consumer.begin()  # if collection has passed `start`, whoever reads there says so
         elif consumer is not None:
             consumer.look()
 
     def _standing(self, offset: Offset) -> Standing:
-        cursor = _cursor(self._base().tag, offset)
+        cursor = cursor_of_offset(self._base().tag, offset)
         snapshot = None if cursor.snapshot is None else Snapshot.parse(cursor.snapshot)
         return Standing(cursor, snapshot, cursor.positions)
 
@@ -290,17 +293,6 @@ class ChangeFeed(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Nothing to free."""
-
-
-def _offset(cursor: Cursor) -> Offset:
-    found: Offset = {"shards": {shard_id: place.position + 1 for shard_id, place in cursor.shards.items()}}
-    found |= {} if cursor.table is None else {"table": cursor.table}
-    return found if cursor.snapshot is None else {**found, "snapshot": cursor.snapshot}
-
-
-def _cursor(tag: str | None, offset: Mapping[str, Any]) -> Cursor:
-    places = {shard_id: Place(position - 1) for shard_id, position in offset["shards"].items()}
-    return Cursor(tag, places, offset.get("snapshot"))
 
 
 def _cost(shard: ShardChanges, position: int, *, count_rows: bool) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lance_memwal.arguments import described, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.upkeep.short_logs import LogLimits
 
@@ -144,9 +145,10 @@ def _names(name: str, value: str) -> tuple[str, ...]:
 
 
 def _number(name: str, value: str) -> int:
-    if not value.strip().isdigit():
-        raise InvalidInputError(f"option {name!r} is a number >= 0, not {value!r}")
-    return int(value)
+    number = digits_of(value.strip())
+    if number is None:
+        raise InvalidInputError(f"option {name!r} is a number >= 0, not {described(value)}")
+    return number
 
 
 def _positive(name: str, value: str) -> int:
@@ -160,9 +162,10 @@ def _bytes(name: str, value: str) -> int:
     text = value.strip().lower()
     digits = text.rstrip("kmgb")
     unit = text[len(digits) :]
-    if not digits.isdigit() or (unit and unit not in _SUFFIXES):
-        raise InvalidInputError(f"option {name!r} is a number of bytes such as 4194304 or '4m', not {value!r}")
-    return int(digits) * _SUFFIXES.get(unit, 1)
+    number = digits_of(digits)
+    if number is None or (unit and unit not in _SUFFIXES):
+        raise InvalidInputError(f"option {name!r} is a number of bytes such as 4194304 or '4m', not {described(value)}")
+    return number * _SUFFIXES.get(unit, 1)
 
 
 def _flag(name: str, value: str) -> bool:

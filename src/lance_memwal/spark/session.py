@@ -17,6 +17,7 @@ from lance_memwal.spark.data_source import ChangesSource, MemWalSource, PythonSo
 from lance_memwal.spark.face.commands import FaceSource
 from lance_memwal.spark.face.load import knows_format, load_face
 from lance_memwal.spark.java import provide_java
+from lance_memwal.spark.redaction import SETTING, hide_credentials
 from lance_memwal.spark.searching import search_function
 from lance_memwal.spark.streams import mark_streams
 
@@ -28,6 +29,7 @@ _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    **SETTING,
 }
 
 
@@ -50,11 +52,13 @@ def session(master: str = "local[2]", **conf: Any) -> SparkSession:
 
 
 def register(spark: Any) -> None:
-    """Make the formats known to this session, let `readStream.format("memwal")` mean the change feed, and load the JVM face.
+    """Make the formats known to this session, hide storage options in its plans, let `readStream.format("memwal")` mean the
+    change feed, and load the JVM face.
 
     Needed over Connect, for that shorthand, and for SQL; else an installed package is found by itself. `face` tells whether
     the JVM face could be loaded; everywhere else the pure Python source does the work.
     """
+    hide_credentials(spark)
     mark_streams(type(spark.readStream))
     for source in (MemWalSource, ChangesSource, PythonSource, FaceSource):
         if not knows_format(spark, source.name()):
