@@ -14,8 +14,9 @@ import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import lance_memwal as mw
+from lance_memwal.ui.addresses import bind, hosts_of
 from lance_memwal.ui.app import make_app
-from lance_memwal.ui.running import bind, hosts_of, link_of
+from lance_memwal.ui.running import link_of
 from tests.kit.pages import TOKEN
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")

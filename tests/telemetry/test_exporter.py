@@ -8,10 +8,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from lance_memwal.cli import main
 from lance_memwal.cli.exporting import exposition, samples
 from tests.kit.engine_tables import table_in_all_tiers
 
@@ -35,21 +38,52 @@ def test_a_table_that_cannot_be_read_is_down() -> None:
     )
 
 
-@pytest.mark.timeout(60)
-def test_the_exporter_answers_until_it_is_stopped(tmp_path: Path) -> None:
-    with table_in_all_tiers(str(tmp_path / "t")) as table:
-        uri = table.uri
+@contextmanager
+def served(uri: str) -> Iterator[str]:
+    """Where the exporter answers for a table."""
     command = [sys.executable, "-m", "lance_memwal", "exporter", uri, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
             found = re.search(r"http://[0-9.:]+/metrics", process.stderr.readline())
             assert found is not None
-            with urllib.request.urlopen(found.group(), timeout=30) as answer:
-                assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-                assert f'lance_mem_wal_table_up{{table="{uri}"}} 1' in answer.read().decode()
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(found.group() + "/other", timeout=30)
+            yield found.group()
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
+
+
+def asked(place: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(place, headers=headers), timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@pytest.mark.timeout(60)
+def test_the_exporter_answers_until_it_is_stopped_and_not_under_names_of_others(tmp_path: Path) -> None:
+    with table_in_all_tiers(str(tmp_path / "t")) as table:
+        uri = table.uri
+    with served(uri) as place:
+        with urllib.request.urlopen(place, timeout=30) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert answer.headers["Server"] is None
+            assert f'lance_mem_wal_table_up{{table="{uri}"}} 1' in answer.read().decode()
+        assert asked(place + "/other")[0] == 404
+        port = place.rpartition(":")[2].partition("/")[0]
+        assert asked(place, Host=f"localhost:{port}")[0] == 200
+        for strange in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:80", ""):
+            status, told = asked(place, Host=strange)
+            assert (status, uri in told) == (421, False), strange
+        for strange in ("http://evil.example", "null"):
+            status, told = asked(place, Origin=strange)
+            assert (status, uri in told) == (403, False), strange
+
+
+def test_the_exporter_does_not_listen_at_every_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with table_in_all_tiers(str(tmp_path / "t")) as table:
+        uri = table.uri
+    for every in ("0.0.0.0", "::", "", "0"):
+        assert main(["exporter", uri, "--host", every]) == 1
+        assert "name the one address" in capsys.readouterr().err, every

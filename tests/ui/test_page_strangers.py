@@ -13,9 +13,10 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.store.location import resolve
+from lance_memwal.ui.addresses import hosts_of, is_loopback
 from lance_memwal.ui.app import make_app
 from lance_memwal.ui.gate import HEADERS, MAX_BODY_BYTES
-from lance_memwal.ui.running import hosts_of, is_loopback, link_of
+from lance_memwal.ui.running import link_of
 from tests.kit.pages import HOST, TOKEN, Page, page_of, rows
 
 QUERY = {"kind": "scan"}

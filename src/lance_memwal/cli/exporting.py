@@ -5,6 +5,7 @@ Owns the text that Prometheus reads. Invariants:
 1. It only reads, and claims nothing. Storage is looked at at most once per `--every-seconds`, however often it is asked.
 2. Labels are tables, indexes and consumers, never shards: a table may have ten thousand.
 3. A table that cannot be read is `lance_mem_wal_table_up 0`, and the others are told all the same.
+4. Where it listens, and under which names it answers, is the rule of the page (`ui.addresses`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from lance_memwal.cli.output import note, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.errors import MemWalError
 from lance_memwal.table import Table
+from lance_memwal.ui.addresses import REACHED_BY_OTHERS, Names, bind, hosts_of, is_loopback
+from lance_memwal.ui.answers import Refusal
 from lance_memwal.upkeep.reports import TableStats
 
 __all__ = ["PREFIX", "TEXTS", "exporter", "exposition", "samples"]
@@ -113,7 +116,9 @@ def _stats_of(table: Table) -> TableStats | None:
 
 def exporter(
     uris: Annotated[list[str], typer.Argument(help="The tables.", show_default=False)],
-    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="The address to listen at. Another than this machine's own is not encrypted.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0: any that is free.", min=0, max=65535)] = 9464,
     every_seconds: Annotated[float, typer.Option(help="How often storage is looked at, at most.", min=0.0)] = 15.0,
     storage_option: Options = None,
@@ -124,14 +129,38 @@ def exporter(
     It reads storage only: lags, sizes, work that is due. What writers measure themselves goes to OpenTelemetry.
     """
     pages = _Pages([open_for(uri, storage_option) for uri in uris], every_seconds)
+    with bind(host, port) as listening:
+        hosts = hosts_of(host, listening.getsockname()[1])
+        server = http.server.HTTPServer(listening.getsockname(), _handler(pages, Names(hosts)), bind_and_activate=False)
+        server.socket.close()
+        server.socket = listening
+        server.server_activate()
+        where = f"http://{hosts[0]}/metrics"
+        if not is_loopback(host):
+            note(REACHED_BY_OTHERS)
+        print_json({"serves": where}) if json else note(f"serving {where}; stop with Ctrl-C")
+        sys.stdout.flush()
+        server.serve_forever()
+
+
+def _handler(pages: _Pages, names: Names) -> type[http.server.BaseHTTPRequestHandler]:
+    """What answers a request."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         timeout = 30
 
         def do_GET(self) -> None:
             """Answer with the page."""
-            body = pages.read().encode() if self.path in ("/", "/metrics") else b"see /metrics\n"
-            self.send_response(200 if self.path in ("/", "/metrics") else 404)
+            status, text = 404, "see /metrics\n"
+            try:
+                names.check(self.headers.get_all("Host", []), self.headers.get_all("Origin", []))
+            except Refusal as refusal:
+                status, text = refusal.status, f"{refusal.text}\n"
+            else:
+                if self.path in ("/", "/metrics"):
+                    status, text = 200, pages.read()
+            body = text.encode()
+            self.send_response_only(status)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -140,8 +169,4 @@ def exporter(
         def log_message(self, *_: object) -> None:
             """Say nothing about single requests."""
 
-    with http.server.HTTPServer((host, port), Handler) as server:
-        where = f"http://{host}:{server.server_address[1]}/metrics"
-        print_json({"serves": where}) if json else note(f"serving {where}; stop with Ctrl-C")
-        sys.stdout.flush()
-        server.serve_forever()
+    return Handler

@@ -8,6 +8,7 @@ Owns reading of input files. Invariants:
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.ipc as ipc
@@ -27,6 +29,13 @@ from lance_memwal.errors import InvalidInputError, reason_of
 __all__ = ["DataFile"]
 
 _SUFFIXES = {"csv": ".csv", "jsonl": ".jsonl", "parquet": ".parquet", "arrow": ".arrow"}
+_DEEPEST = 1_000  # Arrow's reader of JSON overflows its stack between 8,000 and 20,000
+_STRINGS = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
+_NULL_IN_FRONT = re.compile(rb"(?:\A|[\n}])[ \t\r\n]*null")
+_MARKS = re.compile(rb"[\[\]{}]|null")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEPS = np.zeros(256, dtype=np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 _KINDS = ".parquet, .csv, .json, .jsonl, .ndjson, .arrow, .arrows, .feather"
 
 
@@ -75,11 +84,13 @@ class DataFile:
     def _opened(self, batch_rows: int) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
         try:
             with ExitStack() as open_files:
-                yield self._open(batch_rows, open_files)
+                schema, batches = self._open(batch_rows, open_files)
+                _ = schema.names  # raises if one is no text
+                yield schema, batches
             self._done = lambda: self.size_bytes
         except OSError as error:
             raise _unreadable(self._path, error) from None
-        except pa.ArrowException as error:
+        except (pa.ArrowException, UnicodeDecodeError) as error:  # the latter: a name that is no text
             raise InvalidInputError(f"{self._path} cannot be read: {reason_of(error)}") from None
 
     def _open(self, batch_rows: int, open_files: ExitStack) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -112,7 +123,7 @@ class DataFile:
         known = self._known(lambda kind: pa.types.is_nested(kind) or pa.types.is_binary(kind))
         asked = [field.with_type(pa.string()) if pa.types.is_date(field.type) else field for field in known]
         options = pyarrow.json.ParseOptions(explicit_schema=pa.schema(asked))
-        reader = pyarrow.json.open_json(source, parse_options=options)
+        reader = pyarrow.json.open_json(pa.PythonFile(_SafeLines(source), "r"), parse_options=options)
         open_files.callback(reader.close)  # first, since it may read ahead
         dates = {field.name: field.type for field in known if pa.types.is_date(field.type)}
         schema = pa.schema([field.with_type(dates.get(field.name, field.type)) for field in reader.schema])
@@ -157,6 +168,51 @@ class DataFile:
 
         self._done = lambda: self.size_bytes * done // total
         return reader.schema, batches()
+
+
+class _SafeLines:
+    """Lines of JSON without what ends the process in Arrow's reader: rows that are null, and values that nest too deep."""
+
+    def __init__(self, source: pa.NativeFile) -> None:
+        self._source = source
+        self._begun = b""  # a line of which the end was not read yet
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is."""
+        return bool(self._source.closed)
+
+    def close(self) -> None:
+        """The one who opened the file closes it."""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, whole lines where that can be; `InvalidInputError` if they are not to be read."""
+        more: bytes = self._source.read(max(0, size - len(self._begun)))
+        data = self._begun + more
+        end = min(size, data.rfind(b"\n") + 1 if more else 0) or min(size, len(data))
+        lines, self._begun = data[:end], data[end:]
+        if _climb(lines) > _DEEPEST and _climb(_STRINGS.sub(b"", lines)) > _DEEPEST:
+            raise InvalidInputError(f"the JSON cannot be read: it nests more than {_DEEPEST} values")
+        if _NULL_IN_FRONT.search(lines) and _has_null_row(_STRINGS.sub(b"", lines)):
+            raise InvalidInputError("the JSON cannot be read: a row is null; leave such lines out")
+        return lines
+
+
+def _has_null_row(data: bytes) -> bool:
+    """Whether a null is in nothing; there are no strings in `data`."""
+    depth = 0
+    for mark in _MARKS.findall(data):
+        if mark == b"null" and depth <= 0:
+            return True
+        depth = max(0, depth + int(_STEPS[mark[0]]))
+    return False
+
+
+def _climb(data: bytes) -> int:
+    """How many more brackets are opened than closed at most, from one byte on."""
+    steps = _STEPS[np.frombuffer(data.translate(None, _NO_BRACKETS), dtype=np.uint8)]
+    heights = np.concatenate([[0], np.cumsum(steps, dtype=np.int64)])
+    return int((heights - np.minimum.accumulate(heights)).max())
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidInputError:

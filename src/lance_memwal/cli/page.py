@@ -15,6 +15,7 @@ from lance_memwal.cli.options import Json, Options, Uri, open_for
 from lance_memwal.cli.output import note, print_json
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.process.extras import need
+from lance_memwal.ui.addresses import REACHED_BY_OTHERS, bind, is_loopback
 
 __all__ = ["ui"]
 
@@ -43,7 +44,7 @@ def ui(
     """
     need("starlette", "ui", "the web page")
     need("uvicorn", "ui", "the web page")
-    from lance_memwal.ui.running import bind, is_loopback, link_of, serve
+    from lance_memwal.ui.running import link_of, serve
 
     table, token = open_for(uri, storage_option), SYSTEM_CLOCK.token_hex(_TOKEN_BYTES)
     with bind(host, port) as listening:
@@ -51,7 +52,7 @@ def ui(
 
         def told() -> None:
             if not is_loopback(host):
-                note("other machines can reach this address, and nothing is encrypted: an SSH tunnel is safer")
+                note(REACHED_BY_OTHERS)
             print_json({"serves": link}) if json else note(f"{table.uri} is at {link}; stop with Ctrl-C")
             sys.stdout.flush()
             if browser:

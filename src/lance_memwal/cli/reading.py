@@ -5,8 +5,8 @@ Owns no engine logic: each command is one call of the facade.
 
 from __future__ import annotations
 
-import json as json_text
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,8 +14,11 @@ from lance_memwal.cli.formats import Format, write_rows
 from lance_memwal.cli.options import At, Columns, Json, Options, Uri, as_of, key_of, open_for, split_names
 from lance_memwal.cli.output import note, print_batches, print_bytes, print_json, print_row, show
 from lance_memwal.errors import InvalidInputError
+from lance_memwal.rows.typed import typed_range, typed_vector
 
 __all__ = ["get", "head", "scan", "search"]
+
+_T = TypeVar("_T")
 
 _SHOWN_ROWS = 20
 _Filter = Annotated[str | None, typer.Option("--filter", "-f", help="A condition in Lance's SQL.")]
@@ -147,8 +150,8 @@ def search(
     """Find rows by text, by vector, or by both; the best come first."""
     if text is None and vector is None:
         raise typer.BadParameter("give --text, --vector or both", param_hint="--text")
-    query = None if vector is None else _vector(vector)
-    bounds = None if distance_range is None else _range(distance_range)
+    query = _given(typed_vector, vector, "--vector")
+    bounds = _given(typed_range, distance_range, "--distance-range")
     table = as_of(open_for(uri, storage_option), at)
     found = table.search(
         vector=query,
@@ -166,19 +169,9 @@ def search(
         note(_rows(shown))
 
 
-def _range(text: str) -> tuple[float | None, float | None]:
+def _given(read: Callable[[str], _T], text: str | None, hint: str) -> _T | None:
+    """What somebody typed for an option; None if nothing."""
     try:
-        lower, upper = [float(side) if side.strip() else None for side in text.split(":")]
-    except ValueError:
-        raise typer.BadParameter("give two numbers, as in 0.5:2, :2 or 0.5:", param_hint="--distance-range") from None
-    return lower, upper
-
-
-def _vector(text: str) -> list[float]:
-    try:
-        value = json_text.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
-        raise typer.BadParameter("give a JSON array of numbers", param_hint="--vector")
-    return [float(item) for item in value]
+        return None if text is None else read(text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(str(error), param_hint=hint) from None

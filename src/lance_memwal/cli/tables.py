@@ -32,6 +32,7 @@ from lance_memwal.errors import InvalidInputError, MemWalError
 from lance_memwal.log.shards import newest_manifests
 from lance_memwal.rows.merging import LastWrite, Merge, merge_of_text, text_of_merge
 from lance_memwal.rows.sharding import Sharding, sharding_of_text
+from lance_memwal.rows.typed import typed_columns
 from lance_memwal.table import Table, create_table
 from lance_memwal.table import enable as enable_table
 from lance_memwal.upkeep.tails import may_be_claimed
@@ -39,13 +40,6 @@ from lance_memwal.upkeep.tails import may_be_claimed
 __all__ = ["create", "delete", "enable", "put", "update"]
 
 _AT_WORK_SECONDS = 60
-_TYPES = {
-    "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
-    "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
-    "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(), "bool": pa.bool_(),
-    "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "timestamp": pa.timestamp("us"),
-    "uuid": pa.uuid(), "json": pa.json_(),
-}  # fmt: skip
 _Key = Annotated[str | None, typer.Option("--primary-key", "-p", help="Key columns, separated by commas.")]
 _Sharding = Annotated[
     str, typer.Option("--sharding", "-s", help="unsharded, bucket(column,n), identity(column) or manual.")
@@ -82,18 +76,11 @@ def _merge(text: str | None) -> Merge | None:
         raise typer.BadParameter(str(error), param_hint="--merge") from None
 
 
-def _schema(columns: str) -> pa.Schema:
-    fields = []
-    for part in columns.split(","):
-        name, _, kind = part.strip().partition(":")
-        vector = kind.startswith("vector[") and kind.endswith("]") and kind[7:-1].isdigit()
-        if not name or not (vector or kind in _TYPES):
-            known = ", ".join(_TYPES)
-            raise typer.BadParameter(
-                f"{part.strip()!r}: give name:type with type {known} or vector[n]", param_hint="--columns"
-            )
-        fields.append(pa.field(name, pa.list_(pa.float32(), int(kind[7:-1])) if vector else _TYPES[kind]))
-    return pa.schema(fields)
+def _schema(text: str) -> pa.Schema:
+    try:
+        return typed_columns(text)
+    except InvalidInputError as error:
+        raise typer.BadParameter(str(error), param_hint="--columns") from None
 
 
 def create(

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 import lance_memwal
+from lance_memwal.arguments import digits_of
 from lance_memwal.engines.dataset import columns_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.memtable.index.analyzer import is_text
@@ -48,6 +49,7 @@ _SUMS: Final = (
     "request_cost_dollars",
 )
 _RATES: Final = ("entries", "size_bytes", "flushes", "compacted", "takeovers", "base_rows", "requests", "dollars")
+_LARGEST: Final = 10**18 - 1  # of a position or a version that is asked for
 _POLL_SECONDS: Final = 0.2
 _SHORTEST_SECONDS: Final = 0.1
 _Handler = Callable[["Request"], Awaitable["Response"]]
@@ -184,9 +186,10 @@ def _number(request: Request, name: str) -> int | None:
     text = request.query_params.get(name)
     if text is None or text == "":
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+    number = digits_of(text, most=_LARGEST)
+    if number is None:
         raise InvalidInputError(f"{name} is a number")
-    return int(text)
+    return number
 
 
 def _need_number(request: Request, name: str) -> int:

@@ -3,8 +3,8 @@
 Owns `Gate`, which every request passes. The table may hold anything, and the process may read it with credentials: a page of
 another site, another user of this machine, and a name that leads here by DNS must get nothing. Invariants:
 
-1. `Host` is one that we listen under, given once; a name of somebody else that resolves to us is refused.
-2. `Origin`, if it is given, is ours, and for data so is `Sec-Fetch-Site`. There is no CORS.
+1. `Host` and `Origin` are ours, as `ui.addresses` has it.
+2. For data so is `Sec-Fetch-Site`.
 3. Data needs the token, in a header that no other site can set. It is compared in constant time. There is no cookie.
 4. Only GET and HEAD; POST for queries alone, which are JSON of at most `MAX_BODY_BYTES`.
 5. Every answer forbids all scripts, styles and connections but our own, framing, sniffing and referrers.
@@ -17,6 +17,8 @@ import json
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+from lance_memwal.arguments import digits_of
+from lance_memwal.ui.addresses import Names
 from lance_memwal.ui.answers import Refusal, error_of
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Gate:
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str) -> None:
         """`hosts` are names with ports, as browsers send them."""
         self._app = app
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._names = Names(hosts)
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,12 +80,9 @@ class Gate:
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        hosts = headers.get("host", [])
-        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
-            raise Refusal(421, "this server answers under its own address only: use the link that memwal ui printed")
-        origins = headers.get("origin", [])
-        if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in origins):
-            raise Refusal(403, "another site asked: only the page itself may")
+        self._names.check(headers.get("host", []), headers.get("origin", []))
+        if not scope["path"].startswith("/"):
+            raise Refusal(404, "there is nothing at this address")
         self._check_method(scope["method"], scope["path"], headers)
         if scope["path"].startswith(_DATA):
             self._check_asker(headers)
@@ -103,9 +102,10 @@ class Gate:
             if headers.get("content-type", [""])[0].partition(";")[0].strip() != "application/json":
                 raise Refusal(415, "a query is application/json")
             sizes = headers.get("content-length", [])
-            if len(sizes) != 1 or not sizes[0].isdecimal():
+            size = digits_of(sizes[0]) if len(sizes) == 1 else None
+            if size is None:
                 raise Refusal(411, "say how long the query is (Content-Length)")
-            if int(sizes[0]) > MAX_BODY_BYTES:
+            if size > MAX_BODY_BYTES:
                 raise Refusal(413, f"a query has at most {MAX_BODY_BYTES:,} bytes")
 
     def _knows_token(self, given: list[str]) -> bool:

@@ -10,7 +10,6 @@ Owns `Desk` and the kinds of query. Invariants:
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,7 +28,7 @@ from lance_memwal.read.merge import GENERATION
 from lance_memwal.read.scan import Scan
 from lance_memwal.rows.projection import root_of
 from lance_memwal.rows.sharding import Bucket, Identity
-from lance_memwal.rows.typed import typed_key
+from lance_memwal.rows.typed import typed_key, typed_vector
 from lance_memwal.table import Table
 from lance_memwal.types import ROW_ADDRESS
 from lance_memwal.ui.answers import Cells, Refusal, columns_told
@@ -157,15 +156,7 @@ def _rows(question: Question, name: str = "limit") -> int:
 
 def _vector(question: Question) -> list[float] | None:
     text = _text(question, "vector")
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-        if isinstance(value, list) and all(type(item) in (int, float) for item in value):
-            return [float(item) for item in value]
-    except (ValueError, RecursionError, OverflowError):
-        pass
-    raise InvalidInputError("a vector is a JSON array of numbers, as in [0.1, 0.2]")
+    return None if text is None else typed_vector(text)
 
 
 # ------------------------------------------------------------------------------------------------------ answers
