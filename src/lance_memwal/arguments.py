@@ -27,6 +27,7 @@ __all__ = [
     "check_text",
     "check_timeout",
     "described",
+    "digits_of",
 ]
 
 _MOST = (1 << 63) - 1
@@ -39,6 +40,17 @@ def described(value: object) -> str:
         text = ascii(value) if isinstance(value, str) else repr(value)
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     return f"a value of type {type(value).__name__}"
+
+
+def digits_of(text: str | bytes, most: int = _MOST) -> int | None:
+    """The number that ASCII digits stand for; None if the text is anything else, or the number more than `most`."""
+    if not (text.isascii() and text.isdigit()):  # what other scripts have for digits is not for `int`
+        return None
+    short = (text if isinstance(text, str) else text.decode()).lstrip("0")
+    if len(short) > len(str(most)):  # `int` takes no text of any length
+        return None
+    number = int(short or "0")
+    return number if number <= most else None
 
 
 def check_number(name: str, value: object, *, least: int = 0, most: int = _MOST) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from lance.blob import Blob, blob_array
+from lance.blob import Blob, BlobType, blob_array
 
 import lance_memwal as mw
 from tests.kit.blobs import blob_rows, blob_table, check_blobs
@@ -97,3 +99,32 @@ def test_an_update_refuses_references_as_a_put_does(tmp_path: Path) -> None:
     there = pa.record_batch({"id": pa.array([1]), "image": blob_array([Blob.from_uri("file:///etc/hosts")])})
     with table.writer(compaction=None, fsync=False) as writer, pytest.raises(mw.InvalidInputError, match="reference"):
         writer.update(there)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"data": b"bytes", "uri": "file:///etc/hosts"},
+        {"data": b"bytes", "uri": ""},
+        {"data": b"bytes", "position": 0, "size": 2},
+        {"data": b"bytes", "size": 2},
+        {"position": 0, "size": 2},
+    ],
+    ids=str,
+)
+def test_what_no_file_can_hold_is_refused_before_it_is_acknowledged(tmp_path: Path, given: dict[str, Any]) -> None:
+    table = blob_table(tmp_path, FIRST, "2.2")
+    kind = BlobType()
+    value = {field.name: given.get(field.name) for field in kind.storage_type}
+    blobs = kind.wrap_array(pa.array([None, value], kind.storage_type))
+    rows = pa.record_batch({"id": pa.array([7, 8]), "image": blobs, "n": pa.array(["7", "8"])})
+    with table.writer(compaction=None, fsync=False) as writer:
+        for write in (writer.put, writer.put_nowait, partial(writer.put, missing="keep"), writer.insert):
+            with pytest.raises(mw.InvalidInputError, match="'image'"):
+                write(rows)
+        with pytest.raises(mw.InvalidInputError, match="'image'"):
+            writer.update(rows, insert=True)
+        writer.put(rows.slice(0, 1))  # a null is a blob like any other
+        writer.flush()
+        check_blobs(table, {**FIRST, 7: None}, absent=[8])

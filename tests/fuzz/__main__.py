@@ -11,6 +11,7 @@ import time
 
 from decoders import TARGETS
 from fuzzer import SEED, FuzzError, fuzz_decoder
+from inputs import renew
 
 _AT_ONCE = 50_000
 _MOST_FAILURES = 5
@@ -23,10 +24,15 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
+    parser.add_argument("--renew", action="store_true", help="write the corpus as the builders make it today")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(TARGETS))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(TARGETS)}")
+    if options.renew:
+        for name in options.names or TARGETS:
+            print(f"{name}: {renew(name, TARGETS[name].build())} new files", flush=True)
+        return 0
     failures = [_one(name, options.inputs, options.seed, options.first) for name in options.names or TARGETS]
     print(f"{len(failures)} decoders, {sum(failures)} failures", flush=True)
     return 1 if any(failures) else 0

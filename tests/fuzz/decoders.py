@@ -1,8 +1,14 @@
 """The decoders that are fuzzed, each with its corpus; those of logs and manifests are here.
 
 Owns the table `TARGETS`: to add a decoder, write a function that takes bytes and a function that returns honest bytes,
-and list them. A decode function may go on to check what it got (a round trip, say): an `AssertionError` is a failure.
+and list them; `python tests/fuzz --renew NAME` makes the corpus. A decode function may go on to check what it got (a round
+trip, say): an `AssertionError` is a failure.
 Imports of memwal happen inside the functions, so that one broken module fails its own target only.
+
+Not here, and why: files of Lance's own format, which Lance reads (what we read out of them ourselves is here); what the tasks
+and the two halves of one Spark job tell each other, which comes with code that they run; predicates of Polars and expressions
+of pyarrow, which libraries of this process make; requests to the exporter, whose names are read as the page reads them, and
+whose path is one of two.
 """
 
 from __future__ import annotations
@@ -10,21 +16,33 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import asked_decoders as asked
+import entries_with_blobs as blobs
+import lance_decoders as lance
 import message_decoders as messages
 import stored_decoders as stored
+from inputs import committed
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 class Target(NamedTuple):
-    """One decoder under fuzz; `is_asked`: what it is given comes from a caller, who may be told that the call is wrong."""
+    """One decoder under fuzz; `is_asked`: what it is given comes from a caller, who may be told that the call is wrong.
+
+    `build` makes honest bytes as they are written today; the corpus are those that were committed (`inputs.py`).
+    """
 
     decode: Callable[[bytes], None]
-    corpus: Callable[[], list[bytes]]
+    build: Callable[[], list[bytes]]
     is_asked: bool = False
+
+    def corpus(self) -> list[bytes]:
+        """What mutations start from."""
+        return committed(self.decode.__name__)
 
     @property
     def place(self) -> str:
@@ -33,7 +51,8 @@ class Target(NamedTuple):
 
 
 def _files(pattern: str) -> list[bytes]:
-    return [file.read_bytes() for file in sorted(GOLDEN.rglob(pattern))]
+    """The different ones among the golden files with such a name."""
+    return list(dict.fromkeys(file.read_bytes() for file in sorted(GOLDEN.rglob(pattern))))
 
 
 def shard_manifest(data: bytes) -> None:
@@ -154,6 +173,57 @@ def wal_messages_corpus() -> list[bytes]:
     return [_known_schema()[1]]
 
 
+def blobs_of_an_entry(data: bytes) -> None:
+    """An entry of the peer, which has no checksum, with blobs in it, beside it, and in objects of others."""
+    from lance_memwal.log.blob_targets import with_blobs
+    from lance_memwal.log.entry import decode_entry
+
+    entry = with_blobs(blobs.place(), blobs.SHARD, decode_entry(data, 5))
+    for batch in entry.batches:
+        batch.validate(full=True)
+        batch.serialize()
+
+
+def rows_of_an_entry(data: bytes) -> None:
+    """A stream without a footer, whose rows are made to fit the columns of a table."""
+    from lance_memwal.log.entry import decode_entry
+    from lance_memwal.rows.adapt import RowAdapter
+
+    for batch in decode_entry(data, 1).batches:
+        rows, _ = RowAdapter(_table()).adapt(batch, position=1)
+        rows.validate(full=True)
+
+
+def rows_of_an_entry_corpus() -> list[bytes]:
+    import pyarrow as pa
+
+    rows = [{"id": n, "s": {"a": n, "b": ["x", None]}, "m": {"k": n}, "_tombstone": n == 1} for n in range(3)]
+    schemas = [_table().with_ids, pa.schema([field.remove_metadata() for field in _table().memory])]
+    streams = []
+    for schema in schemas:
+        tagged = schema.with_metadata({"writer_epoch": "3", "generation": "2"})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, tagged) as stream:
+            stream.write_batch(
+                pa.RecordBatch.from_pylist([row | {"m": list(row["m"].items())} for row in rows], tagged)
+            )
+        streams.append(bytes(sink.getvalue()))
+    return streams
+
+
+@cache
+def _table() -> Any:
+    import pyarrow as pa
+
+    from lance_memwal.rows.schema import FieldId, TableSchema
+
+    nested = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
+    fields = [pa.field("id", pa.int64(), False), ("s", nested), ("m", pa.map_(pa.string(), pa.int64()))]
+    ids = (FieldId(0), FieldId(1, (FieldId(2), FieldId(3, (FieldId(4),)))))
+    ids += (FieldId(5, (FieldId(6, (FieldId(7), FieldId(8))),)),)
+    return TableSchema(pa.schema(fields), ("id",), ids)
+
+
 def wal_extension_tail(data: bytes) -> None:
     from lance_memwal.log.footer import decode_footer
 
@@ -173,13 +243,20 @@ def bloom(data: bytes) -> None:
 
 
 def bloom_corpus() -> list[bytes]:
-    return _files("bloom_filter.bin")[:2]
+    return _files("bloom_filter.bin")[:1]
 
 
 def lance_manifest(data: bytes) -> None:
-    from lance_memwal.lance.manifest import parse_lance_manifest
+    from lance_memwal.lance.manifest import deletion_path, parse_lance_manifest
 
-    parse_lance_manifest(data)
+    found = parse_lance_manifest(data)
+    found.fragment_messages()
+    found.schema_metadata()
+    assert found.config("no such key") is None
+    for fragment in found.fragments():
+        assert 0 <= fragment.physical_rows < 1 << 32
+        if fragment.deletion is not None:
+            deletion_path(fragment.id, fragment.deletion)
 
 
 def lance_manifest_corpus() -> list[bytes]:
@@ -210,6 +287,8 @@ TARGETS: dict[str, Target] = {
         Target(wal_stream_behind_a_true_footer, wal_stream_corpus),
         Target(wal_extension_behind_a_true_footer, wal_extension_corpus),
         Target(wal_messages_behind_a_known_schema, wal_messages_corpus),
+        Target(rows_of_an_entry, rows_of_an_entry_corpus),
+        Target(blobs_of_an_entry, blobs.entries),
         Target(wal_extension_tail, wal_extension_tail_corpus),
         Target(bloom, bloom_corpus),
         Target(lance_manifest, lance_manifest_corpus),
@@ -229,15 +308,26 @@ TARGETS: dict[str, Target] = {
         Target(stored.roll_up, stored.roll_up_corpus),
         Target(stored.roll_up_footer_behind_a_true_checksum, stored.roll_up_footer_corpus),
         Target(stored.roll_up_facts_behind_a_true_checksum, stored.roll_up_facts_corpus),
-        Target(stored.term_map, stored.term_map_corpus),
-        Target(stored.posting_list, stored.posting_list_corpus),
-        Target(stored.covered_fragments, stored.covered_fragments_corpus),
+        Target(lance.term_map, lance.term_map_corpus),
+        Target(lance.posting_list, lance.posting_list_corpus),
+        Target(lance.covered_fragments, lance.covered_fragments_corpus),
+        Target(lance.parts_of_a_text_index, lance.parts_of_a_text_index_corpus),
+        Target(stored.object_name, stored.object_name_corpus),
+        Target(stored.staged_rows, stored.staged_rows_corpus),
         Target(messages.forwarded_write, messages.forwarded_write_corpus, is_asked=True),
         Target(messages.conversation, messages.conversation_corpus, is_asked=True),
         Target(messages.owners_answer, messages.owners_answer_corpus),
         Target(messages.debezium_envelope, messages.debezium_envelope_corpus, is_asked=True),
         Target(messages.filter_text, messages.filter_text_corpus, is_asked=True),
         Target(messages.typed_key, messages.typed_key_corpus, is_asked=True),
+        Target(asked.typed_text, asked.typed_text_corpus, is_asked=True),
+        Target(asked.spark_options, asked.spark_options_corpus, is_asked=True),
+        Target(asked.spark_filter, asked.spark_filter_corpus, is_asked=True),
+        Target(asked.stream_offset, asked.stream_offset_corpus, is_asked=True),
+        Target(asked.environment, asked.environment_corpus, is_asked=True),
+        Target(asked.data_file, asked.data_file_corpus, is_asked=True),
+        Target(asked.query_of_the_page, asked.query_of_the_page_corpus, is_asked=True),
+        Target(asked.request_of_the_page, asked.request_of_the_page_corpus, is_asked=True),
     )
 }
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal.clock import BackOff
-from lance_memwal.errors import MemWalError
+from lance_memwal.errors import CorruptDataError, MemWalError
 from lance_memwal.log import manifest
 from lance_memwal.log.entry import encode_sentinel
 from lance_memwal.rows.streams import stream_of
@@ -93,6 +93,23 @@ def linked_manifest(place: Path) -> None:
     os.symlink(place.parent / "elsewhere", file)
 
 
+def linked_shard(place: Path) -> None:
+    os.rename(shard_dir(place), place.parent / "elsewhere")
+    os.symlink(place.parent / "elsewhere", shard_dir(place))
+
+
+def linked_data_of_an_sstable(place: Path) -> None:
+    file = newest(max(shard_dir(place).glob("*_gen_2")) / "data", ".lance")
+    os.rename(file, place.parent / "elsewhere")
+    os.symlink(place.parent / "elsewhere", file)
+
+
+def linked_data_of_the_base(place: Path) -> None:
+    file = newest(place / "data", ".lance")
+    os.rename(file, place.parent / "elsewhere")
+    os.symlink(place.parent / "elsewhere", file)
+
+
 def strange_names(place: Path) -> None:
     for folder in (shard_dir(place), shard_dir(place) / "wal", shard_dir(place) / "manifest", place / "_mem_wal"):
         for name in ("..\\x", "a\nb", "%2e%2e", "9" * 200, "-1.json", "\udcff.arrow", "1e5.binpb"):
@@ -137,6 +154,9 @@ CASES: dict[str, Callable[[Path], None]] = {
         absolute_path,
         linked_log,
         linked_manifest,
+        linked_shard,
+        linked_data_of_an_sstable,
+        linked_data_of_the_base,
         strange_names,
         compression_bomb,
         rows_that_cost_nothing,
@@ -159,6 +179,12 @@ def answer_of(call: Callable[[], Any]) -> str:
     return "answered"
 
 
+def verify(table: mw.Table) -> None:
+    """What verify finds is its way to refuse."""
+    for problem in table.verify().problems:
+        raise CorruptDataError(str(problem))
+
+
 def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
     """Send (use, answer) for each use, and ("done",) after the last one."""
     faulthandler.enable()
@@ -178,11 +204,12 @@ def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
 
     use("scan", lambda: table.scan().to_table())
     use("get", lambda: table.get(1))
+    use("count", table.count_rows)
     use("changes", lambda: list(table.changes(until="now")))
     use("consumers", lambda: (table.consumers(), table.checkpoints()))
     use("stats", table.stats)
     use("gc", lambda: table.gc(grace_seconds=0))
-    use("verify", table.verify)
+    use("verify", lambda: verify(table))
     use("repair", lambda: table.repair(dry_run=True))
 
     def write() -> None:

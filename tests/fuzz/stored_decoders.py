@@ -1,4 +1,4 @@
-"""Decoders of what stands beside the log: records, cursors, maps, remembered deletes, roll-ups, and parts of text indexes.
+"""Decoders of what stands beside the log: records, cursors, maps, names, remembered deletes, roll-ups and staged rows.
 
 Each function takes the bytes of one object, or of one text in it, and asks everything that the engine asks of it.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from pathlib import Path
 from typing import Any
 
 SHARD = "00112233-4455-4677-8899-aabbccddeeff"
-CORPUS = Path(__file__).resolve().parent / "corpus"
 _CURSOR = f"c1,0a1b2c3d,{SHARD}=17,11112233-4455-4677-8899-aabbccddeeff=20+500"
 _SNAPSHOT = "memwal1:0a1b2c3d:7:ABEiM0RVRneImaq7zN3u_w.3.17.20"
 
@@ -92,7 +90,8 @@ def consumer_record(data: bytes) -> None:
 def consumer_record_corpus() -> list[bytes]:
     value = {"format": 1, "state": "active", "table": "0a", "reader": "r", "epoch": 3, "ms": 1_700_000_000_000}
     more = {"max_age_ms": 86_400_000, "cursor": _CURSOR, "shards": {SHARD: 17}, "snapshot": None}
-    return [json.dumps(value | more).encode(), json.dumps(value | more | {"snapshot": _SNAPSHOT}).encode()]
+    begun = value | more | {"snapshot": _SNAPSHOT, "begins": True}
+    return [json.dumps(value | more).encode(), json.dumps(begun).encode()]
 
 
 def checkpoint_record(data: bytes) -> None:
@@ -112,11 +111,12 @@ def floor_record(data: bytes) -> None:
     from lance_memwal.log.floor import Floor
 
     floor = Floor(_location(data), SHARD)
-    assert min(floor.position(), floor.manifest()) >= 0
+    assert 0 <= floor.position() <= floor.announced()
+    assert floor.manifest() >= 0
 
 
 def floor_record_corpus() -> list[bytes]:
-    return [b'{"by":"u","manifest":3,"position":17}', b'{"position":0}']
+    return [b'{"announced":19,"by":"u","manifest":3,"position":17}', b'{"position":0}']
 
 
 def owner_record(data: bytes) -> None:
@@ -313,51 +313,66 @@ def roll_up_facts_corpus() -> list[bytes]:
     return [whole[start : start + length]]
 
 
-# --------------------------------------------------------------------------------------------------------- text indexes
+# ------------------------------------------------------------------------------------------------------- names, streams
 
 
-def term_map(data: bytes) -> None:
-    from lance_memwal.lance.term_map import TermMap
+def object_name(data: bytes) -> None:
+    """A name that a listing gave: what it names has a path, and the path that name."""
+    from lance_memwal.errors import CorruptDataError
+    from lance_memwal.lance import manifest, transaction
+    from lance_memwal.store import paths
 
-    terms = TermMap(data)
-    for word in ("amber", "teal", "é", ""):
-        terms.get(word)
-    for _, _ in zip(terms.near("ambre", 2, 1), range(50), strict=False):
-        pass
+    name = _text(data)
+    numbers = [
+        (paths.parse_entry_name(name), lambda number: paths.wal_entry_path(SHARD, number)),
+        (paths.parse_manifest_name(name), lambda number: paths.manifest_path(SHARD, number)),
+        (paths.parse_owner_name(name), lambda epoch: paths.owner_path(SHARD, epoch)),
+        (paths.parse_record_name(name), lambda number: paths.record_path("records", number)),
+    ]
+    for number, path_of in numbers:
+        assert number is None or path_of(number).endswith(f"/{name}") or name.startswith("memwal_owner_0")
+    generation, version = paths.parse_sstable_name(name), manifest.parse_version_name(name)
+    assert generation is None or paths.sstable_dir(SHARD, name).endswith(name)
+    assert version is None or 0 <= version < 1 << 64
+    found = [number for number, _ in numbers] + [generation, version, transaction.read_version_of(name)]
+    found += [paths.parse_roll_up_name(name), paths.parse_table_name(name)]
+    if all(one is None for one in found):
+        raise CorruptDataError("the name of nothing")
 
 
-def term_map_corpus() -> list[bytes]:
-    return [file.read_bytes() for file in sorted(CORPUS.glob("terms-*.bin"))]
+def object_name_corpus() -> list[bytes]:
+    from lance_memwal.lance import manifest
+    from lance_memwal.store import paths
+
+    some = [
+        paths.wal_entry_path(SHARD, 17),
+        paths.manifest_path(SHARD, 3),
+        paths.owner_path(SHARD, 7),
+        paths.record_path("records", 5),
+        paths.sstable_dir(SHARD, "00c0ffee_gen_4"),
+        paths.roll_up_path(SHARD, 1, 20, "0123456789abcdef"),
+        manifest.version_path(7),
+        manifest.old_version_path(7),
+        "_transactions/3-0a1b.txn",
+        paths.warehouse_table(["sales"], "orders"),
+    ]
+    return [path.rpartition("/")[2].encode() for path in some]
 
 
-def posting_list(data: bytes) -> None:
-    """`length, documents, codec`, then blocks with their lengths."""
+def staged_rows(data: bytes) -> None:
+    """What a task of Spark left on storage for the commit: keys, or rows of a shard."""
+    from lance_memwal.rows.streams import read_stream
+
+    for batch in read_stream(data, "a piece of staged rows").to_batches():
+        batch.serialize()
+
+
+def staged_rows_corpus() -> list[bytes]:
     import pyarrow as pa
 
-    from lance_memwal.lance.posting_list import TAIL_CODECS, read_postings
-
-    length, documents, codec = struct.unpack("<IIB", data[:9].ljust(9, b"\0"))
-    blocks, at = [], 9
-    while at + 4 <= len(data):
-        (size,) = struct.unpack_from("<I", data, at)
-        blocks.append(data[at + 4 : at + 4 + size])
-        at += 4 + size
-    array = pa.array(blocks, pa.large_binary())
-    found = read_postings(array, length, documents, tail_codec=TAIL_CODECS[codec % len(TAIL_CODECS)])
-    assert len(found) == length
-
-
-def posting_list_corpus() -> list[bytes]:
-    return [file.read_bytes() for file in sorted(CORPUS.glob("postings-*.bin"))]
-
-
-def covered_fragments(data: bytes) -> None:
-    from lance_memwal.lance.text_index import fragments_of
-
-    fragments_of(data, "index")
-
-
-def covered_fragments_corpus() -> list[bytes]:
-    from pyroaring import BitMap
-
-    return [bytes(BitMap(numbers).serialize()) for numbers in ([], [0], range(5, 9_000), range(0, 70_000, 7))]
+    nested = pa.array([{"a": 1, "b": ["x", None]}, None])
+    coded = pa.array(["a", "b"]).dictionary_encode()
+    return [
+        _stream_of(pa.table({"key": pa.array([1, 2, 5], pa.int64())})),
+        _stream_of(pa.table({"id": [1, 2], "s": nested, "d": coded, "_tombstone": [False, True]})),
+    ]

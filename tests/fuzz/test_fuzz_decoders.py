@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from decoders import LOGS, OTHERS, TARGETS, any_of_the_others_corpus
 from fuzzer import fuzz_decoder
+from inputs import PLACE
 
 from tests.harness.profile import scaled
 
 SMALL_BYTES = 1_100
-SMALL = [name for name in LOGS if name != "bloom"]  # a bloom filter has one size only, 32 KiB
+SMALL = [name for name in LOGS if any(len(data) <= SMALL_BYTES for data in TARGETS[name].corpus())]
 
 
 @pytest.mark.scaled
@@ -26,6 +27,20 @@ def test_mutated_records_texts_and_messages_are_refused_or_decoded() -> None:
     runs = 400 * len(OTHERS)
     counts = fuzz_decoder("decoders:any_of_the_others", any_of_the_others_corpus(), runs, is_asked=True)
     assert counts["refused"] > runs // 2
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_committed_bytes_are_accepted_and_are_those_that_are_written_today(name: str) -> None:
+    target = TARGETS[name]
+    for data in target.corpus():
+        target.decode(data)
+    assert target.corpus()[: len(target.build())] == target.build(), f"python tests/fuzz --renew {name}"
+
+
+def test_the_corpus_is_small_and_has_nothing_that_no_decoder_takes() -> None:
+    files = [file for file in PLACE.rglob("*") if file.is_file()]
+    assert {file.parent.name for file in files} == set(TARGETS)
+    assert sum(file.stat().st_size for file in files) < 300_000
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import lance
@@ -12,8 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lance_memwal.errors import InvalidInputError
+from lance_memwal.errors import InvalidInputError, UnavailableError
 from lance_memwal.memtable.index import METRICS, HnswIndex, HnswMemIndex, MemIndex, Metric, exact_search
+from tests.kit.interrupts import interrupted_everywhere
+from tests.kit.writers import in_thread
 
 WIDTHS = {"float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64()}
 
@@ -332,3 +337,47 @@ def test_searches_see_their_rows_while_rows_come_in_and_the_graph_grows() -> Non
         thread.join()
     assert not failures, failures
     assert searched[0] > 10
+
+
+def test_an_interrupted_search_keeps_no_other_from_the_graph() -> None:
+    vectors = _clustered(1500, 8)
+    index = _index(vectors)
+    index.catch_up()
+    assert index.graph_rows
+
+    def search() -> list[int]:
+        return index.search(vectors[7], 1, len(vectors))[0].tolist()
+
+    def check(where: str) -> None:
+        assert in_thread(search).result(10) == [7], where
+
+    assert interrupted_everywhere(search, check, "memtable/index/hnsw.py") > 20
+
+
+def test_a_search_on_top_of_one_that_has_the_graph_is_refused() -> None:
+    """As a signal handler does it: it cannot wait for what it interrupted."""
+    vectors = _clustered(1500, 8)
+    index, told = _index(vectors), []
+    index.catch_up()
+    before = sys.gettrace()
+
+    def on_top(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_name != "_ask":
+            return None
+        return lambda frame, event, arg: None if told or "search(" not in line_of(frame) else told.append(again())
+
+    def line_of(frame: FrameType) -> str:
+        return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+
+    def again() -> str:
+        sys.settrace(before)
+        with pytest.raises(UnavailableError) as refused:
+            index.search(vectors[7], 1, len(vectors))
+        return str(refused.value)
+
+    sys.settrace(on_top)
+    try:
+        assert index.search(vectors[7], 1, len(vectors))[0].tolist() == [7]
+    finally:
+        sys.settrace(before)
+    assert "on top of another call" in told[0]

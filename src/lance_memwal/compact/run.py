@@ -36,7 +36,7 @@ from lance_memwal.compact.trim import trim
 from lance_memwal.crash_points import reach
 from lance_memwal.errors import CollectedError, ConflictError, CorruptDataError, ObjectNotFoundError
 from lance_memwal.lance.base import BaseTable
-from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, merge_rows, next_base, syncs
+from lance_memwal.lance.commit import HandMade, InTwo, Ready, finish_marks, let_survive, merge_rows, next_base, syncs
 from lance_memwal.lance.identity import TableWatch
 from lance_memwal.lance.marks import compacted, has_names
 from lance_memwal.lance.prepared import Unheld
@@ -194,7 +194,10 @@ class Compactor:
                 done = sum(span[1] - span[0] + 1 for span in tally.spans.values())
                 progress("compacted generations", done, done + left)
             if not left:
-                return _told(self._report(tally, started))
+                newest = self._newest_base()
+                if tally.commits:
+                    let_survive(newest)  # a trim does so, too, but not every run ends with one
+                return _told(self._report(tally, newest, started))
 
     def _targets(self, shards: Collection[str] | None, max_generations: int | None) -> dict[str, int]:
         """Per shard the last generation that this run folds."""
@@ -267,7 +270,7 @@ class Compactor:
             raise error
         _BACK_OFF.wait(self._clock, tally.restarts)
 
-    def _report(self, tally: _Tally, started: float) -> CompactionReport:
+    def _report(self, tally: _Tally, newest: BaseTable, started: float) -> CompactionReport:
         shards = sorted(set(tally.spans) | set(tally.trimmed))
         return CompactionReport(
             shards=tuple(ShardCompaction(shard, *tally.span(shard), tally.trimmed.get(shard, 0)) for shard in shards),
@@ -276,7 +279,7 @@ class Compactor:
             size_bytes=tally.size_bytes,
             commits=tally.commits,
             conflicts=tally.conflicts,
-            base_version=self._newest_base().version,
+            base_version=newest.version,
             waiting_for_indexes=tally.waiting,
             seconds=self._clock.monotonic() - started,
         )

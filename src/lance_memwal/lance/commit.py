@@ -71,6 +71,7 @@ __all__ = [
     "commit_details",
     "files_of",
     "finish_marks",
+    "let_survive",
     "mark",
     "merge_rows",
     "next_base",
@@ -474,3 +475,13 @@ def syncs(base: BaseTable) -> bool:
     """Whether what is committed to the base table is synced, where a store needs it; the settings of the table may say no."""
     stored = {} if base.details is None else base.details.writer_config_defaults
     return WriterConfig.from_defaults(stored).fsync
+
+
+def let_survive(base: BaseTable) -> None:
+    """Let this version survive power loss, whoever committed it, unless the settings of the table say that nothing has to.
+
+    Lance syncs nothing. So this comes before something durable names the version, before anything goes that only an older
+    one needs, and before a call returns that let Lance commit.
+    """
+    if syncs(base):
+        base.make_durable()

@@ -84,6 +84,7 @@ def _check_fragments(location: Location, directory: str, fragments: tuple[Fragme
         if path not in sizes:
             raise CorruptDataError("a data file is missing", path=path)
         if file.size_bytes and sizes[path] != file.size_bytes:
+            location.store.head(path)  # which says so if it is a link
             raise CorruptDataError(f"a data file has {sizes[path]} bytes instead of {file.size_bytes}", path=path)
     for fragment in fragments:
         _check_deletions(location, directory, fragment)

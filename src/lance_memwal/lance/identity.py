@@ -7,7 +7,8 @@ Owns `TableWatch`. Invariants:
    configuration when it is first opened for writing. (The configuration alone is no identity: it survives an overwrite.)
 2. It is another table, or an older state of it, if its MemWAL entry is gone, its id differs, or one of its marks is lower
    than it was: marks only grow, unless the base table was restored or initialised again.
-3. A watch belongs to one open of the table. What it finds is final: it never goes back to a table that it gave up.
+3. A watch belongs to one open of the table. What it finds is final: it never goes back to a table that it gave up, nor to an
+   older version, whichever look (a signal handler's is on top of another one) ends last.
 4. Callers that look at the same time share a look that began after all of them asked for one.
 
 Why and how: `rfcs/0004-identity-of-a-table.md`.
@@ -82,27 +83,30 @@ class TableWatch:
     def _look_now(self) -> None:
         self._look_at = self._clock.monotonic() + self._interval_seconds
         self._begun = number = self._begun + 1
-        base, self._replaced = self._newest()
-        if base is not None and self._replaced is None:
+        known, marks = self._base, self._marks
+        base, wrong = self._newest(known, marks)
+        if wrong is not None:
+            self._replaced = wrong
+        elif base is not None and self._base is known:  # else a look on top of this one read a later version
             self._base, self._marks = base, _marks(base)
-        self._done = number
+        self._done = max(self._done, number)
 
-    def _newest(self) -> tuple[BaseTable | None, str | None]:
-        """The newest version, and what is wrong with it."""
+    def _newest(self, known: BaseTable, known_marks: Mapping[str, int]) -> tuple[BaseTable | None, str | None]:
+        """The newest version, and what is wrong with it; `known` is the one before, and its marks."""
         try:
-            base: BaseTable | None = self._base.refresh()
+            base: BaseTable | None = known.refresh()
         except (InvalidInputError, UnavailableError):
             base = BaseTable.open(self.location)  # whether it is gone or out of reach: the store decides
         if base is None:
             return None, "was removed"
-        if base is self._base:
+        if base is known:
             return base, None
         if base.details is None:
             return base, "has no MemWAL index any more: its base was overwritten, or restored to a state before it"
         if base.table_id != self.table_id:
             return base, "is another one, which was made at the same place"
         marks = _marks(base)
-        fallen = sorted(shard for shard, mark in self._marks.items() if marks.get(shard, 0) < mark)
+        fallen = sorted(shard for shard, mark in known_marks.items() if marks.get(shard, 0) < mark)
         if fallen:
             return base, "is an older state of itself: its base was restored to before a compaction (see Table.verify)"
         return base, None

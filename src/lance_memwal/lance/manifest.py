@@ -21,8 +21,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.errors import CorruptDataError, ObjectNotFoundError, UnsupportedFormatError
 from lance_memwal.lance import wire
+from lance_memwal.store.paths import check_file_name
 
 __all__ = [
     "ARRAY",
@@ -61,6 +63,7 @@ _MAJOR, _MINOR = 0, 2
 _FOOTER = struct.Struct("<QHH4s")
 _LENGTH = struct.Struct("<I")
 _MAX_VERSION = (1 << 64) - 1
+_MOST_ROWS = (1 << 32) - 1  # of a fragment: the address of a row has 32 bits for its offset
 
 # Fields of the Manifest message.
 FIELDS, FRAGMENTS, VERSION, SCHEMA_METADATA, INDEX_SECTION, TIMESTAMP = 1, 2, 3, 5, 6, 7
@@ -190,9 +193,8 @@ def version_path(version: int) -> str:
 def parse_version_name(name: str) -> int | None:
     """The version whose manifest has this name, under either way of naming them; None if it is no manifest's."""
     digits = name.removesuffix(".manifest")
-    if digits == name or not (digits.isascii() and digits.isdigit()):
-        return None
-    return _MAX_VERSION - int(digits) if len(digits) == 20 and int(digits) <= _MAX_VERSION else int(digits)
+    number = None if digits == name else digits_of(digits, most=_MAX_VERSION)
+    return _MAX_VERSION - number if number is not None and len(digits) == len(str(_MAX_VERSION)) else number
 
 
 def old_version_path(version: int) -> str:
@@ -215,9 +217,7 @@ def removal_order(path: str) -> tuple[bool, str]:
 
 def data_path(name: str) -> str:
     """Path of a data file inside its dataset; `CorruptDataError` if it would lie elsewhere."""
-    if "/" in name or name.startswith("."):
-        raise CorruptDataError(f"data file name is malformed: {name[:80]!r}")
-    return f"data/{name}"
+    return f"data/{check_file_name(name, 'data file')}"
 
 
 def index_path(uuid: str, name: str) -> str:
@@ -435,6 +435,8 @@ def _field(data: bytes) -> LanceField:
 def parse_fragment(data: bytes) -> Fragment:
     """A DataFragment message."""
     message = wire.Message(data)
+    if message.number(4) > _MOST_ROWS:
+        raise CorruptDataError(f"a fragment claims to have {message.number(4)} rows")
     return Fragment(
         id=message.number(1),
         files=tuple(_data_file(file) for file in message.all(2)),

@@ -36,8 +36,9 @@ from lance_memwal.lance.term_map import TermMap
 from lance_memwal.process.cache import CACHE
 from lance_memwal.rows.keys import one_array
 from lance_memwal.store.location import Location
+from lance_memwal.store.records import is_count
 
-__all__ = ["TextPart", "TextSegment", "fragments_of", "open_segment"]
+__all__ = ["TextPart", "TextSegment", "fragments_of", "open_segment", "parts_of"]
 
 _VERSIONS = ("1", "2", "3")
 _FRAGMENTS, _BASE_ID = 5, 9  # fields of an entry of the index section
@@ -185,11 +186,18 @@ def _layout(location: Location, path: str) -> tuple[tuple[int, ...], str, frozen
     if not known:
         raise UnsupportedFormatError("a text index in a layout that is not known here", path=path)
     gone = frozenset(number for value in table.column(0).to_pylist() for number in fragments_of(value, path))
+    return parts_of(told.get("partitions", ""), path), codec, gone
+
+
+def parts_of(text: str, path: str) -> tuple[int, ...]:
+    """The numbers of the parts that a text index names; `path` is the file that says so, for errors."""
     try:
-        numbers: Any = json.loads(told["partitions"])
-        return tuple(int(number) for number in numbers), codec, gone
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise CorruptDataError("a text index does not name its parts", path=path) from error
+        numbers: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        numbers = None
+    if not isinstance(numbers, list) or not all(is_count(number) for number in numbers):
+        raise CorruptDataError("a text index does not name its parts", path=path)
+    return tuple(numbers)
 
 
 def fragments_of(data: bytes, path: str) -> frozenset[int]:

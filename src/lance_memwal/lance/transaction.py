@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lance_memwal.errors import CorruptDataError
+from lance_memwal.arguments import digits_of
 from lance_memwal.lance import wire
+from lance_memwal.store.paths import check_file_name
 from lance_memwal.types import shard_id_of
 
 __all__ = ["TRANSACTIONS_DIR", "UPDATE", "LanceTransaction", "parse_transaction", "read_version_of", "transaction_path"]
@@ -33,15 +34,13 @@ class LanceTransaction:
 
 def transaction_path(name: str) -> str:
     """Path of a transaction's file inside its dataset; `CorruptDataError` if it would lie elsewhere."""
-    if "/" in name or name.startswith("."):
-        raise CorruptDataError(f"transaction file name is malformed: {name[:80]!r}")
-    return f"{TRANSACTIONS_DIR}/{name}"
+    return f"{TRANSACTIONS_DIR}/{check_file_name(name, 'transaction file')}"
 
 
 def read_version_of(name: str) -> int | None:
     """The version that a transaction file of this name started from, or None if it is named otherwise."""
     digits, dash, _ = name.partition("-")
-    return int(digits) if dash and name.endswith(".txn") and digits.isascii() and digits.isdigit() else None
+    return digits_of(digits) if dash and name.endswith(".txn") else None
 
 
 def parse_transaction(data: bytes) -> LanceTransaction:

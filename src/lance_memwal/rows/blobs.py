@@ -171,9 +171,18 @@ def _kinds(external: pa.BooleanArray) -> pa.Array:
 
 
 def check_inline(values: pa.Array, name: str) -> None:
-    """Return only if these blobs of the second layout are bytes; `InvalidInputError` names the column otherwise."""
+    """Return only if these blobs of the second layout are bytes, or null; `InvalidInputError` names the column otherwise.
+
+    Lance writes no file with a blob that is neither, or that is bytes and something beside them.
+    """
     if has_references(values):
         raise InvalidInputError(f"column {name!r} holds a reference (a URI); give the bytes of the blob")
+    data, *beside = _parts_of(values.storage)
+    if data.null_count != values.null_count or any(part.null_count != len(part) for part in beside):
+        raise InvalidInputError(
+            f"column {name!r} holds a blob that is not its bytes alone: set data, and no uri, position or size; a blob that "
+            "is not there is null"
+        )
 
 
 def has_references(values: pa.Array) -> bool:

@@ -127,13 +127,24 @@ def _fit(stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: s
     if inside:
         below = _children(ids, kind)
         parts = tuple(
-            (i, _fit(s, w, below[i] if below else None, f"{name}.{w.name}", where)) for i, (s, w) in enumerate(inside)
+            (i, _fit_inside(s, w, below[i] if below else None, name, where)) for i, (s, w) in enumerate(inside)
         )
         same = stored.type == kind and all(part.is_same for _, part in parts)
         return Fit(kind) if same else Fit(kind, parts)
     if stored.type != kind and not (is_second_layout(stored.type) and is_second_layout(kind)):
         raise UnsupportedFormatError(f"column {name!r} is stored as {stored.type}, the table has {kind}", **where)
     return Fit(kind)
+
+
+def _fit_inside(
+    stored: pa.Field | None, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]
+) -> Fit:
+    """`_fit` for a field inside another, which may have to be there (the keys of a map: Arrow ends a process that lacks them)."""
+    path = f"{name}.{wanted.name}"
+    fit = _fit(stored, wanted, ids, path, where)
+    if fit.absent and not wanted.nullable:
+        raise UnsupportedFormatError(f"rows lack {path!r}, which must not be null", **where)
+    return fit
 
 
 def _fit_struct(stored: pa.Field, wanted: pa.Field, ids: FieldId | None, name: str, where: Mapping[str, Any]) -> Fit:
@@ -143,10 +154,7 @@ def _fit_struct(stored: pa.Field, wanted: pa.Field, ids: FieldId | None, name: s
     parts = []
     for i, field in enumerate(kind):
         at = by_id.get(below[i].id, -1) if has_ids else stored.type.get_field_index(field.name)
-        path = f"{name}.{field.name}"
-        part = _fit(stored.type.field(at) if at >= 0 else None, field, below[i] if below else None, path, where)
-        if part.absent and not field.nullable:
-            raise UnsupportedFormatError(f"rows lack {path!r}, which must not be null", **where)
+        part = _fit_inside(stored.type.field(at) if at >= 0 else None, field, below[i] if below else None, name, where)
         parts.append((at, part))
     same = stored.type == kind and all(part.is_same and at == i for i, (at, part) in enumerate(parts))
     return Fit(kind) if same or not parts else Fit(kind, tuple(parts))

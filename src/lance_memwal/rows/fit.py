@@ -370,8 +370,10 @@ def validate_rows(batch: pa.RecordBatch) -> None:
 
 def _cast(array: pa.Array, column: pa.Field) -> pa.Array:
     if is_second_layout(column.type):
-        same = is_second_layout(array.type)
-        return same_blobs(array, column.type) if same else as_stored(array, column.type)
+        if not is_second_layout(array.type):
+            return as_stored(array, column.type)
+        check_inline(array, column.name)  # the short form would drop what is beside the bytes
+        return same_blobs(array, column.type)
     try:
         if is_uuid_text(array.type, column.type):
             return uuids_of_texts(array)

@@ -23,7 +23,6 @@ Python class (`rows.one_key`) and its literal (`rows.sql`); `tests/format/test_k
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.key_codes import last_words
 from lance_memwal.rows.siphash import hash_messages, hash_words
@@ -55,7 +55,6 @@ __all__ = [
 _KEY = "lance-schema:unenforced-primary-key"
 _POSITION = _KEY + ":position"
 _TRUE = frozenset({b"true", b"1", b"yes", b"on", b"y"})
-_UNSIGNED = re.compile(rb"\+?[0-9]+")
 _KEY_TYPES = frozenset(
     {pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()}
     | {pa.bool_(), pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
@@ -205,9 +204,9 @@ def hash_is_exact(types: Sequence[pa.DataType]) -> bool:
 def _key_position(field: pa.Field) -> int | None:
     """None for an ordinary field, 0 for a key field without a position, else the position."""
     metadata = field.metadata or {}
-    text = metadata.get(_POSITION.encode(), b"")
-    if _UNSIGNED.fullmatch(text) and int(text) < 1 << 32:
-        return int(text)
+    position = digits_of(metadata.get(_POSITION.encode(), b"").removeprefix(b"+"), most=(1 << 32) - 1)
+    if position is not None:
+        return position
     return 0 if metadata.get(_KEY.encode(), b"").lower() in _TRUE else None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 from lance.schema import LanceSchema
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.blobs import is_blob, is_second_layout, prepared_field, shown_field
 from lance_memwal.rows.dictionaries import Place, small_dictionaries
@@ -196,8 +197,7 @@ def tagged(column: pa.Field, ids: FieldId) -> pa.Field:
 
 def id_of(field: pa.Field) -> int | None:
     """The field id that `tagged` put into the metadata; None if there is none."""
-    text = (field.metadata or {}).get(FIELD_ID, b"")
-    return int(text) if text.isdigit() else None
+    return digits_of((field.metadata or {}).get(FIELD_ID, b""))
 
 
 def _tag_children(kind: pa.DataType, ids: tuple[FieldId, ...]) -> pa.DataType:

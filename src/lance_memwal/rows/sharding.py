@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lance_memwal.arguments import check_column, check_instance, check_number, described
+from lance_memwal.arguments import check_column, check_instance, check_number, described, digits_of
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 from lance_memwal.rows.bucket import bucket_of, bucket_of_one, is_bucket_type
 from lance_memwal.rows.expressions import demands_of
@@ -513,9 +513,10 @@ def _plain_type(value: Any) -> pa.DataType:
 
 
 def _stored_buckets(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 1 <= int(text) <= MAX_BUCKETS:
+    number = digits_of(text, most=MAX_BUCKETS)
+    if not number:
         raise CorruptDataError(f"the table's sharding has a bad number of buckets: {text[:20]!r}")
-    return int(text)
+    return number
 
 
 def sharding_of_text(text: str) -> Sharding:
@@ -526,8 +527,9 @@ def sharding_of_text(text: str) -> Sharding:
         return Manual()
     if name == "unsharded" and not arguments:
         return Unsharded()
-    if name == "bucket" and len(arguments) == 2 and arguments[1].isdigit():
-        return Bucket(arguments[0], int(arguments[1]))
+    buckets = digits_of(arguments[1]) if name == "bucket" and len(arguments) == 2 else None
+    if buckets is not None:
+        return Bucket(arguments[0], buckets)
     if name == "identity" and len(arguments) == 1:
         return Identity(arguments[0])
-    raise InvalidInputError(f"{text!r} is none of unsharded, bucket(column,n), identity(column), manual")
+    raise InvalidInputError(f"{described(text)} is none of unsharded, bucket(column,n), identity(column), manual")

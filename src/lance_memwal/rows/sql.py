@@ -49,9 +49,11 @@ __all__ = [
 
 _KNOWN_TEXTS = 256
 _TOKEN = re.compile(
-    r"(?P<space>\s+)|(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<foreign>/\*|\$|\w+(?=['\"`]))|(?P<string>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
-    r"|(?P<name>`(?:[^`]|``)*`|[^\W\d]\w*)|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?!\w))|(?P<sign><=|>=|<>|!=|[=<>(),-])"
-    r"|(?P<other>.)",
+    # every part of a long text is read a few times at most: what cannot end well takes all that it has seen
+    r"(?P<space>\s+)|(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<foreign>/\*.*|\$|\w++(?=['\"`]))"
+    r"|(?P<string>'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
+    r"|(?P<name>`(?:[^`]|``)*`|[^\W\d]\w*)|(?P<number>\d++(?:\.\d++)?(?:[eE][+-]?\d++)?(?!\w))|(?P<sign><=|>=|<>|!=|[=<>(),-])"
+    r"|(?P<other>\d+|.)",
     re.DOTALL,
 )
 _FLIPPED = {"=": "=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -196,7 +198,7 @@ def longest_chain(tokens: Iterable[Token]) -> int:
             ranges += (word == "between") - (word == "and")
             here += kind != "comment"
             longest = max(longest, here)
-    return longest
+    return max([longest, *(before for _, before, _ in outer)])  # what is opened and never closed is read, too
 
 
 def is_quoted(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Values that a person typed: text becomes a value of a column's type.
+"""Values that a person typed: text becomes a value of a column's type, a vector, a range, or the columns of a table.
 
-Owns `typed_value` and `typed_key`. Invariant: what does not fit is an `InvalidInputError` that names the column, its type, and
-how to write it.
+Owns the readers of such texts. Invariant: what does not fit is an `InvalidInputError` that says how to write it, and of a value
+which column it is for.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ from typing import Any
 
 import pyarrow as pa
 
+from lance_memwal.arguments import check_text, digits_of
 from lance_memwal.errors import InvalidInputError
 from lance_memwal.rows.schema import TableSchema
 
-__all__ = ["typed_key", "typed_value"]
+__all__ = ["typed_columns", "typed_key", "typed_range", "typed_value", "typed_vector"]
+
+_LONGEST_VECTOR = (1 << 31) - 1
+_TYPES = {
+    "int8": pa.int8(), "int16": pa.int16(), "int32": pa.int32(), "int64": pa.int64(),
+    "uint8": pa.uint8(), "uint16": pa.uint16(), "uint32": pa.uint32(), "uint64": pa.uint64(),
+    "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(), "bool": pa.bool_(),
+    "string": pa.string(), "binary": pa.binary(), "date": pa.date32(), "timestamp": pa.timestamp("us"),
+    "uuid": pa.uuid(), "json": pa.json_(),
+}  # fmt: skip
 
 
 def typed_key(schema: TableSchema, text: str) -> Any:
@@ -48,6 +58,40 @@ def typed_value(value: Any, column: pa.Field, what: str = "key column") -> Any:
         raise InvalidInputError(
             f"{what} {column.name!r} is {column.type}, and {value!r} is no such value{_hint(column.type)}"
         ) from None
+
+
+def typed_vector(text: str) -> list[float]:
+    """A vector: a JSON array of numbers."""
+    try:
+        value = json.loads(text)
+        if isinstance(value, list) and all(type(item) in (int, float) for item in value):
+            return [float(item) for item in value]
+    except (ValueError, RecursionError, OverflowError):
+        pass
+    raise InvalidInputError("a vector is a JSON array of numbers, as in [0.1, 0.2]")
+
+
+def typed_range(text: str) -> tuple[float | None, float | None]:
+    """Two numbers with a colon between them; one that is left out is no bound."""
+    try:
+        lower, upper = [float(side) if side.strip() else None for side in text.split(":")]
+    except ValueError:
+        raise InvalidInputError("give two numbers, as in 0.5:2, :2 or 0.5:") from None
+    return lower, upper
+
+
+def typed_columns(text: str) -> pa.Schema:
+    """The columns of a new table: name:type, separated by commas."""
+    fields = []
+    for part in text.split(","):
+        name, _, kind = part.strip().partition(":")
+        is_vector = kind.startswith("vector[") and kind.endswith("]")
+        size = digits_of(kind[7:-1], most=_LONGEST_VECTOR) if is_vector else None
+        if not name or (size is None and kind not in _TYPES):
+            raise InvalidInputError(f"{part.strip()!r}: give name:type with type {', '.join(_TYPES)} or vector[n]")
+        check_text("a column name", name)
+        fields.append(pa.field(name, _TYPES[kind] if size is None else pa.list_(pa.float32(), size)))
+    return pa.schema(fields)
 
 
 def _parsed(text: str, kind: pa.DataType) -> Any:

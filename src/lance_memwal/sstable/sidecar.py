@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.file import LanceFileReader
 
+from lance_memwal.arguments import digits_of
 from lance_memwal.errors import CorruptDataError, InvalidInputError, ObjectNotFoundError
 from lance_memwal.lance.base import lance_errors, lance_read
 from lance_memwal.lance.door import lance_at
@@ -356,13 +357,14 @@ class PkSidecar:
         table = reader.read_all().to_table()
         table.validate(full=True)
         stored = (reader.metadata().schema.metadata or {}).get(b"batch_size", b"%d" % PAGE_ROWS)
-        if table.schema.names[:2] != ["min", "max"] or not stored.isdigit() or not 0 < int(stored) <= _MAX_PAGE_ROWS:
+        page_rows = digits_of(stored, most=_MAX_PAGE_ROWS)
+        if table.schema.names[:2] != ["min", "max"] or not page_rows:
             raise CorruptDataError("page lookup of a sidecar is malformed", path=self._lookup_path)
         smallest, largest = one_array(table.column("min")), one_array(table.column("max"))
         if smallest.null_count or largest.null_count or smallest.type != largest.type:
             raise CorruptDataError("page lookup of a sidecar has pages without bounds", path=self._lookup_path)
         bounds = searchable(comparable(smallest)), searchable(comparable(largest))
-        return _Lookup(smallest.type, int(stored), *bounds)
+        return _Lookup(smallest.type, page_rows, *bounds)
 
     def _load_reader(self) -> LanceFileReader:
         reader = self._reader

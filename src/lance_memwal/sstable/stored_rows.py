@@ -286,12 +286,13 @@ class StoredRows:
     def _file_batches(
         self, file: DataFile, columns: list[str], batch_rows: int, part_rows: int
     ) -> Iterator[tuple[pa.RecordBatch, Offsets]]:
-        newest = None if file.fragment.deletion is None else self._newest_of(file.fragment, file.fragment.deletion)
         with self._file_lock:  # a stream takes the open file: a descriptor per SSTable is too many
             reader, self._file = self._file, None
         some = columns if len(columns) < len(file.columns) else None
         if reader is None or some is not None:
+            # which proves how many rows there are, before there is a mask for so many
             reader = self._open_file(file, some)
+        newest = None if file.fragment.deletion is None else self._newest_of(file.fragment, file.fragment.deletion)
         at = 0
         for start in range(0, file.physical_rows, part_rows):
             rows = min(part_rows, file.physical_rows - start)

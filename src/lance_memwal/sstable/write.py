@@ -73,8 +73,8 @@ from lance_memwal.types import ShardManifest, SsTable
 __all__ = ["commit_sstable", "discard_sstable", "has_null_struct", "not_published", "write_sstable"]
 
 _LOG = logging.getLogger(__name__)
-# The reference counts this much per batch beside the buffers when it estimates memory.
 _VERSION_HINT = "/latest_version_hint.json"
+# The reference counts this much per batch beside the buffers when it estimates memory.
 _BATCH_OVERHEAD_BYTES = 36
 _SMALL_ROWS = 10_000
 # More than this and Lance writes one fragment per chunk.

@@ -6,7 +6,8 @@ Owns the mapping from store paths to files below one root. Invariants, besides S
    killed at any instant leaves no partial object and, where the kernel has O_TMPFILE, no stray file at all.
 2. Where it has not, and for `put`, the staging file lies in one directory of the root that no listing shows.
 3. Nothing below the root is reached through a symbolic link: such a path is refused, on reads as on writes. A
-   directory is checked when it is first met; whoever can swap it later can already write to the table.
+   directory is checked when it is first met; whoever can swap it later can already write to the table. Listings show
+   links, and whatever else is no file: a name that they hid would be taken as absent, and the one before it as newest.
 4. With `sync`, every name on the way from the root's parent down to the object is durable, whoever created the
    directories.
 """
@@ -314,16 +315,11 @@ class LocalStore:
         return data
 
     def _entries(self, prefix: str) -> Sequence[os.DirEntry[str]]:
-        """Directories and regular files in `prefix`; none if it is absent."""
+        """What is in `prefix`; nothing if it is absent."""
         directory = self._directories.get(prefix) or self._check_directory(prefix)
         try:
             with os.scandir(directory) as entries:
-                return [
-                    entry
-                    for entry in entries
-                    if entry.name != STAGING_NAME
-                    and (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False))
-                ]
+                return [entry for entry in entries if entry.name != STAGING_NAME]
         except OSError as error:
             if error.errno in _ABSENT:
                 return []

@@ -19,6 +19,7 @@ from lance_memwal.types import check_shard_id
 
 __all__ = [
     "blob_path",
+    "check_file_name",
     "CHECKPOINTS_DIR",
     "CONSUMERS_DIR",
     "HINT_NAME",
@@ -73,6 +74,7 @@ STAGE_DIR = "memwal_stage"
 CONSUMERS_DIR = "memwal_consumers"
 CHECKPOINTS_DIR = "memwal_checkpoints"
 HINT_NAME = "version_hint.json"
+_LONGEST_NAME = 255  # bytes, in any file system
 _MAX = (1 << 64) - 1
 _NUMBER = re.compile(r"[01]{64}")
 _WAREHOUSE_NAME = re.compile(r"[^\W_][\w-]{0,199}")
@@ -175,9 +177,14 @@ def blob_path(shard_id: str, name: str, data_file: str, blob_id: int) -> str:
 
 def sstable_data_path(shard_id: str, name: str, data_file: str) -> str:
     """Path of a data file of an SSTable's dataset, whose manifest names it."""
-    if "/" in data_file or data_file.startswith("."):
-        raise CorruptDataError(f"data file name is malformed: {data_file[:80]!r}")
-    return f"{sstable_dir(shard_id, name)}/data/{data_file}"
+    return f"{sstable_dir(shard_id, name)}/data/{check_file_name(data_file, 'data file')}"
+
+
+def check_file_name(name: str, what: str) -> str:
+    """Return `name` if a file in a directory may be called so, wherever it lies, else raise; `what` kind of file it is."""
+    if not 0 < len(name.encode()) <= _LONGEST_NAME or name.startswith(".") or "/" in name or "\0" in name:
+        raise CorruptDataError(f"{what} name is malformed: {name[:80]!r}")
+    return name
 
 
 def pk_index_dir(shard_id: str, name: str) -> str:

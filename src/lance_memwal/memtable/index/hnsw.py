@@ -16,8 +16,6 @@ Owns the vector blocks and the graph of one column. Invariants:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,8 @@ from lance_memwal.memtable.index.vectors import (
     nearest_of,
     query_vector,
 )
+from lance_memwal.process.turns import Taking
+from lance_memwal.process.waiting import refuse_on_top
 
 __all__ = ["HnswMemIndex"]
 
@@ -79,10 +79,11 @@ class HnswMemIndex(PendingColumn):
         self._scanned_rows = 0
         self._scanned_before = 0
         self._outside: Int64s = np.empty(0, np.int64)
-        self._state = threading.Lock()
+        # reentrant, these three: so that a signal handler finds out that it must not wait
+        self._state = threading.RLock()
         self._building = threading.Lock()
-        self._turn = threading.Lock()
-        self._inside = threading.Lock()
+        self._turn = threading.RLock()
+        self._inside = threading.RLock()
 
     def __repr__(self) -> str:
         return (
@@ -169,6 +170,7 @@ class HnswMemIndex(PendingColumn):
 
     def _settle(self) -> tuple[VectorBlock, ...]:
         """Copy pending vectors into blocks, keep the movable blocks few, and return all blocks."""
+        refuse_on_top(self._state, "a search")
         with self._state:
             count = len(self._pending)
             if count:
@@ -266,12 +268,14 @@ class HnswMemIndex(PendingColumn):
             matches = graph.search(vector, min(count, len(graph)), threads=1)
             return np.asarray(matches.keys).astype(np.int64)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the graph; whoever waits next holds the turn, so a busy builder cannot starve a search."""
+    def _alone(self) -> Taking:
+        """Hold the graph."""
+        refuse_on_top(self._turn, "a search")
+        refuse_on_top(self._inside, "a search")
+        return Taking(self._inside, self._in_line)
+
+    def _in_line(self) -> bool:
+        """Whoever waits next holds the turn, so a busy builder cannot starve a search."""
         with self._turn:
             self._inside.acquire()
-        try:
-            yield
-        finally:
-            self._inside.release()
+        return True
