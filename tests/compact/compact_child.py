@@ -47,6 +47,7 @@ COMPACT_POINTS = {
 }
 GC_POINTS = (
     "gc.proposed",
+    "gc.announced",
     "gc.before_floor",
     "gc.after_floor",
     "gc.before_entry",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partialmethod
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tests.harness.table_life import TableLife, live_table
+from tests.harness.table_life import live_table
+from tests.harness.table_plan import TableLife
 
 
 def appends_a_repeat_again(life: TableLife, pipe: Connection) -> None:
@@ -51,4 +54,34 @@ def acknowledges_after_a_takeover(life: TableLife, pipe: Connection) -> None:
 
     honest = ShardLog.append
     ShardLog.append = append  # type: ignore[method-assign]
+    live_table(life, pipe)
+
+
+def keeps_moments_without_the_log(life: TableLife, pipe: Connection) -> None:
+    """A checkpoint lacks what is in the log alone, from its birth on."""
+    from lance_memwal.table.table import Table
+
+    def snapshot(self: Any) -> Any:
+        found = honest(self)
+        return replace(found, shards=tuple(replace(shard, tip=shard.cursor) for shard in found.shards))
+
+    honest = Table.snapshot
+    Table.snapshot = snapshot  # type: ignore[method-assign]
+    live_table(life, pipe)
+
+
+def searches_what_is_flushed_alone(life: TableLife, pipe: Connection) -> None:
+    """A search does not see the log."""
+    from lance_memwal.table.table import Table
+
+    Table.search = partialmethod(Table.search, consistency="flushed")  # type: ignore[assignment]
+    live_table(life, pipe)
+
+
+def takes_over_what_is_flushed_alone(life: TableLife, pipe: Connection) -> None:
+    """Who takes a table over reads it as it was flushed, and builds on that."""
+    from lance_memwal.table.table import Table
+
+    if not life.shows:
+        Table.scan = partialmethod(Table.scan, consistency="flushed")  # type: ignore[assignment]
     live_table(life, pipe)

@@ -14,6 +14,8 @@ ENGINES = [
     (broken_tables.appends_a_repeat_again, 5, {"I5:"}),
     (broken_tables.erases_what_an_update_leaves_out, 0, {"I2:", "I12"}),
     (broken_tables.collects_what_others_need, 0, {"CollectedError", "feed"}),
+    (broken_tables.keeps_moments_without_the_log, 1, {"I1: the new checkpoint"}),
+    (broken_tables.searches_what_is_flushed_alone, 6, {"is not the nearest", "I7: a search for"}),
 ]
 
 
@@ -24,6 +26,11 @@ def test_a_table_with_a_classic_bug_fails_within_fifty_kills(
     with pytest.raises(CrashFailure) as failure:
         run_crashes(str(tmp_path), 50, seed, only="table", target=engine)
     assert any(sign in str(failure.value) for sign in signs), str(failure.value)
+
+
+def test_a_stale_read_of_a_process_that_takes_over_is_caught(tmp_path: Path) -> None:
+    with pytest.raises(CrashFailure, match="I1: a scan shows other rows than those that were settled"):
+        run_takeovers(str(tmp_path), 40, 0, target=broken_tables.takes_over_what_is_flushed_alone)
 
 
 def test_a_writer_that_acknowledges_after_a_takeover_is_caught(tmp_path: Path) -> None:

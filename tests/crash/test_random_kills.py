@@ -18,38 +18,41 @@ RUNS = 4
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     run: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kills = scaled(ci=26, prove=640)
+    kills = scaled(ci=15, prove=640)
     report = run_crashes(str(tmp_path), kills, seed=run * 100_000, only="shard")
     with capfd.disabled():
         print(f"\n{report}", file=sys.stderr)
     assert report.kills >= kills
     assert report.opens >= kills // 2
     assert report.writes > 5 * kills
-    assert len(report.killed_at) >= 6
+    assert len(report.killed_at) >= 4
 
 
 @pytest.mark.scaled
 @pytest.mark.timeout(scaled(ci=120, prove=0))
-@pytest.mark.parametrize("half", range(2))
+@pytest.mark.parametrize("quarter", range(4))
 def test_killed_processes_of_whole_tables_break_no_promise(
-    half: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    quarter: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Every shape of table, three of them here and three there: partial updates, merges, blobs, feeds, upkeep, columns."""
-    kills = scaled(ci=10, prove=1_200)
-    report = run_crashes(str(tmp_path), kills, seed=half * 3, only="table", lives=scaled(ci=4, prove=16))
+    """Every shape of table, two of them in each: partial updates, merges, blobs, searches, feeds, upkeep, columns."""
+    kills = scaled(ci=16, prove=600)
+    seed = quarter * scaled(ci=2, prove=100_000)
+    report = run_crashes(str(tmp_path), kills, seed, only="table", lives=scaled(ci=11, prove=16))
     with capfd.disabled():
         print(f"\n{report}", file=sys.stderr)
     assert report.kills >= kills
-    assert report.tables >= 3
+    assert report.tables >= 2
 
 
 @pytest.mark.scaled
 @pytest.mark.timeout(scaled(ci=120, prove=0))
+@pytest.mark.parametrize(("seed", "shares"), [(5, False), (15, True)], ids=["alone", "shared"])
 def test_stopped_processes_that_go_on_after_a_takeover_break_no_promise(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    seed: int, shares: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    takeovers = scaled(ci=4, prove=1_000)
-    report = run_takeovers(str(tmp_path), takeovers, seed=5)
+    takeovers = scaled(ci=3, prove=500)
+    report = run_takeovers(str(tmp_path), takeovers, seed + scaled(ci=0, prove=seed * 10_000))
     with capfd.disabled():
         print(f"\n{report}", file=sys.stderr)
     assert report.takeovers >= takeovers
+    assert shares <= any(kind.startswith("shared") for kind in report.kinds)

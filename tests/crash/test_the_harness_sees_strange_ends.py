@@ -16,7 +16,7 @@ from tests.harness.crash import run_crashes, run_takeovers
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.deaths import NEVER, Actor, Death, watch
 from tests.harness.processes import start
-from tests.harness.table_life import TableLife
+from tests.harness.table_plan import TableLife
 from tests.harness.table_record import TableRecord
 
 AT_A_POINT = Death("wal.before_put")

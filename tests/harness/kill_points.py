@@ -71,13 +71,19 @@ ONCE_POINTS: Final = (
 SERVE_POINTS: Final = ("serve.announced", "serve.claimed", "serve.before_answer")
 GC_POINTS: Final = (
     "gc.proposed",
+    "gc.announced",
     "gc.before_floor",
     "gc.after_floor",
     "gc.before_hint",
     "gc.after_hint",
+    "gc.before_entry",
+    "gc.before_manifest",
+    "gc.before_sstable",
+    "gc.before_orphan",
+    "gc.before_rollup",
     "gc.after_delete",
 )
-OTHER_POINTS: Final = ("checkpoint.after_record", "close.before_mark", "compact.after_deletes")
+OTHER_POINTS: Final = ("checkpoint.after_record", "close.before_mark", "compact.after_deletes", "park.before_stop")
 ANY_POINT: Final = "any"
 """The n-th point that is reached, whichever it is."""
 POINTS: Final = (

@@ -60,7 +60,9 @@ def _merge(location: Location, manifest: ShardManifest, memtables: InMemoryMemTa
     rows = [row for tier in tiers for row in tier.to_pylist()]
     if keys:
         rows = list({tuple(row[key] for key in keys): row for row in rows}.values())
-    live = [{name: row[name] for name in names} for row in rows if not row.get(TOMBSTONE)]
+    live = [
+        {name: row.get(name) for name in names} for row in rows if not row.get(TOMBSTONE)
+    ]  # an older tier lacks a new column
     return pa.Table.from_pylist(live, schema=base.schema)
 
 

@@ -18,7 +18,10 @@ from tests.harness.crash_report import CrashReport
 from tests.harness.deaths import DEADLINE_SECONDS, NEVER, Actor, Death, Ends, watch
 from tests.harness.kill_points import ANY_POINT, POINTS
 from tests.harness.processes import start
-from tests.harness.table_life import CONSUMER, TableLife, finish_table, live_table
+from tests.harness.table_finish import finish_table
+from tests.harness.table_life import live_table
+from tests.harness.table_looks import CONSUMER
+from tests.harness.table_plan import TableLife
 from tests.harness.table_record import TableRecord
 from tests.harness.table_shapes import SHAPES, Shape
 
@@ -31,7 +34,7 @@ _SHARED_TABLES: Final = (
     5  # every so many tables is shared: who shares waits a minute for a writer that did not, and was killed
 )
 _ENDS: Final = Ends(closing_share=0.5, recovery_seconds=0.06, begins_at="opened", writing_seconds=0.4)
-SINK_SHAPES: Final = ("append", "upsert", "composite", "blobs")
+SINK_SHAPES: Final = ("append", "upsert", "composite", "blobs", "search", "blobs_second")
 
 
 class DrawnTable:
@@ -41,7 +44,8 @@ class DrawnTable:
         """`target` runs in every process but the last."""
         self._target = target
         self.draw = draw = random.Random(seed)
-        shape = SHAPES[seed % len(SHAPES)]
+        # Every shape meets everything else that follows from the number.
+        shape = SHAPES[(seed + seed // len(SHAPES)) % len(SHAPES)]
         self.shape = Shape(shape, draw.choice((0, 0, 1, 2, 4, 16)))
         self.uri = os.path.join(directory, f"table-{seed}")
         self.report = report
@@ -163,27 +167,28 @@ class TableLives:
     def _run_together(self, lives: list[TableLife]) -> None:
         table = self._table
         actors = []
+        settled = None
         for life in lives:
             death = _ENDS.draw(table.draw, life.kill_at, life.ending) if life is lives[0] else NEVER
-            actors.append(table.begin(life, death))
-            if life is not lives[-1]:
-                self._wait_until_open(actors[-1])
+            actors.append(table.begin(life if life.shows else replace(life, settled=settled), death))
+            if life is not lives[-1] and self._wait_until_open(actors[-1]):
+                settled = table.record.settled()
         table.watch(*actors)
 
-    def _wait_until_open(self, actor: Actor) -> None:
-        """Let the first process show its rows, which settles what was before, before another one writes."""
+    def _wait_until_open(self, actor: Actor) -> bool:
+        """Let the first process show its rows, which settles what was before, before another one writes; False if it died."""
         while True:
             try:
                 message = actor.child.receive(DEADLINE_SECONDS)
             except EOFError:
-                return
+                return False
             if message is None:
                 self._table.record.fail("I12", "a process showed no rows")
-                return
+                return False
             actor.hear(message)
             self._table.record.hear(message)
             if message[0] == "opened":
-                return
+                return True
 
 
 def _draw_point(draw: random.Random) -> tuple[str, int] | None:

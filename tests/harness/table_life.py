@@ -1,7 +1,6 @@
 """The process that is killed or stopped: one life over a whole table, telling every step before and after it happens.
 
-Owns `TableLife` (what to do, drawn by the parent), `live_table` (doing it) and `finish_table` (what a table must still do after
-all its lives). A life writes through a table writer, shares the table with others, appends as a sink does, or only keeps it
+Owns `live_table`. A life writes through a table writer, shares the table with others, appends as a sink does, or only keeps it
 tidy; beside its writes it compacts, collects, maintains, makes checkpoints, reads the changes and changes the columns. Every
 thread has keys of its own, so that it knows what each of its writes leaves. Messages go through a pipe; what was sent before a
 kill arrives.
@@ -15,13 +14,11 @@ import signal
 import threading
 import time
 import traceback
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import lance
 import pyarrow as pa
@@ -31,68 +28,26 @@ from lance_memwal.types import Transaction
 from lance_memwal.write.joining import Patience, Sink
 from lance_memwal.write.once import OnceAppender
 from tests.harness.kill_points import kill_at, stop_at
-from tests.harness.oracle import Row, Write
-from tests.harness.shard_rows import peer_snapshot
-from tests.harness.table_shapes import KEYS, Shape, Shown, added_name
-from tests.harness.voice import Voice
+from tests.harness.oracle import Write
+from tests.harness.table_looks import (
+    check_checkpoints,
+    consume,
+    digest_of,
+    judge_settled,
+    moment_of,
+    show,
+    shown_by_key,
+)
+from tests.harness.table_plan import Retry, TableLife
+from tests.harness.table_shapes import KEYS, Shown, added_name
+from tests.harness.voice import Voice, tell_failure
 
-__all__ = ["CONSUMER", "Retry", "TableLife", "finish_table", "live_table"]
+__all__ = ["live_table"]
 
-CONSUMER: Final = "follower"
 _PATIENCE: Final = Patience(wait_seconds=60, silent_seconds=0.0)
-_BLOBS_READ: Final = 3
 _LARGE: Final = 24
+_TIDIES: Final = ("compact", "compact", "gc", "maintain", "checkpoint", "checkpoint", "consume", "drop")
 _QUERY: Final = "query"  # with it, a version that is older than the newest one is a repeat, and no mistake
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """A transaction of which nobody knows whether it landed: the next life makes it again."""
-
-    app: str
-    number: int
-    keys: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TableLife:
-    """One life. `kill_at` and `stop_at` are a point and a count; `ending` is what follows the last write.
-
-    `mode` is own, retake, shared, sink or upkeep. Of several processes at once each has its `part` of the keys; sinks that are
-    twins (`twin`) make the same appends. `retired` are added columns that were dropped, or nearly; `checkpoints` what each must
-    show.
-    """
-
-    uri: str
-    shape: Shape
-    seed: int
-    name: int
-    first_number: int
-    mode: str = "own"
-    threads: int = 1
-    writes: int = 30
-    part: int = 0
-    parts: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    kill_at: tuple[str, int] | None = None
-    stop_at: tuple[str, int] | None = None
-    twin: int = 0
-    shows: bool = True
-    consumes: bool = True
-    changes_columns: bool = False
-    may_be_fenced: bool = False
-    retired: frozenset[int] = frozenset()
-    next_column: int = 0
-    checkpoints: Mapping[str, int] = field(default_factory=dict)
-    retries: tuple[Retry, ...] = ()
-    ending: str = "linger"
-
-
-def _fail(voice: Voice) -> NoReturn:
-    """Tell the error of now, and end."""
-    with suppress(OSError):  # nobody listens any more
-        voice.say("failed", traceback.format_exc())
-    raise SystemExit(1) from None
 
 
 def live_table(life: TableLife, pipe: Connection) -> None:
@@ -107,7 +62,7 @@ def live_table(life: TableLife, pipe: Connection) -> None:
         _Body(life, voice).run()
         voice.say("done")
     except BaseException:
-        _fail(voice)
+        tell_failure(voice)
     if life.ending == "linger":
         signal.pause()
 
@@ -124,10 +79,11 @@ class _Body:
         self.columns = _columns_of(self.table, life.retired)
         self.state: Mapping[int, Shown] = {}
         if life.shows:
-            self.state = _show(self.table, life, voice)
-            _check_checkpoints(self.table, life.checkpoints)
+            self.state = show(self.table, life, voice)
+            check_checkpoints(self.table, life.checkpoints)
         else:
-            self.state = {row.key: row.number for row in life.shape.rows_of(self.table.scan().to_table())}  # type: ignore[misc]
+            self.state = shown_by_key(life.shape.rows_of(self.table.scan().to_table()), life)
+            judge_settled(self.state, life)
         self.writer: Any = None
         self.sink: Sink | None = None
         if life.mode == "sink":
@@ -139,7 +95,7 @@ class _Body:
         if life.retries:
             for retry in life.retries:
                 _Scribe(self, 0).retry(retry)
-            self.state = _show(self.table, life, voice)  # they are of any thread's keys
+            self.state = show(self.table, life, voice)  # they are of any thread's keys
         if life.shows:
             voice.say("opened", time.monotonic() - started)
 
@@ -195,7 +151,9 @@ class _Scribe:
         self._next_column = life.next_column
         of_life = [key for key in range(KEYS) if key % life.parts == life.part]
         self._own = of_life[thread :: life.threads]
-        self._state: dict[int, Shown | None] = {key: body.state.get(key) for key in self._own}
+        own = self._own if self._shape.has_key else body.state
+        self._state: dict[int, Shown | None] = {key: body.state.get(key) for key in own}
+        self._loose: set[int] = set()  # keys whose last write promised nothing yet
 
     def run(self) -> None:
         """All that this thread does."""
@@ -234,7 +192,7 @@ class _Scribe:
         if name == "last_write":
             return [*verbs, self._put_stale]
         verbs += [self._put_txn, self._update_where, self._delete_where, *([] if shared else [self._put_nowait])]
-        return verbs if name == "blobs" else [*verbs, self._compare_and_set]
+        return verbs if self._shape.has_blobs else [*verbs, self._compare_and_set]
 
     # --------------------------------------------------------------------------------------------------------- writes
 
@@ -266,8 +224,8 @@ class _Scribe:
         self._voice.say("issued", self._who, number, writes)
         done = call()
         self._voice.say("returned", self._who, number, durable or self._durable)
-        if self._shape.has_key:
-            self._state.update(left)
+        self._state.update(left)
+        (self._loose.difference_update if durable or self._durable else self._loose.update)(left)
         return done
 
     def _put(self, number: int) -> None:
@@ -360,6 +318,8 @@ class _Scribe:
         [new] = self._rows([key], number).to_pylist()
         name = self._shape.key_value(key)
         before = self._writer.get(name)
+        if before is None:
+            raise AssertionError(f"I1: the row of key {key}, which was acknowledged, is not there")
         new |= {column: None for column in before if column not in new}
         left = {key: self._whole(number)}
         done = self._write(number, left, lambda: self._writer.compare_and_set(name, before, new), durable=False)
@@ -399,14 +359,20 @@ class _Scribe:
             self._voice.say("drained", self._life.name)
         else:
             self._writer.flush()
+        self._loose.clear()
 
     def _tidy(self, number: int) -> None:
         table, draw = self._table, self._draw
-        if self._life.mode == "upkeep" and draw.random() < 0.3:
+        if self._life.collects:
+            self._collect()
+        elif self._life.mode == "upkeep" and draw.random() < 0.3:
             with suppress(mw.ConflictError, mw.FencedError):
                 table.flush(idle_seconds=0, force=True)
         with suppress(mw.ConflictError):
-            match draw.choice(("compact", "compact", "gc", "maintain", "checkpoint", "checkpoint", "consume", "drop")):
+            match draw.choice(_TIDIES + ("index",) * self._shape.is_searched):
+                case "index":
+                    if lance.dataset(self._life.uri).count_rows():
+                        table.create_index("vector", "IVF_FLAT", num_partitions=2)
                 case "compact":
                     table.compact(max_generations=draw.choice((None, None, 1, 3)))
                 case "gc":
@@ -418,11 +384,30 @@ class _Scribe:
                 case "drop" if self._life.checkpoints:
                     self._drop_checkpoint(draw.choice(sorted(self._life.checkpoints)))
                 case "consume" if self._life.consumes:
-                    _consume(table, self._shape, self._voice, draw)
+                    consume(table, self._shape, self._voice, draw)
+
+    def _collect(self) -> None:
+        with suppress(mw.ConflictError, mw.FencedError):
+            if not self._life.beside_shared:
+                self._table.flush(idle_seconds=0, force=True)
+            self._table.compact()
+        self._table.gc(grace_seconds=0)
 
     def _checkpoint(self, name: str) -> None:
         self._table.checkpoint_create(name)
-        self._voice.say("checkpoint", name, _digest(self._table.at(name)))
+        kept = moment_of(self._table.at(name))
+        self._judge_moment(name, kept)
+        self._voice.say("checkpoint", name, digest_of(kept))
+
+    def _judge_moment(self, name: str, kept: Mapping[int, tuple[int, int]]) -> None:
+        """What this thread knows to be in the table is in it as of now; what twins know may be older."""
+        known = {key: now for key, now in self._state.items() if key not in self._loose}
+        pairs = {key: None if now is None else (now.number, now.kept) for key, now in known.items()}
+        wrong = {key: (pair, kept.get(key)) for key, pair in pairs.items() if pair != kept.get(key)}
+        if self._life.twin:
+            wrong = {key: (pair, there) for key, (pair, there) in wrong.items() if pair and (not there or there < pair)}
+        if wrong:
+            raise AssertionError(f"I1: the new checkpoint {name} lacks what was acknowledged (known, there): {wrong}")
 
     def _drop_checkpoint(self, name: str) -> None:
         self._voice.say("drops", name)
@@ -454,141 +439,3 @@ def _among(keys: Sequence[int]) -> str:
 def _columns_of(table: mw.Table, retired: frozenset[int]) -> list[int]:
     """The added columns that the table has and that are in use."""
     return [int(name[1:]) for name in table.schema.names if name[0] == "x" and int(name[1:]) not in retired]
-
-
-# ------------------------------------------------------------------------------------------------------------- looking
-
-
-def _show(table: Any, life: TableLife, voice: Voice, *, every_blob: bool = False) -> dict[int, Shown]:
-    """Tell all rows, by shard; an error if count, look-ups and gets show anything else (I7)."""
-    shape, rows = life.shape, table.scan().to_table()
-    counted = table.count_rows()
-    if counted != rows.num_rows:
-        raise AssertionError(f"I7: {counted} rows are counted, {rows.num_rows} are scanned")
-    images: dict[int, bytes | None] = {}
-    if shape.has_key:
-        _require_same("lookup", table.lookup(shape.key_table(range(KEYS))), rows)
-    if shape.name == "blobs":
-        ids = rows.column("id").to_pylist()
-        sample = ids if every_blob else random.Random(life.seed).sample(ids, min(_BLOBS_READ, len(ids)))
-        images = {key: _blob(table, key) for key in sample}
-    listed = [_without(row, life.retired) for row in shape.rows_of(rows, images)]
-    _tell(listed, life, table, voice)
-    return {row.key: row.number for row in listed}  # type: ignore[misc]
-
-
-def _without(row: Row, retired: frozenset[int]) -> Row:
-    shown = row.number
-    assert isinstance(shown, Shown)
-    mask = sum(1 << column for column in retired)
-    return Row(row.key, shown._replace(columns=shown.columns & ~mask), row.intact)
-
-
-def _tell(listed: Sequence[Row], life: TableLife, table: Any, voice: Voice) -> None:
-    home = {
-        key: shard
-        for shard, keys in life.shape.shards_of(table.sharding, [row.key for row in listed]).items()
-        for key in keys
-    }
-    routed: dict[str, list[Row]] = {}
-    for row in listed:
-        routed.setdefault(home[row.key], []).append(row)
-    voice.say("rows", routed)
-
-
-def _blob(table: Any, key: int) -> bytes | None:
-    file = table.get_blob(key, "image")
-    if file is None:
-        return None
-    with file:
-        return bytes(file.read())
-
-
-def _require_same(what: str, fast: pa.Table, slow: pa.Table) -> None:
-    names = [name for name in slow.schema.names if name != "image"]
-    shown, held = (sorted(map(repr, table.select(names).to_pylist())) for table in (fast, slow))
-    if shown != held:
-        raise AssertionError(f"I7: the {what} shows {set(shown) - set(held)}, the scan {set(held) - set(shown)}")
-
-
-def _digest(view: Any) -> int:
-    """What the rows of a moment come down to."""
-    rows = view.scan(columns=["id", "number", "kept"]).to_table().to_pylist()
-    return zlib.crc32(repr(sorted((row["id"], row["number"], row["kept"]) for row in rows)).encode())
-
-
-def _check_checkpoints(table: mw.Table, expected: Mapping[str, int]) -> None:
-    for name, digest in expected.items():
-        if _digest(table.at(name)) != digest:
-            raise AssertionError(f"I8: the checkpoint {name} shows other rows than when it was made")
-
-
-def _consume(table: mw.Table, shape: Shape, voice: Voice, draw: random.Random) -> None:
-    """Tell every change after the last commit, then commit."""
-    wanted = [*shape.key_columns, "number", "kept"] if shape.has_key else ["id", "number", "kept"]
-    consumer = table.consumer(CONSUMER, start="earliest", until="now", columns=wanted)
-    for batch in consumer:
-        names = ("id", "number", "kept", "_op")
-        voice.say("changes", list(zip(*(batch.column(name).to_pylist() for name in names), strict=True)))
-        if draw.random() < 0.3:
-            consumer.commit()
-    consumer.commit()
-
-
-# ------------------------------------------------------------------------------------------------------------ finishing
-
-
-def finish_table(life: TableLife, pipe: Connection) -> None:
-    """Show that a table which went through all this is whole: every reader, every tier, every promise."""
-    voice = Voice(pipe)
-    faulthandler.register(signal.SIGUSR1)
-    try:
-        _finish(life, voice)
-        voice.say("done")
-    except BaseException:
-        _fail(voice)
-
-
-def _finish(life: TableLife, voice: Voice) -> None:
-    table, shape = mw.open_table(life.uri), life.shape
-    _show(table, life, voice, every_blob=True)
-    _check_checkpoints(table, life.checkpoints)
-    _verify(table, voice)
-    with table.writer(fsync=False, compaction=None) as writer:
-        writer.put(shape.schema.empty_table(), missing="null")
-        writer.flush()
-    _show(table, life, voice)
-    table.flush(idle_seconds=0, force=True)
-    if shape.has_key and shape.name != "blobs" and not any(name[0] == "x" for name in table.schema.names):
-        _tell_read(_peer(table), life, table, voice)
-    table.compact()
-    _tell_read(lance.dataset(life.uri).to_table(), life, table, voice)
-    _verify(table, voice)
-    _consume(table, shape, voice, random.Random(life.seed))
-    voice.say("consumed")
-    table.gc(grace_seconds=0)
-    table.maintain(grace_seconds=0)
-    _check_checkpoints(table, life.checkpoints)
-    _verify(table, voice)
-    _show(mw.open_table(life.uri), life, voice, every_blob=True)
-
-
-def _tell_read(rows: pa.Table, life: TableLife, table: mw.Table, voice: Voice) -> None:
-    """Tell rows that somebody else's reader gave."""
-    _tell([_without(row, life.retired) for row in life.shape.rows_of(rows)], life, table, voice)
-
-
-def _peer(table: mw.Table) -> pa.Table:
-    """The rows as pylance's own reader shows them."""
-    from lance.mem_wal import LsmScanner
-
-    snapshots = [peer_snapshot(table.uri, info.shard_id) for info in table.shards()]
-    if not snapshots:
-        return table.dataset.to_table()
-    scanner: Any = LsmScanner.from_snapshots(table.dataset, snapshots)
-    read: pa.Table = scanner.to_table()
-    return read
-
-
-def _verify(table: mw.Table, voice: Voice) -> None:
-    voice.say("verified", [str(problem) for problem in table.verify().problems])

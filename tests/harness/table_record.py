@@ -5,7 +5,7 @@ at the first promise that is broken. A write is atomic per shard, so every shard
 
 1. every row that a durable write made is in the feed of the consumer, at least once, and the last change of each key is
    what the table shows when the feed has reached its end;
-2. a checkpoint shows the same rows for as long as it is there;
+2. a checkpoint shows the same rows for as long as it is there (whoever makes it sees to it that they are the right ones);
 3. what twins append is issued once and returned once, whoever of them said so.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.harness.crash_report import CrashFailure, CrashReport
 from tests.harness.oracle import Broken, Oracle, Row, Value, Write
-from tests.harness.table_life import Retry
+from tests.harness.table_plan import Retry
 from tests.harness.table_shapes import Shown
 
 __all__ = ["TableRecord"]
@@ -63,6 +63,10 @@ class TableRecord:
         """Take down what durable writes promised so far, before it settles."""
         for oracle in self._oracles.values():
             self._promised |= {(key, _number(value)) for key, value in oracle.promised()}
+
+    def settled(self) -> dict[int, Shown]:
+        """The rows of the last look that settled what was before it."""
+        return {key: value for oracle in self._oracles.values() for key, value in oracle.settled.items()}  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------------------------- writes
 
@@ -156,7 +160,7 @@ class TableRecord:
         lost = self._promised - self._fed
         if lost:
             self.fail("feed", f"acknowledged rows (key, number) that no change told: {sorted(lost)[:5]} of {len(lost)}")
-        settled = {key: _pair(value) for oracle in self._oracles.values() for key, value in oracle.settled.items()}
+        settled = {key: _pair(value) for key, value in self.settled().items()}
         if settled != self._replica:
             wrong = {
                 key: (settled.get(key), self._replica.get(key))

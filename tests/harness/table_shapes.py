@@ -7,6 +7,8 @@ as the last whole write left them. Invariants:
 1. What a row shows is `(number, kept, columns)`: the write that touched it last, the last one that wrote it whole, and, as
    bits, the added columns that this one gave.
 2. Every other column follows from these and the key; a row in which one does not is not intact.
+3. Where rows are searched for, the vector of a row is that of no other row, and its note is one word, which all rows of a write
+   have: a search for the nearest one finds the row, a search for the word all rows of the write.
 """
 
 from __future__ import annotations
@@ -16,15 +18,20 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from lance.blob import blob_array, blob_field
 
 import lance_memwal as mw
 from tests.harness.oracle import Row
 
-__all__ = ["KEYS", "SHAPES", "Shape", "Shown", "added_name"]
+__all__ = ["KEYS", "SHAPES", "Shape", "Shown", "added_name", "vector_of", "word_of"]
 
 KEYS: Final = 48
-SHAPES: Final = ("upsert", "composite", "last_write", "first_row", "blobs", "append")
-_IMAGE: Final = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+SHAPES: Final = ("upsert", "composite", "last_write", "first_row", "blobs", "append", "search", "blobs_second")
+_IMAGES: Final = {
+    "blobs": pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"}),
+    "blobs_second": blob_field("image"),
+}
+_VECTOR: Final = pa.field("vector", pa.list_(pa.float32(), 4))
 
 
 class Shown(NamedTuple):
@@ -53,6 +60,16 @@ class Shape:
         return self.name != "append"
 
     @property
+    def has_blobs(self) -> bool:
+        """Whether rows have a blob."""
+        return self.name in _IMAGES
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether rows have a vector, and an index of their notes."""
+        return self.name == "search"
+
+    @property
     def key_columns(self) -> list[str]:
         """The columns of the primary key."""
         return {"composite": ["region", "id"], "append": []}.get(self.name, ["id"])
@@ -69,20 +86,25 @@ class Shape:
         ]
         if self.name == "last_write":
             fields.append(pa.field("seq", pa.int64()))
-        if self.name == "blobs":
-            fields.append(_IMAGE)
+        if self.has_blobs:
+            fields.append(_IMAGES[self.name])
+        if self.is_searched:
+            fields.append(_VECTOR)
         return pa.schema(fields)
 
     def create(self, uri: str) -> mw.Table:
         """A new table of this shape."""
         merge = {"last_write": mw.LastWrite("seq"), "first_row": mw.FirstRow()}.get(self.name)
-        return mw.create_table(
+        table = mw.create_table(
             uri,
             self.schema,
             primary_key=self.key_columns or None,
             sharding=mw.Bucket("id", self.shards) if self.shards else mw.Unsharded(),
             merge=merge,
         )
+        if self.is_searched:
+            table.create_index(mw.FtsIndex("note"))
+        return table
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -92,13 +114,15 @@ class Shape:
         """Whole rows of these keys, as the write `number` makes them, with the added `columns`."""
         data = self._parts(keys, number, sequence)
         data["kept"] = [number] * len(keys)
-        if self.name == "blobs":
+        if self.has_blobs:
             data["image"] = [_image(key, number) for key in keys]
+        if self.is_searched:
+            data["vector"] = [vector_of(key, number) for key in keys]
         schema = self.schema
         for column in columns:
             data[added_name(column)] = [_added(number, column)] * len(keys)
             schema = schema.append(pa.field(added_name(column), pa.int64()))
-        return pa.table([pa.array(data[name], schema.field(name).type) for name in schema.names], schema=schema)
+        return pa.table([_column(data[field.name], field) for field in schema], schema=schema)
 
     def parts(self, keys: Sequence[int], number: int) -> pa.Table:
         """The keys, and what a partial update of them sets."""
@@ -150,10 +174,26 @@ class Shape:
             and all(value == _added(kept, column) for column, value in added.items())
             and row.get("region", _region(key)) == _region(key)
             and ("seq" not in row or row["seq"] == number)
+            and ("vector" not in row or row["vector"] == vector_of(key, kept))
             and ("image" not in row or _image_size(row["image"]) == _length(_image(key, kept)))
             and (key not in images or images[key] == _image(key, kept))
         )
         return Row(key, Shown(number, kept, sum(1 << column for column in added)), intact)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    return blob_array(values) if isinstance(field.type, pa.BaseExtensionType) else pa.array(values, field.type)
+
+
+def vector_of(key: int, kept: int) -> list[float]:
+    """The vector of a row that this write made whole."""
+    return [float(key), float(kept), float(key * kept % 17), 1.0]
+
+
+def word_of(number: int) -> str | None:
+    """The word in the note of a row that this write touched last."""
+    note = _note(number)
+    return None if note is None else note.rstrip(".")
 
 
 def _region(key: int) -> str:

@@ -1,8 +1,10 @@
 """Processes that are stopped in the middle of anything, while others take over, write and collect; then they go on.
 
 Owns `Takeovers`: rounds of two or three processes on one table. Each but the last is stopped (SIGSTOP) at a point or at any
-instant; the next one takes the table over, acknowledges writes, and tidies up. Then the stopped ones go on (SIGCONT), in any
-order. Whatever each of them acknowledged, before or after, must be there, once; what it did not is there wholly or not at all.
+instant; the next one takes the table over, acknowledges writes, and tidies up; of three the second does nothing but compact and
+collect. The processes of some tables share them, and then the owner of the shards is the one that is stopped. Then the stopped
+ones go on (SIGCONT), in any order. Whatever each of them acknowledged, before or after, must be there, once; what it did not is
+there wholly or not at all.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from typing import Any, Final
 
 from tests.harness.crash_report import CrashReport
 from tests.harness.deaths import DEADLINE_SECONDS, Actor, bury
-from tests.harness.kill_points import ANY_POINT, POINTS
+from tests.harness.kill_points import ANY_POINT, GC_POINTS, POINTS
 from tests.harness.table_crash import SINK_SHAPES, DrawnTable
-from tests.harness.table_life import TableLife, live_table
+from tests.harness.table_life import live_table
+from tests.harness.table_plan import TableLife
 
 __all__ = ["Takeovers"]
 
 _ROUNDS_PER_TABLE: Final = 6
+_SHARED_SHARDS: Final = 2  # who shares waits some seconds per shard for an owner that stands still
 
 
 class Takeovers:
@@ -30,6 +34,8 @@ class Takeovers:
     ) -> None:
         again = f"make crash KILLS={_ROUNDS_PER_TABLE} SEED={seed} ARGS=--takeovers"
         self._table = DrawnTable(directory, seed, report, again, target)
+        # All its rounds or none: who shares waits a minute for a writer that did not, and was killed.
+        self._is_shared = self._table.shape.shards <= _SHARED_SHARDS and self._table.draw.random() < 0.3
 
     def run(self, takeovers: int) -> None:
         """Make a few rounds, then show that all is there; `takeovers` are wanted at most."""
@@ -77,23 +83,34 @@ class Takeovers:
 
     def _draw_lives(self, count: int) -> list[TableLife]:
         table, draw = self._table, self._table.draw
-        sinks = table.shape.name in SINK_SHAPES and draw.random() < 0.25
+        sinks = table.shape.name in SINK_SHAPES and draw.random() < 0.25 and not self._is_shared
         common: dict[str, Any] = {"shows": False, "consumes": False, "may_be_fenced": True, "parts": count}
         if sinks:  # attempts of the same task
             first = table.life("sink", part=0, **(common | {"parts": 1}))
-            twins = {"seed": first.seed, "first_number": first.first_number, "writes": first.writes, "twin": first.name}
-            settings = dict(first.settings)
-            return [
-                table.life("sink", **(common | twins | {"parts": 1, "settings": settings}), **self._stop(i, count))
-                for i in range(count)
-            ]
+            common |= {"parts": 1, "seed": first.seed, "first_number": first.first_number}
+            twins = {"writes": first.writes, "twin": first.name, "settings": dict(first.settings)}
+            lives = [table.life("sink", **common, **twins, **self._stop(i, count)) for i in range(count)]
+            if count == 3:  # a collector has none of the keys
+                lives[1] = table.life("upkeep", **common, **(self._stop(1, count) | self._collecting()), part=1)
+            return lives
+        common |= {"changes_columns": False, "settled": table.record.settled()}
+        shared = self._is_shared
         lives = []
         for i in range(count):
             mode = draw.choice(("own", "own", "own", "retake", "upkeep"))
-            if i == count - 1 and mode == "upkeep":
-                mode = "own"
-            lives.append(table.life(mode, part=i, changes_columns=False, **common, **self._stop(i, count)))
+            if shared or (i == count - 1 and mode == "upkeep"):
+                mode = "shared" if shared else "own"
+            given = common | self._stop(i, count) | {"part": i}
+            if count == 3 and i == 1:
+                mode, given = "upkeep", given | self._collecting()
+            lives.append(table.life(mode, **given))
         return lives
+
+    def _collecting(self) -> dict[str, Any]:
+        """What a collector does; half of them stop in the middle of it."""
+        draw = self._table.draw
+        stop = {"stop_at": (draw.choice(GC_POINTS), draw.choice((1, 2, 5)))} if draw.random() < 0.5 else {}
+        return {"collects": True, "beside_shared": self._is_shared, "writes": 3, **stop}
 
     def _stop(self, place: int, count: int) -> dict[str, Any]:
         """Where the process stops, all but the last; half of them at any instant."""
@@ -112,6 +129,8 @@ class Takeovers:
         """The process, once it stands still; None if it ended before."""
         actor = self._table.begin(life)
         patience = None if life.stop_at is not None else self._table.draw.random() ** 2 * 0.3
+        if patience is not None and life.mode == "shared" and not self._hear_until(actor, "returned"):
+            return None  # at any instant of an owner: who stops while it claims holds up its host for half a minute
         if not self._hear_until(actor, "stops", patience):
             return None
         try:

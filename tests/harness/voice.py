@@ -1,15 +1,17 @@
 """How a process that may die any moment says what it does.
 
-Owns `Voice`. Invariant: what several threads say arrives in the order in which it happened.
+Owns `Voice` and `tell_failure`. Invariant: what several threads say arrives in the order in which it happened.
 """
 
 from __future__ import annotations
 
 import threading
+import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
-__all__ = ["Voice"]
+__all__ = ["Voice", "tell_failure"]
 
 
 class Voice:
@@ -23,3 +25,10 @@ class Voice:
         """Send one message."""
         with self._lock:
             self._pipe.send((tag, *values))
+
+
+def tell_failure(voice: Voice) -> NoReturn:
+    """Tell the error of now, and end."""
+    with suppress(OSError):  # nobody listens any more
+        voice.say("failed", traceback.format_exc())
+    raise SystemExit(1) from None

@@ -13,6 +13,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -88,6 +89,29 @@ def on_a_terminal(*arguments: object, columns: int = 80) -> str:
     os.close(ours)
     assert child.wait(_SECONDS) == 0, seen.decode()
     return _STYLE.sub("", seen.decode()).replace("\r\n", "\n")
+
+
+class Staying:
+    """A command that runs until it is interrupted."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        out, self._err = Path(self._folder.name, "out"), Path(self._folder.name, "err")
+        os.mkfifo(out)
+        self._child = _forked(arguments, [os.devnull, str(out), str(self._err)], os.environ)
+        self._child.receive(_SECONDS)  # it has the pipe open
+        self._out = out.open(encoding="utf-8")
+
+    def line(self) -> str:
+        """The next line of its output."""
+        return self._out.readline()
+
+    def end(self) -> str:
+        """Interrupt it; the rest of its output, and all that it wrote to standard error."""
+        os.kill(self._child.pid, signal.SIGINT)
+        with self._out, self._folder:
+            self._child.wait(_SECONDS)
+            return self._out.read() + self._err.read_text("utf-8")
 
 
 def _captured(arguments: Sequence[object]) -> subprocess.CompletedProcess[str]:

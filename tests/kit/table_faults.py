@@ -1,4 +1,4 @@
-"""Faults at the store calls of the canonical life of a table: one at a time, and pairs.
+"""Faults at the store calls of a life of a table: one at a time, and pairs.
 
 Owns the plans. Invariants:
 
@@ -63,6 +63,7 @@ class Sweep:
     """Lives at one place, and what came of them."""
 
     place: Place
+    life: type[CanonicalLife] = CanonicalLife
     lives: int = 0
     met: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -71,7 +72,7 @@ class Sweep:
     def live(self, planned: Planned) -> list[FaultScript]:
         """One life; its scripts, with what they recorded."""
         scripts = planned.scripts()
-        life = CanonicalLife(self.place, f"life{self.lives:06d}", scripts)
+        life = self.life(self.place, f"{self.life.__name__}{self.lives:06d}", scripts)
         self.lives += 1
         found = life.run()
         injected = [call for script in scripts for call in script.injected]

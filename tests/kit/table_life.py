@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import lance
 import pyarrow as pa
@@ -33,7 +33,7 @@ from lance_memwal.types import Transaction
 from lance_memwal.write.once import OnceAppender
 from tests.kit.feeds import apply
 
-__all__ = ["STEPS", "Place", "CanonicalLife"]
+__all__ = ["CanonicalLife", "Place", "Row"]
 
 _T = TypeVar("_T")
 _SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.int64()), ("note", pa.string())])
@@ -76,7 +76,11 @@ class TableOracle:
 
 
 class CanonicalLife:
-    """One life at `place`; `scripts` have the faults of its processes, one after another."""
+    """One life at `place`; `scripts` have the faults of its processes, one after another.
+
+    Another life has other `steps`, another table (`_create`), rows with more columns (`_row`), and more to compare
+    (`_look_closer`, `_judge_more`).
+    """
 
     def __init__(self, place: Place, name: str, scripts: Sequence[FaultScript]) -> None:
         self.oracle = TableOracle()
@@ -99,7 +103,7 @@ class CanonicalLife:
     def run(self) -> list[str]:
         """Live it to the end, over crashes; what is wrong after it."""
         scripts = [self.script, *self._scripts]
-        for step in STEPS:
+        for step in self.steps:
             try:
                 step(self)
             except SimulatedCrash:
@@ -107,8 +111,8 @@ class CanonicalLife:
                 self._abandon()
                 self.script.settle()
                 self._begin_process()
-                if step is CanonicalLife.make:
-                    step(self)
+                if step is self.steps[0]:
+                    step(self)  # nothing else can be done without a table
             except MemWalError as error:
                 self._refuse(step.__name__, error)
             except Exception as error:
@@ -119,7 +123,7 @@ class CanonicalLife:
         self._scripts.clear()
         self._begin_process()
         found = list(self._verdict())
-        return [*self.oracle.broken, *found]
+        return [*self.oracle.broken, *found]  # the verdict, too, notes what is broken
 
     def _abandon(self) -> None:
         """The process, or its writer, ends here, without a farewell."""
@@ -177,8 +181,11 @@ class CanonicalLife:
 
     def _put(self, *keys: int, note: str | None = None, txn: tuple[str, int] | None = None, **more: Any) -> bool:
         value = next(self._values)
-        rows = [{"id": key, "value": value, "note": note, **more} for key in keys]
+        rows = [self._row(key, value, note) | more for key in keys]
         return self._write(keys, lambda _: (value, note), lambda: self.writer.put(rows, txn=txn, missing="null"))
+
+    def _row(self, key: int, value: int, note: str | None) -> dict[str, Any]:
+        return {"id": key, "value": value, "note": note}
 
     def _look(self, key: int) -> Row | None:
         """The row of a key, as a client sees it; from now on no other is possible."""
@@ -192,10 +199,10 @@ class CanonicalLife:
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def make(self) -> None:
-        def create() -> mw.Table:
-            return mw.create_table(self._location, _SCHEMA, primary_key="id", exist_ok=True)
+        self._table = self._again("create", self._create)
 
-        self._table = self._again("create", create)
+    def _create(self) -> mw.Table:
+        return mw.create_table(self._location, _SCHEMA, primary_key="id", exist_ok=True)
 
     def write(self) -> None:
         self._put(1, 2, 3, 4, note="first")
@@ -266,7 +273,7 @@ class CanonicalLife:
         self._upkeep(lambda: self.table.gc(grace_seconds=0))
 
     def take_over(self) -> None:
-        self._put(9)
+        self._put(0, 9)  # wherever there are shards, 0, 10 and the row of the stale writer are in the same one
         stale, self._writer = self._writer, None
         is_taken = self._put(10, note="new owner")
         if stale is None:
@@ -341,9 +348,35 @@ class CanonicalLife:
             self._abandon()
 
     def _scan(self) -> dict[int, Row]:
-        rows = _by_key(self.table.scan().to_table(), self.oracle.broken, "a scan")
+        scanned = self.table.scan().to_table()
+        rows = _by_key(scanned, self.oracle.broken, "a scan")
         self.oracle.broken += self._impossible("a scan", rows)
+        self._look_closer(scanned, rows)
         return rows
+
+    def _look_closer(self, scanned: pa.Table, rows: Mapping[int, Row]) -> None:
+        """Compare what else a scan shows of its rows."""
+
+    steps: ClassVar[tuple[Callable[[Any], None], ...]] = (
+        make,
+        write,
+        change,
+        flush,
+        write_more,
+        keep,
+        consume,
+        load,
+        compact,
+        add_column,
+        collect,
+        take_over,
+        close,
+        append_once,
+        consume,
+        look_back,
+        maintain,
+        read,
+    )
 
     # ---------------------------------------------------------------------------------------------------------- verdict
 
@@ -384,39 +417,22 @@ class CanonicalLife:
         mirror = {key: (row["value"], row["note"]) for key, row in self.oracle.mirror.items()}
         if mirror != rows:
             found.append(f"the mirror of a consumer differs: {_difference(mirror, rows)}")
-        self.table.compact(flush=True)
+        self.table.flush(idle_seconds=0, force=True)
+        self.table.compact()
         self.table.maintain(versions=_NOW, grace_seconds=0)
         base = lance.dataset(self._location.dataset_uri, storage_options=self._location.storage_options)
         for what, table in (("after maintenance", self.table.scan()), ("the base table", base)):
             later = _by_key(table.to_table(), found, what)
             if later != rows:
                 found.append(f"I8: {what} shows other rows: {_difference(later, rows)}")
+        self._judge_more(rows)
         problems = self.table.verify().problems
         if problems:
             found.append(f"verify finds a fault: {problems[:2]}")
         yield from found
 
-
-STEPS: tuple[Callable[[CanonicalLife], None], ...] = (
-    CanonicalLife.make,
-    CanonicalLife.write,
-    CanonicalLife.change,
-    CanonicalLife.flush,
-    CanonicalLife.write_more,
-    CanonicalLife.keep,
-    CanonicalLife.consume,
-    CanonicalLife.load,
-    CanonicalLife.compact,
-    CanonicalLife.add_column,
-    CanonicalLife.collect,
-    CanonicalLife.take_over,
-    CanonicalLife.close,
-    CanonicalLife.append_once,
-    CanonicalLife.consume,
-    CanonicalLife.look_back,
-    CanonicalLife.maintain,
-    CanonicalLife.read,
-)
+    def _judge_more(self, rows: Mapping[int, Row]) -> None:
+        """Compare in the end what else a life can see of its rows; what is wrong is noted as broken."""
 
 
 def _by_key(rows: pa.Table, broken: list[str], what: str) -> dict[int, Row]:

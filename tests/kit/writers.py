@@ -134,6 +134,10 @@ class Running:
         """Whether the call has not returned."""
         return self._thread.is_alive()
 
+    def wait(self, seconds: float) -> None:
+        """Return when the call has, and after `seconds` anyway."""
+        self._thread.join(seconds)
+
     def result(self, timeout: float = SECONDS) -> Any:
         """What the call returned."""
         self._thread.join(timeout)

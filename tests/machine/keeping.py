@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
-import pyarrow as pa
 import pytest
+from lance.commit import CommitConflictError
 
 import lance_memwal as mw
 from tests.kit.tables import compact_shard, trim_shard
 from tests.machine.life import MachineLife
+from tests.machine.setup import added_column
 
 __all__: list[str] = []
 
@@ -52,12 +55,49 @@ def take_over(life: MachineLife, numbers: list[int]) -> None:
 
 
 def share(life: MachineLife, numbers: list[int]) -> None:
-    """A writer that shares its shards, for one put."""
+    """A writer that shares its shards, for one put; nobody had them, so it owns what it wrote to."""
     life.leave()
     rows = life.rows(numbers)
     with life.new_writer(shared=True) as writer:
-        writer.put(rows)
+        assert writer.owned_shards == set()
+        wrote = set(writer.put(rows))
+        assert writer.owned_shards >= wrote
     life.put_in_model(rows)
+
+
+def claim_back(life: MachineLife, numbers: list[int]) -> None:
+    """A writer that was told to claims back what somebody took from it; who waits for storage loses nothing by that."""
+    life.stop()
+    with life.new_writer(on_fenced="retake", durable_write=True) as writer:
+        rows = life.rows(numbers)
+        mine = set(writer.put(rows))
+        life.put_in_model(rows)
+        assert writer.owned_shards >= mine
+        for shard_id in mine:
+            life.table.shard_writer(shard_id).close()
+        rows = life.rows(numbers)
+        writer.put(rows)
+        life.put_in_model(rows)
+        assert writer.owned_shards >= mine
+
+
+def claim_by_hand(life: MachineLife) -> None:
+    """An epoch that somebody took by the manifest is above all before, and below the next writer's."""
+    life.stop()
+    for shard in life.table.shards():
+        store = mw.ShardManifestStore(life.uri, shard.shard_id)
+        known = store.read_latest()
+        assert known is not None
+        epoch, manifest = store.claim_epoch(known.shard_spec_id)
+        assert (epoch, store.read_latest()) == (manifest.writer_epoch, manifest)
+        assert epoch > shard.epoch
+        assert store.list_versions()[-1] == manifest.version
+        store.check_fenced(epoch)
+        with life.table.shard_writer(shard.shard_id) as writer:
+            assert writer.epoch > epoch
+            assert writer.manifest().writer_epoch == writer.epoch
+        with pytest.raises(mw.FencedError):
+            store.check_fenced(epoch)
 
 
 def reopen(life: MachineLife) -> None:
@@ -112,14 +152,89 @@ def optimize(life: MachineLife) -> None:
         life.table.dataset.optimize.optimize_indices()
 
 
+def optimize_the_table(life: MachineLife) -> None:
+    life.table.optimize(cleanup_older_than=timedelta(0))
+    life.fresh.clear()
+
+
+def _try_again(commit: Callable[[], Any]) -> None:
+    """Let Lance commit beside a compaction, which may come first."""
+    for _ in range(20):
+        try:
+            commit()
+        except CommitConflictError:
+            continue
+        return
+    raise AssertionError("somebody else always came first")
+
+
+def evolve(life: MachineLife, numbers: list[int], adds: bool) -> None:
+    """A writer lives on while columns come and go."""
+    rows = life.rows(numbers)
+    writer = life.open()
+    writer.put(rows)
+    life.put_in_model(rows)
+    more = [name for name in life.model.columns if name.startswith("e")]
+    if adds or not more:
+        column = added_column(life.added)
+        life.added += 1
+        _try_again(lambda: life.table.dataset.add_columns(column))
+        life.model.add_column(column.name)
+    else:
+        _try_again(lambda: life.table.dataset.drop_columns(more[:1]))
+        life.model.drop_column(more[0])
+    writer.evolve_schema()
+    assert all(shard.schema.names == life.table.schema.names for shard in writer.shard_writers.values())
+    rows = life.rows(numbers)
+    writer.put(rows)
+    life.put_in_model(rows)
+
+
+def change_indexes(life: MachineLife, which: int) -> None:
+    """An index goes, or comes again; answers stay."""
+    if not life.indexes or life.configuration.compaction is not None:
+        return
+    assert {index.name for index in life.table.list_indices()} == life.indexes
+    name = sorted(life.indexes)[which % len(life.indexes)]
+    life.indexes.remove(name)
+    life.table.drop_index(name)
+    assert {index.name for index in life.table.list_indices()} == life.indexes
+    life.check()
+    if which % 2 or name == "by_t":
+        life.make_index(name)
+
+
+def maintain_indexes(life: MachineLife, names: str | None) -> None:
+    """What memtables and SSTables mirror is nobody's business but theirs."""
+    chosen = names if names in (None, "all") else [name for name in life.indexes if name == names]
+    details = life.table.maintain_indexes(chosen)
+    assert details.maintain_all_indexes == (chosen == "all")
+    assert chosen == "all" or sorted(details.maintained_indexes) == sorted(chosen or ())
+
+
+def drop(life: MachineLife, numbers: list[int]) -> None:
+    """The table is gone with all that knew it, and another one is there: nothing of the old one is taken for its own."""
+    life.stop()
+    for writer in life.zombies:
+        writer.abort()
+    life.zombies.clear()
+    old = [moment.at for moment in life.model.moments if isinstance(moment.at, mw.Snapshot)]
+    life.table.drop(force=True)
+    with pytest.raises(mw.InvalidInputError):
+        mw.open_table(life.uri)
+    life.make_anew(numbers)
+    assert (life.table.checkpoints(), life.table.consumers(), life.table.shards()) == ([], [], [])
+    for snapshot in old:
+        with pytest.raises(mw.TableReplacedError):
+            life.table.at(snapshot)
+
+
 def add_column(life: MachineLife) -> None:
     life.stop()
-    name = f"e{life.added}"
+    column = added_column(life.added)
     life.added += 1
-    life.table.dataset.add_columns(pa.field(name, pa.int64()))
-    life.model.columns.append(name)
-    for row in life.model.rows.values():
-        row[name] = None
+    life.table.dataset.add_columns(column)
+    life.model.add_column(column.name)
 
 
 def drop_column(life: MachineLife) -> None:
@@ -127,11 +242,35 @@ def drop_column(life: MachineLife) -> None:
     if more:
         life.leave()  # a tail whose column is dropped, and forgotten by clean-up, is not written to any more
         life.table.dataset.drop_columns(more[:1])
-        life.model.columns.remove(more[0])
-        for row in life.model.rows.values():
-            row.pop(more[0], None)
+        life.model.drop_column(more[0])
 
 
 def verify(life: MachineLife) -> None:
     report = life.table.verify()
     assert report.ok, report.problems
+
+
+def repair(life: MachineLife, for_repair: bool) -> None:
+    """Nothing is wrong, so nothing is done."""
+    life.stop()
+    table = mw.open_table(life.uri, for_repair=True) if for_repair else life.table
+    report = table.repair(dry_run=False)
+    assert not report.problems, report
+    assert not report.actions, report
+
+
+def look_at_numbers(life: MachineLife) -> None:
+    """What the table says of itself."""
+    stats = life.table.stats()
+    assert stats.live_rows == len(life.model.rows)
+    assert {shard.shard_id for shard in stats.shards} == {shard.shard_id for shard in life.table.shards()}
+    assert {info.name for info in stats.consumers} == life.model.mirrors.keys()
+    assert life.table.stats(live_rows=False, collectable=False).live_rows is None
+    assert (life.table.merge, life.table.primary_key) == (life.kind.merge, life.kind.names)
+    assert life.table.sharding == life.configuration.sharding(life.kind)
+    assert life.table.uri == life.uri
+    assert life.table.details().num_shards == life.table.sharding.num_shards
+    if life.writer is not None:
+        assert life.writer.stats().keys() == life.writer.shard_writers.keys()
+    for shard_id, applications in life.table.transactions().items():
+        life.same_transactions(applications, shard_id)

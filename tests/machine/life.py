@@ -1,7 +1,6 @@
 """One table, its writer, and the model that it must agree with.
 
-Owns `MachineLife`: how the table is made, who writes it, and how answers are compared. What happens to it is in `writing`,
-`keeping`, `reading` and `others`.
+Owns `MachineLife`: how the table is made, who writes it, and how answers are compared. What happens to it is in the step modules.
 """
 
 from __future__ import annotations
@@ -9,24 +8,32 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lance
+import lancedb
 import pyarrow as pa
+from lance.blob import BlobType, blob_array
 
 import lance_memwal as mw
 from lance_memwal.process.cache import CACHE
 from tests.kit.tables import Outside
 from tests.machine.model import Model, Row
-from tests.machine.setup import KEYS, Configuration, Kind
+from tests.machine.setup import BLOB, KEYS, Configuration, Kind, added_values
 
 __all__ = ["MachineLife", "in_order"]
 
 
 def in_order(rows: Iterable[Row], names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Rows in an order of their own, so that equal ones compare equal."""
-    return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+    """Rows in an order of their own, so that equal ones compare equal; blobs by their sizes, which is what reads show."""
+    return sorted((tuple(_shown(row[name]) for name in names) for row in rows), key=repr)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return len(value)
+    return value["size"] if isinstance(value, dict) else value
 
 
 class MachineLife:
@@ -37,38 +44,63 @@ class MachineLife:
         self.directory = tempfile.mkdtemp(prefix="memwal-machine-")
         self.uri = os.path.join(self.directory, "t.lance")
         self.model = Model(kind.names, kind.schema.names)
-        self.version = self.added = self.named = 0
+        self.version = self.added = self.checkpoints = 0
         self.writer: mw.TableWriter | None = None
         self.zombies: list[mw.TableWriter] = []
-        self.mirror: dict[Any, int] | None = None
+        self.indexes: set[str] = set()
         self.fresh: set[int] = set()  # numbers of keys that are certainly above the base table
         self._cache_bytes = CACHE.limit_bytes
         if configuration.cache_bytes is not None:
-            CACHE.limit_bytes = configuration.cache_bytes
+            mw.set_cache_bytes(configuration.cache_bytes)
         self.table = self._make(self.rows(numbers))
+        self._index()
 
     def _make(self, rows: list[Row]) -> mw.Table:
         kind, configuration = self.kind, self.configuration
-        table = mw.create_table(
-            self.uri,
-            pa.Table.from_pylist(rows, schema=kind.schema),
-            primary_key=kind.names or None,
-            sharding=configuration.sharding(kind),
-            merge=kind.merge,
-            maintained_indexes=configuration.maintained,
-            writer_defaults={
-                "fsync": False,
-                "stats_log_interval_ms": None,
-            },  # what the peers' writers would refuse is not stored
-        )
+        data = pa.Table.from_pylist(rows, schema=kind.schema)
+        choices: dict[str, Any] = {
+            "primary_key": kind.names or None,
+            "sharding": configuration.sharding(kind),
+            "merge": kind.merge,
+            "maintained_indexes": configuration.maintained,
+            # what the peers' writers would refuse is not stored
+            "writer_defaults": {"fsync": False, "stats_log_interval_ms": None},
+        }
+        if configuration.made == "created":
+            table = mw.create_table(self.uri, data, **choices)
+        elif configuration.made == "enabled":
+            table = mw.enable(lance.write_dataset(data, self.uri).uri, **choices)
+        else:
+            table = mw.from_lancedb(lancedb.connect(self.directory).create_table("t", data), **choices)
         self.model.write(rows)
         self.model.noted |= {key: row["q"] for key, row in self.model.rows.items()}
-        if configuration.indexes:
-            table.create_index("v", "BTREE", name="by_v")
-            table.create_index("t", "INVERTED", name="by_t")
-            if rows:
-                table.create_index("vec", "IVF_FLAT", name="by_vec", num_partitions=1, metric="l2")
         return table
+
+    def _index(self) -> None:
+        if self.configuration.indexes:
+            self.make_index("by_v")
+            self.make_index("by_t")
+            if self.model.rows:
+                self.make_index("by_vec")
+
+    def make_index(self, name: str) -> None:
+        """One of the indexes of the base table."""
+        if name == "by_v":
+            made = self.table.create_index(mw.BTreeIndex("v", name=name))
+        elif name == "by_t":
+            made = self.table.create_index(mw.FtsIndex("t", name=name))
+        else:
+            made = self.table.create_index("vec", "IVF_FLAT", name=name, num_partitions=1, metric="l2")
+        assert (made.name, made.columns) == (name, (name.removeprefix("by_"),))
+        self.indexes.add(name)
+
+    def make_anew(self, numbers: Sequence[int]) -> None:
+        """The table is gone, and another one is made where it was."""
+        self.model = Model(self.kind.names, self.kind.schema.names)
+        self.indexes.clear()
+        self.fresh.clear()
+        self.table = self._make(self.rows(numbers))
+        self._index()
 
     # ------------------------------------------------------------------------------------------------------------ writing
 
@@ -77,13 +109,17 @@ class MachineLife:
         made = []
         for number in numbers:
             self.version += 1
-            more = {name: self.version for name in self.model.columns if name.startswith("e")}
-            made.append(self.kind.row(number, self.version) | more)
+            made.append(self.kind.row(number, self.version) | added_values(self.model.columns, self.version))
         return made
 
     def arrow(self, rows: Sequence[Row]) -> pa.Table:
         """Rows in the columns of now."""
-        return pa.Table.from_pylist(list(rows), schema=self.table.schema)
+        schema = self.table.schema
+        if not (self.kind.has_blobs and isinstance(schema.field(BLOB).type, BlobType)):
+            return pa.Table.from_pylist(list(rows), schema=schema)
+        at = schema.names.index(BLOB)
+        blobs = blob_array([row.get(BLOB) for row in rows])
+        return pa.Table.from_pylist(list(rows), schema=schema.remove(at)).add_column(at, BLOB, blobs)
 
     def open(self, **options: Any) -> mw.TableWriter:
         """The writer that is open, or a new one."""
@@ -134,7 +170,18 @@ class MachineLife:
     def _keys_of(self, rows: Sequence[Row]) -> set[Any]:
         return {tuple(row[name] for name in self.kind.names) for row in rows} if self.kind.key else set()
 
+    def named(self, numbers: Iterable[int]) -> list[Any]:
+        """The keys of these numbers as a caller gives them: a key of one column is its value."""
+        keys = [self.kind.key_of(number) for number in numbers]
+        return keys if len(self.kind.key) > 1 else [key[0] for key in keys]
+
     # ---------------------------------------------------------------------------------------------------------- comparing
+
+    def same_transactions(self, found: Mapping[str, int], shard_id: str, *, whole: bool = True) -> None:
+        """A shard knows those that were written to it; writers that share have others among themselves."""
+        noted = {app: version for app, version in found.items() if not app.startswith("memwal:")}
+        wanted = self.model.transactions.get(shard_id, {})
+        assert noted == wanted if whole else noted.items() <= wanted.items()
 
     def same(self, found: pa.Table, rows: Iterable[Row], names: Sequence[str] | None = None) -> None:
         """The rows that were found are these, in any order."""
@@ -163,6 +210,6 @@ class MachineLife:
             report = self.table.verify()
             assert report.ok, report.problems
         finally:
-            CACHE.limit_bytes = self._cache_bytes
+            mw.set_cache_bytes(self._cache_bytes)
             self.table.close()
             shutil.rmtree(self.directory, ignore_errors=True)

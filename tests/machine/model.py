@@ -1,19 +1,20 @@
 """A table as a dict with a history: what every read must say, now and as of then.
 
-Owns `Model` and `Moment`. A row is a dict; of a table without a key every row is kept under a number of its own. Invariants:
+Owns `Model`, `Moment` and `Mirror`. A row is a dict; of a table without a key every row is kept under a number of its own.
+Invariants:
 
 1. A row that a write makes has a `v` that no other row has, except where a test writes the same row twice on purpose.
-2. `followed` is what a consumer of the feed must have: it sees every write of ours and of other writers of the log, and none that
-   went straight to the base table.
+2. Who follows the feed from a moment on has what the table has, except for keys that are `foreign` to it: somebody wrote
+   them straight to the base table since, and the log does not tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FILTERS", "Model", "Moment", "Row"]
+__all__ = ["FILTERS", "Mirror", "Model", "Moment", "Row"]
 
 Row = dict[str, Any]
 Key = tuple[Any, ...]
@@ -30,12 +31,24 @@ FILTERS: dict[str | None, Callable[[Row], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The rows and columns at a time, and the names by which the table knows it: what `Table.at` takes."""
+    """The rows and columns at a time, and the names by which the table knows it: what `Table.at` takes.
+
+    The rows are its own: columns come and go later.
+    """
 
     rows: dict[Key, Row]
     columns: tuple[str, ...]
     at: Any
     kept: bool
+    foreign: set[Key] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Mirror:
+    """What a consumer of the changes has made of them."""
+
+    rows: dict[Key, Row] = field(default_factory=dict)
+    foreign: set[Key] = field(default_factory=set)
 
 
 class Model:
@@ -46,8 +59,10 @@ class Model:
         self.columns = list(columns)
         self.rows: dict[Key, Row] = {}
         self.noted: dict[Key, int] = {}  # of every key the highest sequence, deletes included
-        self.followed: dict[Key, int] = {}
-        self.foreign: set[Key] = set()  # keys that somebody changed past the log
+        self.is_past_the_log = False  # whether somebody wrote to the base table alone
+        self.mirrors: dict[str, Mirror] = {}  # of consumers, by their names
+        self.written: set[int] = set()  # the `v` of every row that was ever written to the log
+        self.transactions: dict[str, dict[str, int]] = {}  # by shard and application
         self.moments: list[Moment] = []
         self._count = 0
 
@@ -68,27 +83,51 @@ class Model:
                 refused.append(key)
                 continue
             self.rows[key] = dict.fromkeys(self.columns) | (old or {}) | row
-            self.followed[key] = row["v"]
+            self.written.add(row["v"])
         return sorted(refused)
 
     def delete(self, keys: Iterable[Key]) -> int:
         """Take keys out; returns how many were there."""
-        gone = [key for key in dict.fromkeys(keys) if self.rows.pop(key, None) is not None]
-        for key in gone:
-            self.followed.pop(key, None)
-        return len(gone)
+        return len([key for key in dict.fromkeys(keys) if self.rows.pop(key, None) is not None])
 
     def write_past_the_log(self, rows: Iterable[Row]) -> None:
         """Rows that somebody put into the base table."""
+        self.is_past_the_log = True
         for row in rows:
             key = self.key_of(row)
             self.rows[key] = dict.fromkeys(self.columns) | row
-            self.foreign.add(key)
+            for since in (*self.moments, *self.mirrors.values()):
+                since.foreign.add(key)
+
+    def note_transaction(self, shard_id: str, application: str, version: int) -> None:
+        """A transaction that the log has."""
+        self.transactions.setdefault(shard_id, {})[application] = version
 
     def matching(self, where: str | None) -> list[Row]:
         """The rows for which one of `FILTERS` is true."""
         return [row for row in self.rows.values() if FILTERS[where](row)]
 
+    def add_column(self, name: str) -> None:
+        """A column of nulls."""
+        self.columns.append(name)
+        for row in self.rows.values():
+            row[name] = None
+
+    def drop_column(self, name: str) -> None:
+        """Forget a column; moments keep it."""
+        self.columns.remove(name)
+        for row in self.rows.values():
+            row.pop(name, None)
+
     def remember(self, at: Any, *, kept: bool) -> None:
         """Keep this moment; `kept`: the table promised to keep it."""
-        self.moments.append(Moment(dict(self.rows), tuple(self.columns), at, kept))
+        rows = {key: dict(row) for key, row in self.rows.items()}
+        self.moments.append(Moment(rows, tuple(self.columns), at, kept))
+
+    def moment(self, which: int) -> Moment | None:
+        """One of the moments, if there are any."""
+        return self.moments[which % len(self.moments)] if self.moments else None
+
+    def forget(self, moment: Moment) -> None:
+        """It is gone."""
+        self.moments = [kept for kept in self.moments if kept is not moment]

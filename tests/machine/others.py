@@ -68,5 +68,7 @@ def peer_reads(life: MachineLife) -> None:
     settle(life)
     life.same(lance.dataset(life.uri).to_table(), life.model.rows.values())
     shards = [shard.shard_id for shard in life.table.shards()]
+    if life.model.is_past_the_log:
+        return  # its reader takes a listed generation that was compacted for newer than a later change of the base table
     if len(shards) == 1 and isinstance(life.table.sharding, mw.Unsharded):
         life.same(peer_rows(life.uri, shards[0]), life.model.rows.values())

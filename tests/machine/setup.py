@@ -5,18 +5,19 @@ Owns `KINDS`, `CONFIGURATIONS`, `Kind` and `Configuration`. Answers depend on th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 import lance_memwal as mw
 from tests.machine.model import Row
 
-__all__ = ["CONFIGURATIONS", "KEYS", "KINDS", "Configuration", "Kind"]
+__all__ = ["BLOB", "CONFIGURATIONS", "KEYS", "KINDS", "Configuration", "Kind", "added_column", "added_values"]
 
 KEYS = 12
+BLOB = "image"
 _REST = [
     pa.field("v", pa.int64()),
     pa.field("s", pa.string()),
@@ -24,6 +25,7 @@ _REST = [
     pa.field("t", pa.string()),
     pa.field("vec", pa.list_(pa.float32(), 2)),
 ]
+_IMAGE = pa.field(BLOB, pa.large_binary(), metadata={"lance-encoding:blob": "true"})
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Kind:
     name: str
     key: tuple[pa.Field, ...]
     merge: mw.LastWrite | mw.FirstRow | None = None
+    has_blobs: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -41,7 +44,7 @@ class Kind:
     @property
     def schema(self) -> pa.Schema:
         number = [] if self.key else [pa.field("n", pa.int64())]
-        return pa.schema([*self.key, *number, *_REST])
+        return pa.schema([*self.key, *number, *_REST, *([_IMAGE] if self.has_blobs else [])])
 
     @property
     def is_plain(self) -> bool:
@@ -61,11 +64,44 @@ class Kind:
         named = dict(zip(self.names or ["n"], self.key_of(number), strict=True))
         words = None if version % 11 == 0 else f"w{version % 5} x{version % 3} common"
         rest = {"v": version, "s": [None, "odd", "even"][version % 3], "q": version, "t": words}
-        return named | rest | {"vec": [float(version % 7), float(version % 4)]}
+        image = {BLOB: [None, b"", b"%d," % version * 50][version % 3]} if self.has_blobs else {}
+        return named | rest | {"vec": [float(version % 7), float(version % 4)]} | image
 
 
 def _key(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
+
+
+# Columns that are added have types of their own, one after the other: Lance may give the number of a dropped column to the next
+# one, and rows that are not in the base table tell the two apart by their types alone (docs/design/compaction.md).
+_ADDED = (
+    pa.int64(),
+    pa.string(),
+    pa.float64(),
+    pa.int32(),
+    pa.bool_(),
+    pa.float32(),
+    pa.int16(),
+    pa.large_string(),
+    pa.int8(),
+    pa.uint8(),
+)
+
+
+def added_column(number: int) -> pa.Field:
+    """The column that is added as the so many-th one."""
+    return pa.field(f"e{number}", _ADDED[number % len(_ADDED)])
+
+
+def added_values(columns: Iterable[str], version: int) -> Row:
+    """What the row of a version has in those of `columns` that were added."""
+    return {name: _value(_ADDED[int(name[1:]) % len(_ADDED)], version) for name in columns if name.startswith("e")}
+
+
+def _value(kind: pa.DataType, version: int) -> Any:
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return str(version)
+    return version % 2 == 0 if pa.types.is_boolean(kind) else version % 100
 
 
 KINDS = (
@@ -74,6 +110,7 @@ KINDS = (
     Kind("a composite key", (_key("a", pa.int32()), _key("b", pa.string()))),
     Kind("the last write of a sequence", (_key("id", pa.int64()),), mw.LastWrite("q")),
     Kind("the first row", (_key("id", pa.int64()),), mw.FirstRow()),
+    Kind("a key and blobs", (_key("id", pa.int64()),), has_blobs=True),
     Kind("no key", ()),
 )
 
@@ -84,13 +121,18 @@ class Configuration:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    made: Literal["created", "enabled", "of LanceDB"] = "created"
     buckets: int = 0
+    by_value: bool = False
     indexes: bool = True
     maintained: str | None = "all"
     compaction: mw.CompactionPolicy | None = None
     cache_bytes: int | None = None
 
-    def sharding(self, kind: Kind) -> mw.Unsharded | mw.Bucket:
+    def sharding(self, kind: Kind) -> mw.Unsharded | mw.Bucket | mw.Identity | mw.Manual:
+        """How rows are spread; manual shards tell no keys apart, so that only tables without one have them."""
+        if self.by_value:
+            return mw.Identity(kind.names[-1]) if kind.key else mw.Manual()
         column = kind.names[-1] if kind.key else "n"
         return mw.Bucket(column, self.buckets) if self.buckets else mw.Unsharded()
 
@@ -101,13 +143,13 @@ class Configuration:
 
 CONFIGURATIONS = (
     Configuration("as it comes"),
-    Configuration("tiny memtables", {"max_memtable_rows": 4}),
+    Configuration("tiny memtables", {"max_memtable_rows": 4}, made="enabled"),
     Configuration(
         "few batches, little room", {"max_memtable_batches": 2, "max_unflushed_memtable_bytes": 1}, buckets=2
     ),
-    Configuration("synced, lingering", {"fsync": True, "commit_linger_ms": 1}),
+    Configuration("synced, lingering", {"fsync": True, "commit_linger_ms": 1}, made="of LanceDB"),
     Configuration("not waiting for storage", {"durable_write": False, "max_wal_flush_interval_ms": 1}, buckets=3),
-    Configuration("no indexes", {"max_memtable_rows": 8}, indexes=False),
+    Configuration("no indexes, a shard per value", {"max_memtable_rows": 8}, by_value=True, indexes=False),
     Configuration("indexes not mirrored, nothing cached", maintained=None, cache_bytes=0, buckets=2),
     Configuration(
         "compacted behind its back",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,30 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from tests.harness.profile import scaled
 from tests.kit.tables import Outside
-from tests.machine import keeping, others, reading, writing
+from tests.machine.doing import do
 from tests.machine.life import MachineLife
 from tests.machine.setup import CONFIGURATIONS, KEYS, KINDS, Configuration, Kind
-from tests.machine.steps import KEYED, PLAIN, Step, steps_of
+from tests.machine.steps import steps_for
 
-_DO: dict[str, Callable[..., None]] = {
-    name: call for room in (writing, keeping, reading, others) for name, call in vars(room).items() if callable(call)
-}
 _FIRST = st.lists(st.integers(0, KEYS - 1), unique=True, max_size=6)
 _PROFILE = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
-
-
-def steps_for(kind: Kind) -> st.SearchStrategy[Step]:
-    """What can happen to a table of this kind."""
-    if not kind.key:
-        return steps_of()
-    return steps_of(KEYED, PLAIN) if kind.is_plain else steps_of(KEYED)
-
-
-def do(life: MachineLife, step: Step) -> None:
-    """One step, and a look at the table."""
-    name, arguments = step
-    _DO[name](life, **arguments)
-    life.check()
 
 
 class Machine(RuleBasedStateMachine):
@@ -61,14 +43,6 @@ class Machine(RuleBasedStateMachine):
             self.life.close()
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[Outside]:
-    """One second process for all runs."""
-    process = Outside()
-    yield process
-    process.close()
-
-
 @pytest.mark.scaled
 @pytest.mark.timeout(scaled(ci=600, prove=0))
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
@@ -81,12 +55,12 @@ def test_every_read_shows_what_a_dictionary_would(kind: Kind, elsewhere: Outside
 @pytest.mark.scaled
 @pytest.mark.timeout(scaled(ci=600, prove=0))
 def test_the_same_steps_give_the_same_answers_in_every_configuration(elsewhere: Outside) -> None:
-    @settings(_PROFILE, max_examples=scaled(ci=2, prove=100))
+    @settings(_PROFILE, max_examples=scaled(ci=4, prove=100))
     @given(data=st.data())
     def run(data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(KINDS))
         first = data.draw(_FIRST)
-        steps = data.draw(st.lists(steps_for(kind), min_size=scaled(ci=6, prove=10), max_size=scaled(ci=8, prove=30)))
+        steps = data.draw(st.lists(steps_for(kind), min_size=scaled(ci=8, prove=10), max_size=scaled(ci=10, prove=30)))
         answers: list[Any] = []
         for configuration in CONFIGURATIONS:
             life = MachineLife(kind, configuration, first, elsewhere)

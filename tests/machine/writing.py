@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -32,8 +33,30 @@ def put(life: MachineLife, numbers: list[int], parts: int) -> None:
 def put_nowait(life: MachineLife, numbers: list[int]) -> None:
     rows = life.rows(numbers)
     if life.kind.merge is None:
-        life.open().put_nowait(rows).wait(_SECONDS)
+        ack = life.open().put_nowait(rows)
+        ack.wait(_SECONDS)
+        assert ack.durable
+        assert ack.result.written == len(rows)
         life.put_in_model(rows)
+
+
+def put_async(life: MachineLife, numbers: list[int]) -> None:
+    """Several tasks, one after the other so that the order is known; then `async with` closes."""
+
+    async def write(writer: mw.TableWriter) -> None:
+        for number in numbers:
+            rows = life.rows([number])
+            done = await writer.put_async(rows)
+            assert done.written == len(rows) - life.put_in_model(rows)
+
+    async def write_and_close() -> None:
+        async with life.new_writer() as writer:
+            await write(writer)
+
+    if life.writer is None:
+        asyncio.run(write_and_close())
+    else:
+        asyncio.run(write(life.writer))
 
 
 def put_once(life: MachineLife, numbers: list[int]) -> None:
@@ -41,7 +64,8 @@ def put_once(life: MachineLife, numbers: list[int]) -> None:
     rows, txn = life.rows(numbers), ("machine", life.version)
     if life.kind.merge is not None:  # what a merge keeps out leaves no transaction
         return
-    life.open().put(rows, txn=txn)
+    for shard_id in life.open().put(rows, txn=txn):
+        life.model.note_transaction(shard_id, *txn)
     life.put_in_model(rows)
     assert life.open().put(rows, txn=txn).skipped
     with pytest.raises(mw.InvalidInputError):
@@ -65,10 +89,18 @@ def put_many(life: MachineLife, count: int) -> None:
 
 
 def put_of_the_table(life: MachineLife, numbers: list[int]) -> None:
-    """The verbs of the table itself; they share, so nobody else may hold the shards."""
+    """The verbs of the table itself; they share, so nobody else may hold the shards. Manual shards must be named."""
     life.leave()
     rows = life.rows(numbers)
-    life.table.upsert(rows) if life.kind.key else life.table.add(rows)
+    if isinstance(life.table.sharding, mw.Manual):
+        with pytest.raises(mw.InvalidInputError):
+            life.table.add(rows)
+        with life.table.shard_writer() as writer:
+            writer.put(rows)
+    elif life.kind.key:
+        life.table.upsert(rows)
+    else:
+        life.table.add(rows)
     life.put_in_model(rows)
     life.table.close()
 
@@ -81,8 +113,7 @@ def put_late(life: MachineLife, numbers: list[int], back: int) -> None:
 
 
 def delete(life: MachineLife, numbers: list[int]) -> None:
-    keys = [life.kind.key_of(number) for number in numbers]
-    named = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
+    keys, named = [life.kind.key_of(number) for number in numbers], life.named(numbers)
     if isinstance(life.kind.merge, mw.LastWrite):
         life.version += 1
         life.open().delete(named, sequence=life.version)
@@ -90,6 +121,26 @@ def delete(life: MachineLife, numbers: list[int]) -> None:
         life.model.delete(keys)
     else:
         assert life.open().delete(named, count=True).matched == life.model.delete(keys)
+    life.fresh |= set(numbers)
+
+
+def delete_nowait(life: MachineLife, numbers: list[int], waits: bool) -> None:
+    """Deletes that do not wait, by a future or by the event loop."""
+    if isinstance(life.kind.merge, mw.LastWrite):
+        return
+    writer, named = life.open(), life.named(numbers)
+
+    async def delete_async() -> None:
+        await writer.delete_async(named)
+
+    if waits:
+        ack = writer.delete_nowait(named)
+        ack.wait(_SECONDS)
+        assert ack.durable
+        assert ack.result.written == len(named)
+    else:
+        asyncio.run(delete_async())
+    life.model.delete([life.kind.key_of(number) for number in numbers])
     life.fresh |= set(numbers)
 
 
@@ -169,13 +220,15 @@ def delete_where(life: MachineLife, where: str | None) -> None:
 
 def update_of_the_table(life: MachineLife, numbers: list[int]) -> None:
     life.leave()
-    keys = [life.kind.key_of(number) for number in numbers]
-    named = keys if len(life.kind.key) > 1 else [key[0] for key in keys]
+    keys, named = [life.kind.key_of(number) for number in numbers], life.named(numbers)
     life.table.delete(named)
     life.model.delete(keys)
     rows = life.rows(numbers)
     life.table.add(rows)
     life.put_in_model(rows)
+    parts = _parts(life, numbers, ["v", "s"])
+    assert life.table.update(parts).matched == len(parts)
+    life.put_in_model(parts)
     life.table.close()
 
 
@@ -201,6 +254,7 @@ def append_once(life: MachineLife, numbers: list[int]) -> None:
         claim = appender.claim(shard_id)
         assert not appender.append(claim, [batch], txn=txn).skipped
         assert appender.append(claim, [batch], txn=txn).skipped
+        life.model.note_transaction(shard_id, *txn)
     life.put_in_model(rows)
 
 
@@ -209,10 +263,22 @@ def append(life: MachineLife, numbers: list[int]) -> None:
     life.stop()
     rows = life.rows(numbers)
     for shard_id, batch in routed(life, rows):
-        mw.WalAppender.open(life.uri, shard_id).append([batch])
+        appender = mw.WalAppender.open(life.uri, shard_id)
+        next_position = appender.next_position
+        assert appender.append([batch]) == next_position
+        appender.check_fenced()
+        assert mw.WalAppender.open(life.uri, appender.shard_id).epoch > appender.epoch
+        with pytest.raises(mw.FencedError):
+            appender.check_fenced()
     life.put_in_model(rows)
 
 
 def routed(life: MachineLife, rows: list[Row]) -> list[Any]:
     (batch,) = life.arrow(rows).combine_chunks().to_batches()
-    return mw.route(batch, life.table.sharding, life.table.schema)
+    sharding, schema = life.table.sharding, life.table.schema
+    found = mw.route(batch, sharding, schema)
+    for shard_id, part in found:
+        named = [] if sharding.column is None else part.column(sharding.column)[:1].to_pylist()
+        kind = None if sharding.column is None else schema.field(sharding.column).type
+        assert mw.shard_id_for(sharding, *named, kind=kind) == shard_id
+    return found

@@ -9,34 +9,37 @@ from __future__ import annotations
 import filecmp
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from lance_memwal.errors import CorruptDataError, MemWalError
 from lance_memwal.table import open_table
-from tests.harness.crash_tables import TableKind
-from tests.harness.oracle import Oracle, Write
 from tests.power.disk import FATES, Disk, Kind, Record, read_trace
+from tests.power.power_rows import PowerRows
+from tests.power.promises import Promises
 
 __all__ = ["Outage", "Outages", "record_life"]
 
 _HERE = Path(__file__).parent
 _CHILD_SECONDS = 120
+_MANIFEST = re.compile(r"/table/_versions/\d+\.manifest$|/manifest/[01]+\.binpb$")
 _EFFECTS = frozenset({Kind.NAMED, Kind.RENAMED, Kind.REMOVED, Kind.WROTE, Kind.SYNCED, Kind.MARK})
 
 
-def record_life(place: Path, seed: int, writes: int, bug: str = "none") -> Outages:
-    """Run one life in a process of its own, with one of the bugs of `power_child` perhaps; what it did to its disk."""
+def record_life(place: Path, seed: int, bug: str = "none", *, story: str = "live") -> Outages:
+    """Run one life, or a short story of one, in a process of its own, with one of `BUGS` perhaps; what it did to its disk."""
     library, root, trace = place / "recorder.so", place / "disk", place / "trace"
     compiler = ["gcc", "-O1", "-shared", "-fPIC", "-o", str(library), str(_HERE / "recorder.c"), "-ldl", "-lpthread"]
     subprocess.run(compiler, check=True, timeout=_CHILD_SECONDS)
     root.mkdir()
     environment = {**os.environ, "LD_PRELOAD": str(library), "POWER_ROOT": str(root), "POWER_TRACE": str(trace)}
-    command = [sys.executable, "-m", "tests.power.power_child", str(root / "table"), str(seed), str(writes), bug]
+    command = [sys.executable, "-m", "tests.power.power_child", str(root / "table"), str(seed), story, bug]
     done = subprocess.run(
         command,
         env=environment,
@@ -47,7 +50,7 @@ def record_life(place: Path, seed: int, writes: int, bug: str = "none") -> Outag
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    outages = Outages(root, place / "after", tuple(read_trace(trace)))
+    outages = Outages(root, place / "after", tuple(read_trace(trace)), PowerRows(seed))
     outages.check_trace()
     return outages
 
@@ -61,13 +64,16 @@ class Outage:
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outages:
-    """The outages of one recorded life."""
+    """The outages of one recorded life; those of later instants are cheaper if they come after those of earlier ones."""
 
     root: Path
     place: Path
     trace: tuple[Record, ...]
+    rows: PowerRows
+    _disk: Disk | None = None
+    _played: int = 0
 
     def check_trace(self) -> None:
         """An error unless the records explain every file that the process left."""
@@ -79,8 +85,7 @@ class Outages:
         """Every instant, with every fate."""
         alone = False
         for count, record in enumerate(self.trace, 1):
-            if record.kind == Kind.MARK and record.said[0] in ("created", "others", "ours"):
-                alone = record.said[0] != "others"  # what Lance alone leaves is Lance's
+            alone = _is_alone(record, before=alone)
             if alone and record.kind in _EFFECTS:
                 for fate in FATES:
                     yield Outage(count, fate, seed)
@@ -91,50 +96,71 @@ class Outages:
             if record.kind == Kind.MARK and record.said[0] in ("created", "returned", "closed"):
                 yield Outage(count, "nothing more")
 
+    def named(self) -> Iterator[Outage]:
+        """Right after each manifest, of the base table or of a shard, got its name, with no byte that was not synced."""
+        alone = False
+        for count, record in enumerate(self.trace, 1):
+            alone = _is_alone(record, before=alone)
+            if alone and record.kind == Kind.NAMED and _MANIFEST.search(record.path):
+                yield Outage(count, "names without bytes")
+
     def judge(self, outage: Outage) -> list[str]:
         """What is wrong with the table after this outage."""
         self._restore(outage)
-        broken = self._open(outage)
-        if broken and broken[0].startswith(CorruptDataError.__name__) and self._take_back_the_newest_version():
-            return self._open(outage)
-        return broken
+        while True:
+            try:
+                table = open_table(str(self.place / "table"))
+                return Promises(self.rows, self.trace[: outage.records]).broken(table)
+            except CorruptDataError as error:
+                if not self._take_back_the_newest_version(outage):
+                    return [f"{type(error).__name__}: {error}"]
+            except MemWalError as error:
+                return [f"{type(error).__name__}: {error}"]
 
-    def _take_back_the_newest_version(self) -> bool:
-        """What the page of errors tells people to do about a version that Lance committed, and did not sync."""
+    def _take_back_the_newest_version(self, outage: Outage) -> bool:
+        """What the page of errors tells people to do about a version that Lance committed in a call that had not ended.
+
+        Never about one of ours, which was synced before it got its name, nor about one of a call that returned, or of plain
+        Lance before that call.
+        """
         newest = min(self.place.glob("table/_versions/*.manifest"))
+        if outage.records >= self._lances.get(newest.name, 0):
+            return False
         return newest.rename(self.place / newest.name).exists()
 
-    def _open(self, outage: Outage) -> list[str]:
-        kind, oracle = TableKind("integer"), self._oracle(outage.records)
-        try:
-            table = open_table(str(self.place / "table"))
-            broken = oracle.check(kind.rows_of(table.to_arrow()))
-            if broken:
-                return [str(item) for item in broken]
-            with table.writer() as writer:  # recovery: the log is replayed, flushed and written to
-                writer.put(kind.batch_of([0], 1_000_000), missing="null")
-            oracle.issued(0, Write(1_000_000, (0,)))
-            oracle.returned(0, durable=True)
-            return [str(item) for item in oracle.check(kind.rows_of(open_table(table.uri).to_arrow()))]
-        except MemWalError as error:
-            return [f"{type(error).__name__}: {error}"]
+    @cached_property
+    def _lances(self) -> dict[str, int]:
+        """The versions that Lance named, each with the number of the record at which the call that made it had ended, or
+        for plain Lance the next one.
 
-    def _oracle(self, records: int) -> Oracle:
-        oracle = Oracle()
-        for record in self.trace[:records]:
-            match record.said if record.kind == Kind.MARK else [""]:
-                case ["issued", number, keys, deletes]:
-                    oracle.issued(0, Write(number, tuple(keys), deletes))
-                case ["returned"]:
-                    oracle.returned(0, durable=True)
-        return oracle
+        Lance writes a manifest beside its place, under the same name with a number; ours have no name before.
+        """
+        found: dict[str, int] = {}
+        running: list[str] = []
+        for count, record in enumerate(self.trace, 1):
+            name, staged, _ = record.path.rpartition("/")[2].partition(".manifest#")
+            if record.kind == Kind.NAMED and staged:
+                running.append(f"{name}.manifest")
+            if record.kind == Kind.MARK and record.said[0] in ("created", "returned"):
+                found |= dict.fromkeys(running, count)
+                running.clear()
+        return found
 
     def _restore(self, outage: Outage) -> None:
         shutil.rmtree(self.place, ignore_errors=True)
-        disk, fate = Disk(str(self.root)), FATES[outage.fate]
-        for record in self.trace[: outage.records]:
-            disk.play(record)
-        disk.write(self.place, fate, random.Random(f"{outage.seed}/{outage.records}"))
+        if self._disk is None or self._played > outage.records:
+            self._disk, self._played = Disk(str(self.root)), 0
+        for record in self.trace[self._played : outage.records]:
+            self._disk.play(record)
+        self._played = outage.records
+        self._disk.write(self.place, FATES[outage.fate], random.Random(f"{outage.seed}/{outage.records}"))
+
+
+def _is_alone(record: Record, *, before: bool) -> bool:
+    """Whether the table is there, and ours: what plain Lance leaves is Lance's."""
+    if record.kind == Kind.MARK and record.said[0] in ("created", "others", "ours"):
+        return bool(record.said[0] != "others")
+    return before
 
 
 def _differences(left: Path, right: Path) -> list[str]:

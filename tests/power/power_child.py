@@ -1,8 +1,9 @@
 """The process whose power fails: one life of a table on a disk, with what it says and all its effects in the trace.
 
-The life writes, deletes, flushes, loads in bulk, compacts, collects, maintains, merges the files of the base, adds a
-column with plain Lance and opens the table anew, in an order that the seed draws. `bug` breaks one of the orders that
-power loss is about, to see whether an outage shows it.
+The life writes (blobs, and transactions among it), deletes, flushes, loads in bulk, compacts, collects, maintains, keeps
+checkpoints, follows the changes as a named consumer, lets plain Lance merge files of the base and add a column, and opens
+the table anew, in an order that the seed draws. `bug` breaks one of the orders that power loss is about, to see whether an
+outage shows it.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 
 import lance_memwal as mw
 from lance_memwal.lance.base import BaseTable
-from tests.harness.crash_tables import TableKind
+from lance_memwal.rows.sharding import ONE_SHARD
+from tests.kit.feeds import apply
+from tests.power.bugs import BUGS
 from tests.power.disk import mark
+from tests.power.power_rows import PowerRows
 
 KEYS = 40
+_WRITES = 15  # of each writer, beside that between two of them
+_CHECKPOINTS = ("dawn", "noon", "dusk")
 
 
 class _Told:
@@ -32,30 +40,73 @@ class _Told:
     def say(self, *said: Any) -> None:
         os.write(self._trace, mark(*said))
 
+    @contextmanager
+    def around(self, *said: Any) -> Iterator[None]:
+        """Say it before and after; what says the same word twice is promised by the second."""
+        self.say("begins", *said)
+        yield
+        self.say("returned", *said)
+
 
 class _Life:
     """One table and its chores."""
 
     def __init__(self, uri: str, seed: int) -> None:
-        self.draw, self.told, self.kind = random.Random(seed), _Told(), TableKind("integer")
-        settings = {"max_memtable_rows": self.draw.choice((20, 60)), "max_memtable_batches": self.draw.choice((8, 20))}
-        if seed % 2:  # as tables that only Lance can commit to
+        self.draw, self.told, self.kind = random.Random(seed), _Told(), PowerRows(seed)
+        self.only_lance = seed % 2 == 1  # as tables that only Lance can commit to
+        if self.only_lance:
             BaseTable.takes_hand_commit = property(lambda _base: False)  # type: ignore[assignment]
-        self.table = mw.create_table(uri, self.kind.schema, writer_defaults=settings)
+        settings = {"max_memtable_rows": self.draw.choice((20, 60)), "max_memtable_batches": self.draw.choice((8, 20))}
+        sharding = mw.Bucket("id", 2) if seed % 4 < 2 else ONE_SHARD
+        self.table = mw.create_table(uri, self.kind.schema, sharding=sharding, writer_defaults=settings)
         self.told.say("created")
         self.number = 0
+        self.rows: dict[int, int] = {}  # as the writes leave them
+        self.mirror: dict[int, dict[str, int]] = {}  # as the consumer saw them
+        self.kept: set[str] = set()
 
-    def run(self, writes: int) -> None:
+    def live(self) -> None:
         """Three writers, one after the other."""
         for turn in range(3):
-            with self.table.writer(max_entry_bytes=4_000) as writer:
-                for _ in range(writes // 3):
+            options = {"compaction": None} if self.only_lance else {}  # else no mark says who made a version
+            with self.table.writer(max_entry_bytes=4_000, **options) as writer:
+                for _ in range(_WRITES):
                     self._write(writer)
-                    if self.draw.random() < 0.25:
-                        self.draw.choice(self._chores(writer))()
+                    if self.draw.random() < 0.4:
+                        name, chore = self.draw.choice(self._chores(writer))
+                        with self.told.around(name):
+                            chore()
+                    if self.draw.random() < 0.2:
+                        self.draw.choice((self._keep_or_drop, self._follow))()
             if turn == 1:
                 self._let_others_write()
         self.told.say("closed")
+
+    def stand_on_versions_of_lance(self) -> None:
+        """What is kept names versions of the base that Lance made, and did not sync."""
+        with self.table.writer(compaction=None) as writer:
+            self._write(writer)
+        with self.told.around("compact"):
+            self.table.compact()
+        self._change_config()
+        self._keep_or_drop()
+        self._change_config()
+        self._follow()
+        with self.told.around("index", "number_idx"):
+            self.table.create_index("number", index_type="BITMAP", name="number_idx")  # not mirrored
+        with self.table.writer(compaction=None) as writer:
+            self._write(writer)
+        with self.told.around("compact"):  # nothing is trimmed, since the index lags
+            self.table.compact()
+        with self.told.around("maintain"):
+            self.table.maintain(grace_seconds=0, versions=timedelta(0))
+        self.told.say("closed")
+
+    def _change_config(self) -> None:
+        """Plain Lance makes a version."""
+        self.told.say("others")
+        self.table.dataset.update_config({"changed": str(self.number)})
+        self.told.say("ours")
 
     def _let_others_write(self) -> None:
         """Plain Lance changes the base, and syncs nothing: it is durable, as are all rows, once somebody writes again."""
@@ -67,75 +118,63 @@ class _Life:
             self._write(writer)
         self.told.say("ours")
 
-    def _chores(self, writer: Any) -> list[Callable[[], object]]:
+    def _chores(self, writer: Any) -> list[tuple[str, Callable[[], object]]]:
+        at_once, never = timedelta(0), None
+        versions = self.draw.choice((at_once, never))
         return [
-            writer.flush,
-            self.table.compact,
-            lambda: self.table.gc(grace_seconds=0),
-            lambda: self.table.maintain(grace_seconds=0),
+            ("flush", writer.flush),
+            ("compact", self.table.compact),
+            ("gc", lambda: self.table.gc(grace_seconds=0)),
+            ("maintain", lambda: self.table.maintain(grace_seconds=0, versions=versions)),
         ]
 
     def _write(self, writer: Any) -> None:
         self.number += 1
         keys = self.draw.sample(range(KEYS), self.draw.choice((1, 1, 2, 5, 40)))
         deletes = self.draw.random() < 0.15
-        self.told.say("issued", self.number, keys, deletes)
-        if deletes:
-            writer.delete(self.kind.keys_of(keys))
-        else:
-            writer.put(self.kind.batch_of(keys, self.number), missing="null")
-        self.told.say("returned")
+        txn = ("job", self.number) if self.draw.random() < 0.3 else None
+        batch = self.kind.keys_of(keys) if deletes else self.kind.batch_of(keys, self.number)
+        routed = self.table.sharding.route(batch, self.table.schema)
+        groups = {shard_id: part.column("id").to_pylist() for shard_id, part in routed}
+        with self.told.around("write", self.number, groups, deletes, txn):
+            if deletes:
+                writer.delete(batch, txn=txn)
+            else:
+                writer.put(batch, txn=txn, missing="null")
+        for key in keys:
+            self.rows[key] = self.number
+            if deletes:
+                del self.rows[key]
+
+    def _keep_or_drop(self) -> None:
+        name = self.draw.choice(_CHECKPOINTS)
+        if name in self.kept:
+            self.kept.remove(name)
+            with self.told.around("drop", name):
+                self.table.checkpoint_drop(name)
+            return
+        self.kept.add(name)
+        with self.told.around("keep", name, self.rows):
+            self.table.checkpoint_create(name)
+
+    def _follow(self) -> None:
+        with self.told.around("follow", self._mirrored()):
+            consumer = self.table.consumer("mirror", until="now", columns=["id", "number"])
+        for batch in consumer:
+            apply(self.mirror, batch)
+        assert self._mirrored() == self.rows
+        with self.told.around("follow", self._mirrored()):
+            consumer.commit()
+
+    def _mirrored(self) -> dict[int, int]:
+        return {key: row["number"] for key, row in self.mirror.items()}
 
 
-def _no_sync_of_the_log() -> None:
-    from lance_memwal.store import local
-
-    local.LocalStore._link_anonymous = _unsynced(local.LocalStore._link_anonymous)  # type: ignore[method-assign]
-
-
-def _unsynced(honest: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, directory, name, data, _flush: honest(self, directory, name, data, None)
-
-
-def _no_sync_of_names() -> None:
-    from lance_memwal.store import files
-
-    files.Syncer.names = lambda *_: None  # type: ignore[assignment, method-assign]
-
-
-def _no_sync_of_sstables() -> None:
-    from lance_memwal.sstable import write
-
-    honest = write.write_sstable
-    target = sys.modules["lance_memwal.sstable.target"]
-    target.write_sstable = lambda *given, **named: honest(*given, **{**named, "fsync": False})  # type: ignore[attr-defined]
-
-
-def _no_sync_before_a_trim() -> None:
-    from lance_memwal.compact import trim
-
-    trim.syncs = lambda _base: False
-
-
-def _no_sync_of_the_new_table() -> None:
-    BaseTable.make_durable = lambda _base: None  # type: ignore[method-assign]
-
-
-BUGS = {
-    "none": lambda: None,
-    "no sync of the log": _no_sync_of_the_log,
-    "no sync of names": _no_sync_of_names,
-    "no sync of SSTables": _no_sync_of_sstables,
-    "no sync before a trim": _no_sync_before_a_trim,
-    "no sync of the new table": _no_sync_of_the_new_table,
-}
-
-
-def main(uri: str, seed: str, writes: str, bug: str) -> None:
+def main(uri: str, seed: str, story: str, bug: str) -> None:
     import lance_memwal.table.table  # noqa: F401 - so that bugs find every module
 
     BUGS[bug]()
-    _Life(uri, int(seed)).run(int(writes))
+    getattr(_Life(uri, int(seed)), story)()
     os.mkdir(f"{uri}/the end")  # one more record, before which the recorder looks for the names of all files
 
 

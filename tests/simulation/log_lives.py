@@ -110,12 +110,13 @@ class LogLife:
     def _reader(self, machine: Machine) -> None:
         """Follows the log; collection may overtake it, but it must never meet a hole."""
         tailer = WalTailer(machine.location, SHARD, clock=machine.clock)
-        position = 1
+        position: int | None = 1
         for _ in range(5 * self._size):
             try:
+                position = tailer.first_position() if position is None else position
                 entry = tailer.read_entry(position)
             except CollectedError:
-                position = tailer.first_position()
+                position = None
                 continue
             except MemWalError as error:
                 self.world.expect(error)

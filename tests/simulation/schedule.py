@@ -283,8 +283,11 @@ class _Lock:
                     self._waiting.remove(me)
         return True
 
+    def _is_owned(self) -> bool:
+        return self._count > 0 and self._owner is self._schedule.current
+
     def release(self) -> None:
-        if not self._count:
+        if not self._count or (self._reentrant and self._owner is not self._schedule.current):
             raise RuntimeError("release unlocked lock")
         self._count -= 1
         if not self._count:

@@ -1,0 +1,28 @@
+"""What does the steps: the functions of the step modules by name, and one step done to a life.
+
+Owns `DO` and `do`. After every step the table must show the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.machine import following, keeping, one_shard, others, reading, writing
+from tests.machine.life import MachineLife
+from tests.machine.steps import Step
+
+__all__ = ["DO", "do"]
+
+DO: dict[str, Callable[..., None]] = {
+    name: call
+    for room in (writing, one_shard, keeping, reading, following, others)
+    for name, call in vars(room).items()
+    if getattr(call, "__module__", None) == room.__name__
+}
+
+
+def do(life: MachineLife, step: Step) -> None:
+    """One step, and a look at the table."""
+    name, arguments = step
+    DO[name](life, **arguments)
+    life.check()
