@@ -123,21 +123,21 @@ BUGS = (
         "write/once.py",
         "or self.catch_up(claim)\n            if tail.transactions.is_repeat(txn):\n",
         "or self.catch_up(claim)\n            if attempt and tail.transactions.is_repeat(txn):\n",
-        ("tests/wal", "tests/faults/test_append_once_interleavings.py"),
+        ("tests/wal/test_append_once_shared_epoch.py", "tests/wal"),
     ),
     Bug(
         "a sink replaces an entry that another one made",
         "write/once.py",
         "self.location.store.put_new(path, data, sync=self._version.config.fsync, make_directory=False)",
         "self.location.store.put(path, data, sync=self._version.config.fsync)",
-        ("tests/wal", "tests/faults/test_append_once_interleavings.py"),
+        ("tests/wal/test_append_once_shared_epoch.py", "tests/wal"),
     ),
     Bug(
         "an entry in a slot that collection had emptied counts",
         "write/once.py",
         "if position > newest.replay_after_wal_entry_position:",
         "if position > 0:",
-        ("tests/wal", "tests/faults/test_append_once_interleavings.py"),
+        ("tests/wal/test_append_once_shared_epoch.py", "tests/wal"),
     ),
     # ------------------------------------------------------------------------------------------------------------ reads
     Bug(
@@ -207,9 +207,59 @@ BUGS = (
     Bug(
         "a manifest forgets generations before the base is on the disk",
         "compact/trim.py",
-        "    if due and syncs(base):\n",
-        "    if due and not due:\n",
+        "    if due:\n        let_survive(base)\n",
+        "",
         ("tests/compact/test_compact_rows.py",),
+    ),
+    # ------------------------------------------------------------------------------------------------------- power loss
+    Bug(
+        "our version of the base is not synced",
+        "lance/commit.py",
+        "commit.manifest, fsync=fsync)",
+        "commit.manifest, fsync=False)",
+        ("tests/power",),
+    ),
+    Bug(
+        "a record is not synced",
+        "store/records.py",
+        "path, data, sync=True) is None",
+        "path, data, sync=False) is None",
+        ("tests/power",),
+    ),
+    Bug(
+        "a compaction that forgets nothing is not synced",
+        "compact/run.py",
+        "                if tally.commits:\n",
+        "                if not tally:\n",
+        ("tests/power",),
+    ),
+    Bug(
+        "a version of maintenance is not synced",
+        "upkeep/maintain.py",
+        "        let_survive(self._watch.look())",
+        "        self._watch.look()",
+        ("tests/power",),
+    ),
+    Bug(
+        "a checkpoint is not synced with the version that it names",
+        "feed/checkpoints.py",
+        "        let_survive(tagged)",
+        "        pass",
+        ("tests/power",),
+    ),
+    Bug(
+        "a consumer is not synced with the version that it names",
+        "feed/consumers.py",
+        "            let_survive(self._newest())\n",
+        "            self._newest()\n",
+        ("tests/power",),
+    ),
+    Bug(
+        "an index is not synced",
+        "upkeep/indexes.py",
+        "    let_survive(made)\n",
+        "",
+        ("tests/power",),
     ),
     # ------------------------------------------------------------------------------------------------------- collection
     Bug(
@@ -250,9 +300,78 @@ BUGS = (
     Bug(
         "the floor is not raised before objects go",
         "upkeep/gc.py",
-        "Floor(self._location, places.shard_id, self._clock).raise_to(places.highest(dead), witness.version)",
-        "Floor(self._location, places.shard_id, self._clock)",
+        "        floor.raise_to(places.highest(still))\n",
+        "",
         ("tests/feed", "tests/gc"),
+    ),
+    # ------------------------------------------------------------------------------------------------------ shared shards
+    Bug(
+        "an owner answers a forwarded put before it is durable",
+        "serve/wire.py",
+        "            return writer.put(parts[0], txn=txn, **conditions)\n",
+        "            import threading\n\n"
+        "            threading.Timer(0.2, writer.put, (parts[0],), {'txn': txn, **conditions}).start()\n"
+        "            return WriteResult(range(1, 2), False, sum(map(len, parts[0] or ())), None, None)\n",
+        ("tests/serve/test_shared_writers.py::test_every_verb_is_forwarded",),
+    ),
+    Bug(
+        "a forwarded write that is sent again has another mark",
+        "serve/shared_shard.py",
+        "                if marked and given is None:\n",
+        "                if marked and (given is None or mark is not None):\n",
+        ("tests/serve/test_owners_that_die.py::test_a_put_whose_answer_was_lost_is_not_written_twice",),
+    ),
+    # ------------------------------------------------------------------------------------------------------- change feed
+    Bug(
+        "a reader that was replaced moves the place of its consumer back",
+        "feed/consumers.py",
+        "        following = replace(record, number=self.record.number + 1, written_ms",
+        "        following = replace(record, number=max(self._records.numbers()) + 1, written_ms",
+        ("tests/feed/test_consumers.py",),
+    ),
+    Bug(
+        "a consumer goes on after rows that it was not given",
+        "feed/consumers.py",
+        "        begin: Start = start if known is None else Cursor.parse(known.cursor)\n",
+        "        begin: Start = start if known is None else 'latest'\n",
+        ("tests/feed/test_consumers.py",),
+    ),
+    # ------------------------------------------------------------------------------------------------------------- blobs
+    Bug(
+        "collection takes blobs beside entries that a checkpoint reads",
+        "log/tail.py",
+        "        if is_reserved(entry):\n            found.add",
+        "        if is_reserved(entry) and entry.is_sentinel:\n            found.add",
+        ("tests/blobs/test_blob_interop.py",),
+    ),
+    Bug(
+        "collection takes blobs that an entry of the log names",
+        "upkeep/gc.py",
+        "shard.witness.current_generation):\n            return None\n        if generation > shard.mark:\n",
+        "shard.witness.current_generation):\n            return 'orphan'\n        if generation > shard.mark:\n",
+        ("tests/blobs/test_blob_interop.py",),
+    ),
+    Bug(
+        "a blob that its file does not hold is shown as far as it goes",
+        "log/blob_targets.py",
+        "        if len(data) != length:\n",
+        "        if len(data) > length:\n",
+        ("tests/blobs/test_blob_entries.py",),
+    ),
+    # ---------------------------------------------------------------------------------------------------- partial updates
+    Bug(
+        "a partial update makes null what it does not name",
+        "write/resolve.py",
+        "    columns.update(zip(part.kept, map(found.__getitem__, part.kept_names), strict=True))\n",
+        "    columns.update((name, pa.nulls(len(part.keys), schema.nullable.field(name).type)) for name in part.kept)\n",
+        ("tests/writer/test_resolved_writes.py",),
+    ),
+    Bug(
+        "a writer moves to new columns before its rows are flushed",
+        "write/columns.py",
+        '    shard.seal()\n    drain(shard, deadline, "the writer goes on with its old columns, retry")\n',
+        "",
+        ("tests/schema/test_schema_changes.py",),
     ),
     # --------------------------------------------------------------------------------------------------------- identity
     Bug(

@@ -1,7 +1,7 @@
 """Planting a bug in a copy of the package, and seeing whether its tests turn red.
 
-Owns `plant` and `caught_by`. The copy comes before the package of the environment (`PYTHONPATH`), in the processes that
-tests start, too; the source of the repository is not touched.
+Owns `plant` and `caught_by`. A test that is red without the bug, too, catches nothing. The copy comes before the package of the
+environment (`PYTHONPATH`), in the processes that tests start, too; the source of the repository is not touched.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from tests.bugs.catalogue import Bug
 
-__all__ = ["PACKAGE", "caught_by", "plant", "with_bug"]
+__all__ = ["PACKAGE", "ROOT", "caught_by", "plant", "with_bug"]
 
-_ROOT: Final = Path(__file__).parents[2]
-PACKAGE: Final = _ROOT / "src" / "lance_memwal"
+ROOT: Final = Path(__file__).parents[2]
+PACKAGE: Final = ROOT / "src" / "lance_memwal"
 _SECONDS = 900
 _RED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -41,18 +43,32 @@ def plant(bug: Bug, place: Path) -> Path:
 
 
 def caught_by(bug: Bug, place: Path) -> str | None:
-    """The first test that turned red, None if all of the bug's tests pass."""
-    path = os.pathsep.join([str(plant(bug, place)), str(_ROOT)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    """The first test that turned red, None if all of the bug's tests pass; an error if that test is red without the bug."""
+    package = plant(bug, place)
     for tests in bug.tests:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n0", tests]
-        command += [f"--basetemp={place / 'tests'}", "--show-capture=no", "--tb=no"]
-        done = subprocess.run(
-            command, cwd=_ROOT, env=environment, timeout=_SECONDS, capture_output=True, text=True, check=False
-        )
-        if done.returncode not in (0, 1):
-            raise AssertionError(f"the tests of {bug.name!r} did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        if done.returncode:
-            found = _RED.search(done.stdout)
-            return found.group(1) if found else tests
+        red = _first_red(tests, package, place)
+        if red is not None:
+            assert _is_green_without_bugs(red), f"{red} is red without {bug.name!r}, too: it says nothing"
+            return red
     return None
+
+
+@cache
+def _is_green_without_bugs(test: str) -> bool:
+    with tempfile.TemporaryDirectory(prefix="memwal-no-bug-", ignore_cleanup_errors=True) as place:
+        return _first_red(test, PACKAGE.parent, Path(place)) is None
+
+
+def _first_red(tests: str, package: Path, place: Path) -> str | None:
+    """The first of `tests` that is red with the package in this directory; None if all of them pass."""
+    path = os.pathsep.join([str(package), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n0", tests]
+    command += [f"--basetemp={place / 'tests'}", "--show-capture=no", "--tb=no"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, timeout=_SECONDS, capture_output=True, text=True, check=False
+    )
+    if done.returncode not in (0, 1):
+        raise AssertionError(f"{tests} did not run: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found = _RED.search(done.stdout)
+    return None if done.returncode == 0 else found.group(1) if found else tests

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bugs.catalogue import BUGS, Bug
-from tests.bugs.planting import PACKAGE, caught_by, with_bug
+from tests.bugs.planting import PACKAGE, ROOT, caught_by, with_bug
 
 AT_LEAST = 30
 QUICK = next(bug for bug in BUGS if bug.name == "a bloom filter misses a key")
@@ -19,6 +19,20 @@ def test_a_bug_has_its_place_in_the_code(bug: Bug) -> None:
     source = with_bug(bug)
     compile(source, bug.file, "exec")
     assert source != (PACKAGE / bug.file).read_text()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_the_tests_of_a_bug_are_there(bug: Bug) -> None:
+    assert bug.tests
+    for tests in bug.tests:
+        assert (ROOT / tests.partition("::")[0]).exists(), tests
+
+
+def test_a_test_that_is_red_without_the_bug_catches_nothing(tmp_path: Path) -> None:
+    red = tmp_path / "test_always_red.py"
+    red.write_text("def test_red() -> None:\n    raise AssertionError\n")
+    with pytest.raises(AssertionError, match="red without"):
+        caught_by(replace(QUICK, tests=(str(red),)), tmp_path / "copy")
 
 
 def test_there_are_enough_of_them() -> None:

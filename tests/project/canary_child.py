@@ -13,7 +13,7 @@ import pickle
 import sys
 import traceback
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -71,6 +71,41 @@ def live(place: Location) -> mw.Table:
     tell("reports", table.compact(), table.maintain(), table.gc(), table.verify(), table.stats(), table.repair())
     tell("metrics", place.metrics.snapshot())
     return table
+
+
+def asynchronous(place: Location) -> None:
+    """What tasks are told: of a put, of a fenced and of a closed writer, and of reads."""
+
+    async def live() -> None:
+        table = mw.open_table(place)
+        writer, other = table.writer(), table.writer()
+        tell("reprs", repr(writer), writer.put_nowait([{"id": 20, "v": "a"}]))
+        calls = (
+            lambda: writer.put_async([{"id": "x"}]),
+            lambda: table.lookup_async(["x"]),
+            lambda: table.get_async("x"),
+            lambda: table.search_async([1.0], column="none"),
+        )
+        for call in calls:
+            await failing_task(call)
+        other.put([{"id": 21, "v": "a"}])
+        await failing_task(lambda: writer.put_async([{"id": 22, "v": "a"}]))
+        other.close()
+        await failing_task(lambda: other.put_async([{"id": 23, "v": "a"}]))
+        writer.abort()
+
+    asyncio.run(live())
+
+
+async def failing_task(call: Callable[[], Awaitable[object]]) -> None:
+    result = (await asyncio.gather(call(), return_exceptions=True))[0]
+
+    def again() -> object:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    failing(again)
 
 
 def errors(uri: str, options: dict[str, str], canary: str) -> None:
@@ -131,6 +166,7 @@ def main() -> None:
     trace.set_tracer_provider(provider)
     place = resolve(job["uri"], job["options"])
     table = live(place)
+    asynchronous(place)
     tell("reprs", repr(Options.parse({"path": job["uri"], **{f"storage.{k}": v for k, v in job["options"].items()}})))
     errors(job["uri"], job["options"], job["canary"])
     page(table, job["canary"] + "-page")

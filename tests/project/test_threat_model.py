@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "lance_memwal"
 EXECUTES = {"eval", "exec", "loads", "load"}
+BROWSER = {"greenlet", "playwright", "pyee"}  # of `make test-ui`, which installs them when it is asked for
 READERS = {"pickle", "marshal", "dill", "cloudpickle", "shelve", "yaml"}
 
 
@@ -80,3 +82,24 @@ def test_everything_that_is_needed_has_one_exact_version_and_it_is_the_one_that_
     assert sorted(seen - known.keys()) == []
     other = {name: metadata.version(name) for name in seen if metadata.version(name) != known[name]}
     assert other == {}
+
+
+def test_everything_that_is_installed_is_pinned_and_every_pin_is_installed() -> None:
+    installed = {canonicalize_name(found.metadata["Name"]) for found in metadata.distributions()}
+    assert sorted(installed - pinned().keys() - {"lance-memwal", "pip"}) == []
+    assert sorted(pinned().keys() - installed - BROWSER) == []
+
+
+def test_the_audit_asks_for_every_pin_and_fails_where_there_is_no_answer() -> None:
+    told = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", "audit"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    asked = told.stdout.splitlines()[-1].split()
+    assert asked[0].endswith("/pip-audit")
+    assert {"--strict", "constraints.txt"} <= set(asked)
+    assert re.findall(r"\| (20\d\d-\d\d-\d\d) \|", (ROOT / "THREAT-MODEL.md").read_text()), "say when it was run last"
