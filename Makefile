@@ -3,6 +3,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+AUDIT := .venv-audit
 CANDIDATES := python3.11 python3.12 python3.13 python3 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
@@ -17,12 +18,12 @@ LIVES ?= 1000
 KILLS ?= 120
 MINUTES ?= 10
 PAIRS ?= 2000
-STORE ?= local
+STORE ?=
 INPUTS ?= 1000000
 SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs crash prove simulate soak faults fuzz prove-versions clean
+.PHONY: help setup demo test test-ui screenshots pytest lint format docs bench bugs crash prove simulate soak faults fuzz prove-versions audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -84,8 +85,8 @@ simulate: setup ## whole lives in one seeded order: LIVES=1000 SEED=0, one again
 soak: setup ## hours of a table's life, with kills and faults: MINUTES=10 SEED=0; fails if something is lost or grows
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(ARGS)
 
-faults: setup ## one life per store call and kind of fault, and PAIRS=2000 with two faults; STORE=local or s3
-	$(BIN)/python -m tests.faults --store $(STORE) --pairs $(PAIRS) --seed $(SEED) $(ARGS)
+faults: setup ## one life per store call and kind of fault, and PAIRS=2000 with two faults, on both stores; STORE=local or s3
+	$(BIN)/python -m tests.faults $(if $(STORE),--store $(STORE)) --pairs $(PAIRS) --seed $(SEED) $(ARGS)
 
 fuzz: setup ## INPUTS=1000000 mutated inputs for every decoder; ARGS="bloom wal_entry" chooses some
 	$(BIN)/python tests/fuzz --inputs $(INPUTS) --seed $(SEED) $(ARGS)
@@ -93,5 +94,10 @@ fuzz: setup ## INPUTS=1000000 mutated inputs for every decoder; ARGS="bloom wal_
 prove-versions: ## the interop tests beside the newest pylance and LanceDB, in an environment of their own
 	$(PYTHON) tools/prove_versions.py $(ARGS)
 
+audit: ## known weaknesses of the exact versions of constraints.txt; needs the network, and fails if one cannot be asked for
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && \
+		$(AUDIT)/bin/python -m pip install -qq --disable-pip-version-check 'pip-audit>=2.10,<3'; }
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
+
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site src/*.egg-info
+	rm -rf $(VENV) $(AUDIT) .venv-versions .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site src/*.egg-info
