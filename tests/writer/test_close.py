@@ -14,6 +14,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal import ClosedError
 from lance_memwal.clock import SystemClock
+from lance_memwal.process.waiting import Place
 from lance_memwal.write.queue import QueuedPut
 from tests.kit.writers import (
     BLOOM,
@@ -329,13 +330,14 @@ def test_an_abort_wakes_everybody_although_a_leader_settles_writes_meanwhile(tmp
         writer.put_nowait(rows([k]), drain=False)
     pending = writer._shard.commits.pending
 
-    class SettledMeanwhile(QueuedPut):
-        """Another thread gives the oldest write up at the very moment at which this one is woken."""
+    class SettledMeanwhile(Place):
+        """Another thread gives the oldest write up at the very moment at which this caller is woken."""
 
         def wake(self) -> None:
             pending.popleft()
 
     for item in pending:
-        item.put = SettledMeanwhile([], 0, writer._shard.columns.fitting.fit, False, 0.0)
+        item.put = QueuedPut([], 0, writer._shard.columns.fitting.fit, False, 0.0)
+        item.put.place = SettledMeanwhile()
     writer.abort()
     assert not pending
