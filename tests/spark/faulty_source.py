@@ -52,11 +52,14 @@ class FaultySink(StreamSink):
             raise OSError("the answer of the store was lost")
 
     def _turn(self, kind: str) -> int:
-        """How often this was reached, over all processes."""
-        directory = Path(self.directory)
-        made = directory / f"{kind}-{os.urandom(8).hex()}"
-        made.touch()
-        return sum(1 for name in os.listdir(directory) if name.startswith(kind))
+        """How often this was reached, over all processes and threads: no number is given twice, and none left out."""
+        number = 1
+        while True:
+            try:
+                (Path(self.directory) / f"{kind}-{number}").touch(exist_ok=False)
+                return number
+            except FileExistsError:
+                number += 1
 
 
 class FaultySource(MemWalSource):
