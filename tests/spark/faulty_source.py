@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 from collections.abc import Iterator, MutableMapping
@@ -53,13 +55,11 @@ class FaultySink(StreamSink):
 
     def _turn(self, kind: str) -> int:
         """How often this was reached, over all processes and threads: no number is given twice, and none left out."""
-        number = 1
-        while True:
-            try:
+        for number in itertools.count(1):
+            with contextlib.suppress(FileExistsError):
                 (Path(self.directory) / f"{kind}-{number}").touch(exist_ok=False)
-                return number
-            except FileExistsError:
-                number += 1
+                break
+        return number
 
 
 class FaultySource(MemWalSource):
