@@ -12,6 +12,7 @@ import pytest
 
 import lance_memwal as mw
 from lance_memwal.clock import SystemClock
+from lance_memwal.process.deadline import PATIENCE_SECONDS
 from lance_memwal.write.gate import WriteGate
 from tests.kit.writers import (
     BLOOM,
@@ -25,19 +26,24 @@ from tests.kit.writers import (
     in_thread,
     open_writer,
     rows,
+    wait_for,
     watched,
 )
 
 
 class HurryingClock(SystemClock):
-    """A clock that runs a thousand times as fast once a test says so."""
+    """A clock that skips time, or runs a thousand times as fast, once a test says so."""
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._skipped = 0.0
 
     def monotonic(self) -> float:
         now = super().monotonic()
-        return now if self._since is None else now + 1000 * (now - self._since)
+        return now + self._skipped + (0 if self._since is None else 1000 * (now - self._since))
+
+    def skip(self, seconds: float) -> None:
+        self._skipped += seconds
 
     def hurry(self) -> None:
         self._since = super().monotonic()
@@ -126,6 +132,43 @@ def test_nobody_waits_for_ever_at_a_gate_that_is_closed(wait: Callable[[WriteGat
         gives_up(clock, wait(gate), "still being moved or parked")
     leave.set()
     wait(gate).result()
+
+
+@pytest.mark.parametrize("durable_write", [True, False])
+def test_a_put_that_waits_for_room_gives_up_on_a_flush_that_hangs(tmp_path: Path, durable_write: bool) -> None:
+    store, location = watched(tmp_path)
+    clock = HurryingClock()
+    with open_writer(location, clock=clock, max_unflushed_memtable_bytes=1000, durable_write=durable_write) as writer:
+        writer.put(rows(range(100)))
+        held = store.hold("put_new", MANIFEST)
+        waiting = in_thread(lambda: writer.put(rows([1000])))
+        held.wait_reached()  # the waiting put froze the memtable
+        gives_up(clock, waiting, "nothing of shard .* was flushed.*nothing of it was written, retry")
+        held.open()
+        writer.put(rows([2000]))
+        assert {1000, 2000} & set(everything(writer, tmp_path)) == {2000}
+
+
+def test_a_put_waits_for_room_for_as_long_as_flushes_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, location = watched(tmp_path)
+    clock = HurryingClock()
+    limits = {"max_unflushed_memtable_bytes": 20_000, "backpressure_log_interval_ms": 10}
+    with open_writer(location, clock=clock, **limits) as writer:
+        flushes = [store.hold("put_new", MANIFEST)]
+        for ids in (range(10), range(10, 5000)):  # each finds room, and the second fills more than there is
+            writer.put(rows(ids))
+            writer.force_seal_active()
+        waiting = in_thread(lambda: writer.put(rows([9000])))
+        for _ in range(2):
+            flushes[-1].wait_reached()
+            clock.skip(PATIENCE_SECONDS * 2 / 3)
+            looks = len(caplog.records) + 2
+            wait_for(lambda looks=looks: len(caplog.records) > looks or not waiting.running)
+            flushes.append(store.hold("put_new", MANIFEST))
+            flushes[-2].open()
+        flushes[-1].open()
+        waiting.result()
+        assert 9000 in everything(writer, tmp_path)
 
 
 LARGE = {"max_entry_bytes": 4000}

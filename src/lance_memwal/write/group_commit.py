@@ -323,13 +323,15 @@ class GroupCommit:
     def _wait_for_room(self, size_bytes: int, *, counted: bool = False) -> bool:
         """Wait (backpressure, a bulk write); returns whether the put is counted as one that waited (`counted`: it is already).
 
-        Room that was there may be gone when this returns. The lock is not held.
+        Room that was there may be gone when this returns. `UnavailableError` if nothing moves for longer than any flush
+        takes. The lock is not held.
         """
         health, limit = self._health, self._limits.max_unflushed_memtable_bytes
         interval = self._limits.backpressure_log_interval_ms / 1000
         started = now = self._clock.monotonic()
         next_warning = started + interval
         found_full = False
+        deadline, before = Deadline(self._clock), (self.held_bytes, self._times_alone)
         try:
             while True:
                 with health.lock:
@@ -339,6 +341,13 @@ class GroupCommit:
                     if self._has_room:
                         return counted
                     held = self.held_bytes
+                    if held < before[0] or self._times_alone != before[1]:
+                        deadline = Deadline(self._clock)
+                    before = held, self._times_alone
+                    deadline.refuse_passed(
+                        f"nothing of shard {self._log.shard_id} was flushed, and the put found no room; "
+                        "nothing of it was written, retry"
+                    )
                     found_full = found_full or held >= limit
                     if held >= limit and not counted:
                         counted = True
