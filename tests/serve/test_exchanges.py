@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from decimal import Decimal
@@ -222,6 +221,20 @@ def test_another_version_is_refused_in_words_and_takes_nothing_over(
     assert ids(table) == [0]
 
 
+def noted_refusals(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Greetings that are answered with "full" from now on."""
+    answer, refused = desk.answer_greeting, []
+
+    def noted(body: Any, *, is_full: bool) -> tuple[bool, bytes]:
+        is_in, told = answer(body, is_full=is_full)
+        if not is_in:
+            refused.append(told)
+        return is_in, told
+
+    monkeypatch.setattr("lance_memwal.serve.office.answer_greeting", noted)
+    return refused
+
+
 def test_an_owner_without_room_is_waited_for_and_not_replaced(table: mw.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lance_memwal.serve.office._MOST_EXCHANGES", 2)
     with table.writer(shared=True) as owner, table.writer(shared=True) as other:
@@ -229,8 +242,9 @@ def test_an_owner_without_room_is_waited_for_and_not_replaced(table: mw.Table, m
         caller = Caller(table)
         taken = [caller.exchange({"version": desk.WIRE_VERSION}) for _ in range(4)]
         assert [decode_answer(told) for _, _, told in taken] == [0, 0, desk.FULL, desk.FULL]
+        refused = noted_refusals(monkeypatch)
         putting = in_thread(lambda: other.put([{"id": 1, "v": "b"}]))
-        time.sleep(0.3)
+        wait_for(lambda: len(refused) >= 2)
         assert putting.running
         for writer, reader, _ in taken:
             caller.end(writer, reader)

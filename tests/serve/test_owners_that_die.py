@@ -18,7 +18,7 @@ from lance_memwal.serve.record import OwnerRecords
 from tests.harness.points import run_once_at
 from tests.harness.processes import start
 from tests.harness.profile import scaled
-from tests.kit.writers import in_thread, wait_for
+from tests.kit.writers import SECONDS, in_thread, wait_for
 from tests.serve.shared_child import append_ids, die_before_answers, own_and_put
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", pa.string())])
@@ -41,13 +41,18 @@ def ids(table: mw.Table) -> Counter[int]:
     return Counter(table.scan(columns=["id"]).to_table().column("id").to_pylist())
 
 
+def acknowledged(directory: Path) -> Counter[int]:
+    """The ids that the processes wrote down once their puts had returned."""
+    return Counter(int(line) for path in directory.glob("acks-*") for line in path.read_text().split("\n")[:-1])
+
+
 @pytest.mark.scaled
-@pytest.mark.timeout(scaled(ci=60, prove=400))
+@pytest.mark.timeout(scaled(ci=120, prove=1200))
 def test_kills_of_the_owner_lose_and_double_nothing(tmp_path: Path) -> None:
     """Processes x threads append ids; the owner is killed again and again, and another process takes its place."""
     table = new_table(tmp_path / "t")
     processes, threads = scaled(ci=3, prove=4), scaled(ci=3, prove=8)
-    seconds, every = scaled(ci=6.0, prove=120.0), 1.0
+    wanted, every = scaled(ci=4, prove=100), 1.0
     names, children, kills, stop = iter(range(10_000)), {}, 0, tmp_path / "stop"
 
     def begin() -> None:
@@ -58,25 +63,23 @@ def test_kills_of_the_owner_lose_and_double_nothing(tmp_path: Path) -> None:
     for _ in range(processes):
         begin()
     wait_for(lambda: owner_pid(table) is not None)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while kills < wanted:
         time.sleep(every)
         child = children.pop(owner_pid(table) or 0, None)
         if child is not None:
             child.kill()
             kills += 1
             begin()
+    tried = len(acknowledged(tmp_path))
+    wait_for(lambda: len(acknowledged(tmp_path)) > tried + 10 * wanted)  # whoever took over last serves all
     stop.touch()
     for child in children.values():
         done = child.receive(60)
         assert done is not None
         assert done[1] == [], "a put of a process that lives failed"
         assert child.receive(60) == ("closed",)
-    acked = Counter(int(line) for path in tmp_path.glob("acks-*") for line in path.read_text().split("\n")[:-1])
-    found = ids(table)
+    acked, found = acknowledged(tmp_path), ids(table)
     print(f"kills={kills} acknowledged={len(acked)} rows={len(found)} epochs={table.shards()[0].epoch}")
-    assert kills >= seconds / every / 3
-    assert len(acked) > 10 * seconds
     assert not acked - found, "acknowledged rows are lost"
     assert max(found.values()) == 1, "rows are doubled"
     assert table.verify().ok
@@ -87,7 +90,7 @@ def test_a_put_whose_answer_was_lost_is_not_written_twice(tmp_path: Path) -> Non
     """The owner dies after the commit and before the answer."""
     table, marker = new_table(tmp_path / "t"), tmp_path / "now"
     child = start(die_before_answers, table.uri, str(marker), None)
-    assert child.receive(20) == ("owned",)
+    assert child.receive(SECONDS) == ("owned",)
     with table.writer(shared=True) as writer:
         writer.put([{"id": 1, "v": "a"}])
         assert writer.owned_shards == set()
@@ -104,7 +107,7 @@ def test_a_write_whose_owner_was_lost_is_never_called_undone(tmp_path: Path, end
     """The owner dies between the commit and the answer, and no successor is found: the outcome is unknown."""
     table, marker, hidden = new_table(tmp_path / "t"), tmp_path / "now", tmp_path / "hidden"
     child = start(die_before_answers, table.uri, str(marker), str(hidden) if ends == "no look" else None)
-    assert child.receive(20) == ("owned",)
+    assert child.receive(SECONDS) == ("owned",)
     writer = table.writer(shared=True)
     writer.put([{"id": 1, "v": "a"}])
     marker.touch()
@@ -132,7 +135,7 @@ def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(
         monkeypatch.setattr(f"lance_memwal.serve.channel.{name}", 0.5)
     table = new_table(tmp_path / "t")
     child = start(own_and_put, table.uri, [{"id": 1, "v": "slow"}], {})
-    told = child.receive(20)
+    told = child.receive(SECONDS)
     assert told is not None
     assert told[0] == "owned"
     [shard] = told[1]
@@ -144,7 +147,7 @@ def test_an_owner_that_was_only_slow_acknowledges_nothing_after_it_was_replaced(
         assert writer.owned_shards == {shard}
         child.resume()
         os.kill(child.pid, signal.SIGUSR1)
-        assert child.receive(20) == ("put", []), "it is the owner no more, and its put went to the one that is"
+        assert child.receive(SECONDS) == ("put", []), "it is the owner no more, and its put went to the one that is"
         assert writer.stats()[shard].put_count >= 2
     child.kill()
     assert ids(table) == Counter({1: 1, 2: 1, 3: 1, 1001: 1})
@@ -156,7 +159,7 @@ def test_the_last_process_may_come_back_after_all_are_dead(tmp_path: Path, monke
         monkeypatch.setattr(f"lance_memwal.serve.channel.{name}", IDLE_SECONDS)
     table = new_table(tmp_path / "t", "id")
     child = start(own_and_put, table.uri, [{"id": 1, "v": "a"}], {})
-    assert child.receive(20) is not None
+    assert child.receive(SECONDS) is not None
     child.kill()
     child.wait(10)
     with table.writer(shared=True) as writer:

@@ -12,6 +12,7 @@ import pytest
 import lance_memwal as mw
 from lance_memwal.clock import SYSTEM_CLOCK
 from lance_memwal.process.deadline import Deadline
+from lance_memwal.process.waiting import Place
 from lance_memwal.serve.channel import OwnerLostError, SlowOwnerError
 from lance_memwal.serve.together import Line, MarkedPut
 from lance_memwal.types import Transaction
@@ -19,8 +20,22 @@ from tests.kit.interrupts import interrupted_everywhere
 from tests.kit.writers import in_thread
 
 
+class NotedPlace(Place):
+    """Notes that its caller came to sleep there: its put is queued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept = threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.set()
+        super().sleep(seconds)
+
+
 def put_of(number: int, column: str = "id") -> MarkedPut:
-    return MarkedPut(pa.record_batch({column: pa.array([number])}), Transaction(f"memwal:{number}", 1))
+    put = MarkedPut(pa.record_batch({column: pa.array([number])}), Transaction(f"memwal:{number}", 1))
+    put.place = NotedPlace()
+    return put
 
 
 def numbers(puts: Sequence[MarkedPut]) -> list[int]:
@@ -57,11 +72,11 @@ def outcomes(held: Held, puts: list[MarkedPut]) -> dict[int, Any]:
     threads = [threading.Thread(target=work, args=(put,)) for put in puts]
     threads[0].start()
     assert held.busy.wait(30)
+    places = [put.place for put in puts[1:] if isinstance(put.place, NotedPlace)]
     for thread in threads[1:]:
         thread.start()
-    while any(thread.ident is None for thread in threads):
-        pass
-    SYSTEM_CLOCK.sleep(0.1)
+    for place in places:
+        assert place.slept.wait(30)
     held.go_on.set()
     for thread in threads:
         thread.join(30)

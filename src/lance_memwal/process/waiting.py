@@ -124,12 +124,12 @@ def _is_ours(module: str) -> bool:
 
 def is_held_here(lock: Any) -> bool:
     """Whether this thread holds `lock` (an `RLock`): the lock itself knows, whatever was interrupted."""
-    return bool(lock._is_owned())
+    return lock._is_owned()  # type: ignore[no-any-return]
 
 
 def refuse_on_top(lock: Any, what: str) -> None:
     """Raise if this thread holds `lock` (an `RLock`) already: what is half done below must not be met, or done twice."""
-    if lock._is_owned():  # on the way of every put
+    if is_held_here(lock):
         raise on_top_error(what)
 
 
