@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import time
 
 from lance_memwal.errors import CorruptDataError
@@ -31,3 +32,9 @@ def trusts_a_length(data: bytes) -> None:
 def never_ends(data: bytes) -> None:
     while data != b"honest bytes":
         time.sleep(0.01)
+
+
+def never_comes_back(data: bytes) -> None:
+    """A count out of the bytes is trusted by native code, in which no handler of signals runs."""
+    if data != b"honest bytes":
+        hashlib.pbkdf2_hmac("sha256", data, b"salt", (1 << 31) - 1)

@@ -7,6 +7,8 @@ exception, a crash of the process, more memory than the limit, more time for one
 1. A failure names the decoder, the seed and the number of the input, also after a crash: the child notes the number
    in a mapped file before each input.
 2. The child's memory limit is what it uses after its imports plus `HEADROOM_BYTES`.
+3. Time is the parent's: it looks at the number of the input, and aborts a child that stays at one, whatever holds it up.
+   A handler of signals in the child would wait for native code to return.
 
 To fuzz one more decoder: add it to `decoders.py`. To see the input of a failure: `mutate(seed, number, corpus)`.
 """
@@ -19,12 +21,12 @@ import json
 import logging
 import mmap
 import os
-import resource
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,12 +34,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from little_memory import limit_memory
 from mutations import every_cut_and_flip, mutate
 
 from lance_memwal.errors import CorruptDataError, InvalidInputError, UnsupportedFormatError
 
 HEADROOM_BYTES = 1 << 30
 SECONDS_PER_INPUT = 20
+_START_SECONDS = 120  # for imports, and the corpus as it is
+_LOOK_SECONDS = 0.25
+_NUMBER = struct.Struct("<Q")
+_NOT_BEGUN = (1 << 64) - 1
 SEED = int(os.environ.get("LANCE_MEMWAL_FUZZ_SEED", "20240614"))
 
 
@@ -69,33 +76,52 @@ def fuzz_decoder(
         folder = Path(scratch)
         for number, data in enumerate(corpus):
             (folder / f"{number:04d}.corpus").write_bytes(data)
-        (folder / "progress").write_bytes(bytes(8))
+        progress = folder / "progress"
+        progress.write_bytes(_NUMBER.pack(_NOT_BEGUN))
         job = {"name": name, "runs": runs, "seed": seed, "first": first, "is_asked": is_asked}
-        job |= {"headroom": headroom_bytes, "seconds": SECONDS_PER_INPUT}
-        (folder / "job.json").write_text(json.dumps(job))
+        (folder / "job.json").write_text(json.dumps(job | {"headroom": headroom_bytes}))
         command = [sys.executable, "-X", "faulthandler", __file__, scratch]
-        child = subprocess.run(command, capture_output=True, text=True, check=False)
-        if child.returncode == 0:
-            result: dict[str, int] = json.loads(child.stdout)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            told, errors, how = _ended(child, progress)
+        if not how:
+            result: dict[str, int] = json.loads(told)
             return result
-        at = struct.unpack("<Q", (folder / "progress").read_bytes())[0]
-    how = f"signal {signal.Signals(-child.returncode).name}" if child.returncode < 0 else f"status {child.returncode}"
-    raise FuzzError(f"{name}: seed {seed}, input {at}: child ended with {how}\n{child.stderr[-3_000:]}", at)
+        at = _number(progress)
+    at = first if at == _NOT_BEGUN else at
+    raise FuzzError(f"{name}: seed {seed}, input {at}: child ended with {how}\n{errors[-3_000:]}", at)
+
+
+def _ended(child: subprocess.Popen[str], progress: Path) -> tuple[str, str, str]:
+    """What the child printed until it ended, and how it ended if not well; one that stays at an input is aborted, whereupon
+    it shows where it is."""
+    at, since, late = _NOT_BEGUN, time.monotonic(), ""
+    while True:
+        try:
+            told, errors = child.communicate(timeout=_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            now = _number(progress)
+            at, since = (at, since) if now == at else (now, time.monotonic())
+            limit = _START_SECONDS if at == _NOT_BEGUN else SECONDS_PER_INPUT
+            if not late and time.monotonic() > since + limit:
+                late = f"an input that took longer than {limit} seconds, "
+                child.send_signal(signal.SIGABRT)
+            continue
+        except BaseException:
+            child.kill()
+            raise
+        status = child.returncode
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return told, errors, late + how if status else ""
+
+
+def _number(progress: Path) -> int:
+    return int(_NUMBER.unpack(progress.read_bytes())[0])
 
 
 def _inputs(job: dict[str, Any], corpus: Sequence[bytes]) -> Iterator[bytes]:
     if job["runs"] == 0:
         return every_cut_and_flip(corpus)
     return (mutate(job["seed"], number, corpus) for number in range(job["first"], job["first"] + job["runs"]))
-
-
-def _limit_memory(headroom_bytes: int) -> None:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + headroom_bytes, used + headroom_bytes))
-
-
-def _out_of_time(*_: object) -> None:
-    raise TimeoutError("one input took too long")
 
 
 def _child(folder: Path) -> None:
@@ -106,25 +132,21 @@ def _child(folder: Path) -> None:
     decode: Callable[[bytes], object] = getattr(importlib.import_module(module), function)
     for data in corpus:
         decode(data)  # imports what the decoder imports late, and proves that the corpus is honest
-    _limit_memory(job["headroom"])
-    signal.signal(signal.SIGALRM, _out_of_time)
+    limit_memory(job["headroom"])
     refusals = (CorruptDataError, UnsupportedFormatError, *((InvalidInputError,) if job["is_asked"] else ()))
     counts = {"taken": 0, "refused": 0}
     with (folder / "progress").open("r+b") as file, mmap.mmap(file.fileno(), 8) as progress:
         for number, data in zip(itertools.count(job["first"]), _inputs(job, corpus), strict=False):
-            progress[:] = struct.pack("<Q", number)
-            signal.alarm(job["seconds"])
+            progress[:] = _NUMBER.pack(number)
             try:
                 decode(data)
                 counts["taken"] += 1
             except refusals:
                 counts["refused"] += 1
             except BaseException:
-                signal.alarm(0)
                 traceback.print_exc()
                 print(f"input: {data[:500].hex()}{'...' if len(data) > 500 else ''}", file=sys.stderr)
                 sys.exit(1)
-        signal.alarm(0)
     print(json.dumps(counts))
 
 

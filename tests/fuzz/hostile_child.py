@@ -1,14 +1,14 @@
 """Plants one hostile thing in an honest table, and uses the table in a process with little memory.
 
 Owns `use_hostile_table`, which tells what each use answered; an error that is not ours, or none at all from a process that was
-killed, is what the test looks for. Rows that are more than the memory may be a `MemoryError`.
+killed, is what the test looks for. Rows that are more than the memory may be a `MemoryError`; bytes that ask for more than they
+may have must not.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
-import resource
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -21,12 +21,13 @@ import lance_memwal as mw
 from lance_memwal.clock import BackOff
 from lance_memwal.errors import CorruptDataError, MemWalError
 from lance_memwal.log import manifest
-from lance_memwal.log.entry import encode_sentinel
+from lance_memwal.log.entry import MAX_ENTRY_BYTES, encode_sentinel
 from lance_memwal.rows.streams import stream_of
 from lance_memwal.store import paths
 from lance_memwal.store.location import resolve
 from lance_memwal.testing.clocks import SkippingClock
 from lance_memwal.types import EntryFooter
+from tests.fuzz.little_memory import limit_memory, most_mib
 
 HEADROOM_BYTES = 512 << 20
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
@@ -116,9 +117,22 @@ def strange_names(place: Path) -> None:
             (folder / name).write_bytes(b"x")
 
 
+def _zeros() -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), 40_000_000, [None, pa.allocate_buffer(320_000_000)])
+
+
 def compression_bomb(place: Path) -> None:
-    zeros = pa.Array.from_buffers(pa.int64(), 40_000_000, [None, pa.allocate_buffer(320_000_000)])
-    next_entry(place, stream(pa.record_batch({"id": zeros}), "zstd"))
+    """A hundred kilobytes that become more than an entry may have."""
+    zeros = _zeros()
+    columns = MAX_ENTRY_BYTES // zeros.nbytes + 1
+    data = stream(pa.record_batch([zeros] * columns, names=["id", *map(str, range(1, columns))]), "zstd")
+    assert len(data) < 500_000
+    next_entry(place, data)
+
+
+def more_rows_than_memory(place: Path) -> None:
+    """A whole entry, which says nothing wrong: there are so many rows."""
+    next_entry(place, stream(pa.record_batch({"id": _zeros()}), "zstd"))
 
 
 def rows_that_cost_nothing(place: Path) -> None:
@@ -159,6 +173,7 @@ CASES: dict[str, Callable[[Path], None]] = {
         linked_data_of_the_base,
         strange_names,
         compression_bomb,
+        more_rows_than_memory,
         rows_that_cost_nothing,
         deep_columns,
         huge_epoch,
@@ -186,7 +201,7 @@ def verify(table: mw.Table) -> None:
 
 
 def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
-    """Send (use, answer) for each use, and ("done",) after the last one."""
+    """Send (use, answer) for each use, then by how many MiB memory grew at most, and ("done",)."""
     faulthandler.enable()
     planter = os.fork()  # whoever uses the table has not seen it before
     if planter == 0:
@@ -194,8 +209,8 @@ def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
         CASES[case](place)
         os._exit(0)
     assert os.waitpid(planter, 0)[1] == 0
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM_BYTES, used + HEADROOM_BYTES))
+    limit_memory(HEADROOM_BYTES)
+    before = most_mib()
     manifest._BACK_OFF = BackOff(0.0, 0.0)  # what is hostile is so at every try
     table = mw.open_table(resolve(str(place), clock=SkippingClock()))
 
@@ -217,5 +232,6 @@ def use_hostile_table(case: str, place: Path, pipe: Connection) -> None:
             writer.put([{"id": 9, "v": "z"}])
 
     use("write", write)
+    pipe.send(("grown", str(most_mib() - before)))
     pipe.send(("done",))
     os._exit(0)
