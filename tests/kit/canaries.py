@@ -1,4 +1,8 @@
-"""Credentials that are looked for wherever somebody is told something."""
+"""Credentials that are looked for wherever somebody is told something.
+
+Owns `CANARY`, its `SPELLINGS` and `refuse_canaries`. Base64 spells a text in three ways, by how many bytes come before it, and
+hides its ends: of each way those letters are looked for that depend on nothing around.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,15 @@ import base64
 from collections.abc import Iterable
 
 CANARY = "CaNaRy7f3a"
-SPELLINGS = (CANARY, base64.b64encode(CANARY.encode()).decode()[:10])
+
+
+def _as_base64(before: int) -> str:
+    """The letters of the canary in base64, with so many bytes in front of it; those that share bits with others left out."""
+    letters = base64.b64encode(bytes(before) + CANARY.encode()).decode()
+    return letters[-(-before * 8 // 6) : (before + len(CANARY)) * 8 // 6]
+
+
+SPELLINGS = (CANARY, *map(_as_base64, range(3)))
 CREDENTIALS = {
     name: f"{CANARY}-{name}"
     for name in (
