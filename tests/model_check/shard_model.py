@@ -644,7 +644,7 @@ def _leaving(world: World, number: int, process: Process) -> World:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What was walked, and what was found."""
+    """What was walked, and what was found; one that is not whole says nothing of the worlds that are far."""
 
     worlds: int
     broken: Broken | None = None
